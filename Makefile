@@ -36,7 +36,7 @@ help:
 	@echo "make results-questions make or continue results/questions: four questions per cache, embedded model; an hour"
 	@echo "make results-reader    make or continue results/reader: twelve methods on pages, the fetched reader; hours (-entries: single entries)"
 	@echo "make results-streams   make or continue results/streams: facts by age in streams with a hard cap, embedded model; half an hour"
-	@echo "make results-questions-real  the same on pretrained weights, in runs/questions_real; hours"
+	@echo "make results-questions-real  the same on pretrained weights; hours"
 	@echo "make results-real      make or continue results/real: pretrained weights, English documents; hours"
 	@echo "make results-real-sinks  make or continue results/real_sinks: what the first entries are worth; an hour"
 	@echo "make results-real-efficiency  make or continue results/real_efficiency: times and bytes at three lengths; an hour on a quiet machine"
@@ -256,8 +256,9 @@ results-streams: $(STAMP)
 # The same on pretrained weights, hours on two cores.
 results-questions-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model smollm2_135m_q4_1
-	$(BIN)/python -m mmkv_bench experiment=questions out=runs/questions_real
-	$(BIN)/python -m mmkv_bench tables runs/questions_real --questions
+	$(BIN)/python -m mmkv_bench experiment=questions
+	$(BIN)/python -m mmkv_bench tables results/questions_real --questions > results/questions_real/tables.md
+	$(BIN)/python -m mmkv_bench pack $(PACK) results/questions_real
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)

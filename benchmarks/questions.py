@@ -5,8 +5,8 @@
     python benchmarks/questions.py --model smollm2_135m_q4_1_english --weights pretrained --dataset questions_records
 
 Each document is asked one question, as if it had no other, and all of its questions, in turns. Compressing once means that all
-questions together prepare in at most 1.10 of the time that one takes; `query_aware` and `query_joint` prefill once a question
-and are shown beside. Preparing is everything but decoding: templates and pictures of all prompts, the tower, prefills, scores and
+questions together prepare in at most 1.10 of the time that one takes; `query_aware` prefills once a question
+and is shown beside. Preparing is everything but decoding: templates and pictures of all prompts, the tower, prefills, scores and
 selections. Time is CPU time of one thread. The first document is a warm-up. What a question costs by itself (its template, the
 processor's own work on its text) shows only in models as small as the embedded one.
 """
@@ -32,8 +32,8 @@ from mmkv_bench.generation.engine import Engine
 if TYPE_CHECKING:
     from mmkv_bench.evaluation.samples import Request
 
-ONCE = ("query_agnostic", "query_first", "query_generic")
-ANEW = ("query_joint", "query_aware")
+ONCE = ("query_agnostic", "query_first", "query_joint", "query_generic")
+ANEW = ("query_aware",)
 GOAL = 1.10
 """Preparing all questions of a document over preparing one, under protocols of `ONCE`."""
 

@@ -35,7 +35,7 @@ def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> s
 
 
 class Checksums:
-    """A cache of file checksums in one JSON file, written by rename: path -> the file's state, then its sha256."""
+    """A cache of file checksums in one JSON file, replaced by a rename: path -> the file's state and its sha256."""
 
     here: ClassVar[dict[str, list[Any]]] = {}
     """The checksums that this process has computed. They include those that may not be written to the cache, so that files

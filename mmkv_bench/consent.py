@@ -38,7 +38,7 @@ class CodeOfRowsError(ConfigError):
 
 @contextmanager
 def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
-    """Refuse to run files inside the block, except those with one of these checksums; for work on rows from strangers.
+    """Refuse to run files inside the block, except files with one of these checksums. For work on rows from strangers.
 
     Args:
         digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file

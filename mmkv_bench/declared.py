@@ -1,4 +1,4 @@
-"""Loader of YAML files: texts, columns and the command line, which stand beside modules, and configuration."""
+"""Loader of YAML files: configuration, and the texts, columns and command-line verbs declared in a file beside a module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Parse a YAML document. The C parser is used if it was built, because every command waits for this."""
+    """Parse a YAML document. The C parser is used if PyYAML has it, because every command waits for this."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()

@@ -1,3 +1,3 @@
-"""The former name of `mmkv_bench.api`; it goes with the next version."""
+"""The former name of `mmkv_bench.api`. The next version removes this module."""
 
 raise ImportError("mmkv_bench.door is now mmkv_bench.api; `from mmkv_bench import attach` and the like work as before")

@@ -65,13 +65,13 @@ _UNMAPPED = ("Memory mapping file failed", "annot allocate memory")
 
 
 class GenerationTimeout(MMKVError):
-    """A fork that ran past its time limit; its row gets status `timeout`."""
+    """An answer that took longer than its time limit. Its row gets status `timeout`."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that memory ran out. Python and numpy raise a class of its own, and the operating
-    system an errno. PyTorch has a class for devices only; its CPU allocator and its libraries raise a RuntimeError with
-    a text."""
+    """Tell whether an exception means that memory ran out. Python and numpy raise MemoryError, the operating system an OSError
+    with an errno. PyTorch has an exception class for devices only; its CPU allocator and its libraries raise a RuntimeError,
+    recognised by its text."""
     if isinstance(error, (MemoryError, OSError)):
         unmapped = any(words in str(error) for words in _UNMAPPED)
         return isinstance(error, MemoryError) or error.errno == errno.ENOMEM or unmapped
@@ -79,9 +79,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def check_output() -> None:
-    """Refuse a closed standard output; the first step of every command. Otherwise the next opened file, perhaps one of the
-    rows, would get the number of standard output, and with it whatever libraries print. A closed standard error is
-    replaced by a null device.
+    """Refuse a closed standard output, as the first step of every command. Otherwise the next opened file, perhaps one with rows,
+    would get the descriptor of standard output, and libraries would print into it. A closed standard error is replaced by the
+    null device.
 
     Raises:
         ConfigError: standard output was closed when the process began.
@@ -149,7 +149,7 @@ def first_line(error: BaseException) -> str:
 
 
 def own_line(error: BaseException, file: str) -> int | None:
-    """Return the last line number of a file in an exception's traceback, or None if the file does not occur."""
+    """Return the line number at which an exception's traceback last passes through a file, or None if it does not."""
     number, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:

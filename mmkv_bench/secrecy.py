@@ -40,8 +40,8 @@ def known_secrets() -> list[str]:
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
-    """Return the key of the first override that contains a secret in plain text, or None. A file of the job would store
-    the secret.
+    """Return the key of the first override that contains a secret in plain text, or None. Such an override is refused, because a
+    file of the job would store the secret.
 
     Args:
         overrides: `key=value`; a value with an interpolation is not a secret.
@@ -85,7 +85,7 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
 
 
 def _pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches any form of any secret, the longest first; None without secrets."""
+    """Return a pattern that matches any form of any secret and prefers longer ones; None without secrets."""
     forms = {form for secret in secrets if len(secret) >= SHORTEST for form in _forms(secret)}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 

@@ -187,7 +187,7 @@ class SessionReport:
 
 
 def counted(session: sessions.Session, compressor: Compressor, budget: Budget | None, protocol: str) -> SessionReport:
-    """Return the report of a session whose prompt of one row has just been reduced, with the counts of a single run."""
+    """Make the report of a session that has just compressed one prompt (batch size 1), counted as in the rows of a run."""
     prompt = session.prompt
     assert prompt is not None, "a prompt has just been reduced"
     length = prompt.length(0)
@@ -345,7 +345,8 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
 
 
 def _check(compressor: Compressor, family: Any) -> None:
-    """Refuse a method that this family cannot run, or that needs more than one prompt's prefill."""
+    """Refuse a method that this model family cannot run, or that needs more than the prompt's prefill (UnsupportedError), and
+    parameters that do not fit the model's layers (ConfigError)."""
     if compressor.needs.answer:
         raise UnsupportedError(
             f"method {compressor.name} reads the full cache's answer, which does not exist while a prompt is prefilled; "
@@ -366,7 +367,8 @@ def _check(compressor: Compressor, family: Any) -> None:
 
 
 class _OfFolder:
-    """`Calibrations` of a model, located by the folder of the model's config; opened when a part needs a calibration."""
+    """Finder of the calibration that a method reads for an attached model. The model is known only by the folder that its
+    config names; the folder is read when a calibration is needed."""
 
     def __init__(self, config: Any):
         self.path = str(getattr(config, "name_or_path", "") or "")

@@ -207,12 +207,12 @@ def _costs(request: PlotRequest, usual: Sequence[str]) -> list[Cost]:
 
 
 def _axes(request: PlotRequest, default: str) -> list[str]:
-    """Return the requested kinds of budgets, or `default`."""
+    """Return the kinds of budgets (`entries`, `fraction`) among the requested budgets; [default] if there are none."""
     return [name for name in request.budgets or () if name in AXES] or [default]
 
 
 def _numbers(request: PlotRequest) -> list[str]:
-    """Return the requested single budgets."""
+    """Return the requested budgets that are numbers, such as `64`, not kinds of budgets."""
     return [name for name in request.budgets or () if name not in AXES]
 
 

@@ -171,7 +171,7 @@ def evaluate(
 
 
 class _Printed:
-    """An object that Python and notebooks show in the form in which it prints."""
+    """Base class whose objects Python and notebooks display as `print` does."""
 
     def __repr__(self) -> str:
         return str(self)

@@ -1,4 +1,4 @@
-"""Calibration artefacts: measurements of a model as JSON files, from which parts of methods are built.
+"""Calibration artefacts: measurements of a model as JSON files, from which methods take parameters.
 
 An artefact has the fingerprint of its model, as rows do, so it is never used for other weights. It is plain JSON with a
 checksum over all other fields; nothing is unpickled.
@@ -48,7 +48,7 @@ class Artefact:
         samples: ids of the samples, in order; empty if released files were imported.
         settings: options of the command that affect the data.
         versions: package -> version.
-        data: JSON values that the part reads; the function that computes the values describes the keys.
+        data: JSON values that the method reads; the docstring of the function that computes them describes the keys.
         checksum: sha256 in hex over the canonical JSON of all other fields.
     """
 
@@ -117,7 +117,7 @@ def save(artefact: Artefact, path: Path) -> Path:
 
 
 def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Artefact:
-    """Load the artefact from which a part of a run is built.
+    """Load the artefact that a method of a run reads.
 
     Args:
         method: one of `METHODS`.
@@ -162,9 +162,10 @@ class Calibrations:
     """Artefacts of one model for the methods of a run. An artefact is read once; its checksum goes into rows.
 
     Attributes:
-        used: method -> checksum of the method's artefact in the form of rows, since the last call of `taken`.
-        seen: checksum -> description of the artefact's samples: `dataset`, number of `samples`, and `instruction`, if the
-            samples were selected by the length of their text.
+        used: method -> shortened checksum of the artefact that the method read since the last call of `taken`, as rows
+            store it.
+        seen: shortened checksum -> description of the artefact's samples: `dataset`, number of `samples`, and
+            `instruction`, if the samples were selected by the length of their text.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str):
@@ -174,7 +175,7 @@ class Calibrations:
         self._loaded: dict[tuple[str, str], Artefact] = {}
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return the data from which a part is built, and note the artefact in `used`; see `load`."""
+        """Return the data of a method's artefact, and record its checksum in `used`; see `load` for the arguments."""
         key = (method, str(spec))
         if key not in self._loaded:
             self._loaded[key] = load(method, spec, self.model_name, self.model_fingerprint)
@@ -231,7 +232,8 @@ def _readable(value: Any, depth: int = 0) -> str:
 
 @dataclass
 class StandIns:
-    """A model's calibrations for a dry run; a missing one is made up with the right shape and equal layers and heads.
+    """A model's calibrations for a dry run. A missing calibration is replaced by made-up data of the right shape, equal
+    for all layers and heads.
 
     Attributes:
         model, fingerprint: name and fingerprint of the model.

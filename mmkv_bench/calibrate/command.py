@@ -107,7 +107,7 @@ def imported_artefact(options: argparse.Namespace) -> Artefact:
 
 
 def _identity(source: Any) -> dict[str, Any]:
-    """Return the fields of an artefact that identify model and versions."""
+    """Return the artefact's fields that identify the model and the package versions."""
     fingerprint, revision = source.fingerprint()
     versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {

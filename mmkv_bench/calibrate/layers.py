@@ -1,4 +1,4 @@
-"""Read a model layer by layer in one forward pass; nothing larger than a layer's keys is kept in memory."""
+"""Read a model layer by layer in one forward pass; nothing larger than one layer's keys stays in memory."""
 
 from __future__ import annotations
 

@@ -35,10 +35,11 @@ QUANTILES = tuple(i / 20 for i in range(21))
 def prefix_shares(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Measure the kept shares ``R_l`` of one sample (arXiv 2412.03409, section 3.3, algorithm 1).
+    """Measure the fraction ``R_l`` of one sample's entries that PrefixKV keeps in each layer (arXiv 2412.03409, section
+    3.3, algorithm 1). Only a prefill is needed, no answer.
 
     Returns:
-        For every budget of `GRID` one share per layer. Only a prefill is needed, no answer.
+        For every budget of `GRID` a list of one fraction per layer.
     """
     prompt = encoded(loaded, sample)
 
@@ -70,7 +71,8 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 def head_sparsity(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[list[float]]:
-    """Measure S* of one sample (arXiv 2604.05887, equation 3) with the method's code: per layer one number per KV head."""
+    """Measure HybridKV's sparsity score S* in one sample (arXiv 2604.05887, equation 3), by the code of the method: per
+    layer one number per KV head."""
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
     prompt = encoded(loaded, sample)
@@ -107,7 +109,9 @@ def sparsity_threshold(
 def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
     """Return the elementwise mean ``[E]`` of the prompt, and the population standard deviations of prompt and answer.
 
-    states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt. A deviation is over all values of its tokens."""
+    states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt. Each deviation is taken over all values of all
+    its tokens together.
+    """
     prompt, answer = states[:length].double(), states[length:].double()
     return prompt.mean(0).tolist(), float(prompt.std(correction=0)), float(answer.std(correction=0))
 
@@ -115,7 +119,7 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 def state_moments(
     loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
 ) -> list[tuple[list[float], float, float]]:
-    """Measure `moments` of every layer's query projection input; the true answer follows the prompt."""
+    """Measure `moments` of the input of every layer's query projection, for a prompt followed by its reference answer."""
     prompt = encoded(loaded, sample)
     answer = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
     longer, types = with_answer(prompt.inputs, prompt.types, answer)
@@ -141,7 +145,8 @@ def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any
 
 
 class CalibrationMeasurement(NamedTuple):
-    """The calibration of one method: a function of a sample, a summary of all samples, and options that affect the data."""
+    """The functions that calibrate one method: `measure` one sample, `summarise` all samples; `options`: names of the
+    command's options that affect the data."""
 
     measure: Callable[[LoadedModel, Any, Mapping[str, Any]], Any]
     summarise: Callable[[Sequence[Any], Mapping[str, Any], int], dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Import calibrations that the papers' authors released: plain JSON, checked number by number.
+"""Import calibrations that the papers' authors released: plain JSON, every number of which is checked.
 
 PrefixKV (github.com/THU-MIG/PrefixKV, `confs/`) has one file per model and budget, a list of one evicted share per layer. The
 file's name ends with the evicted share of all entries (`..._0.9.json` keeps 10 %). SparseMM (github.com/CR400AF-A/SparseMM,

@@ -27,7 +27,8 @@ Cell = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class DatasetQuestion:
-    """One question of a dataset, in the form of a run. chat: messages. answer: the dataset's reference, "" for none."""
+    """One question of a dataset, as a run would ask it. chat: messages. answer: the dataset's reference answer, "" if
+    there is none."""
 
     sample_id: str
     chat: list[dict[str, Any]]
@@ -81,7 +82,7 @@ class Page:
 
 
 def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page, replays: bool = False) -> EncodedPrompt:
-    """Encode a sample's prompt. `replays` and the errors are those of `generation.encode.encode`."""
+    """Encode a sample's prompt. For `replays` and the errors see `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
     return encode(
@@ -112,7 +113,7 @@ def answer_ids(loaded: LoadedModel, sample: DatasetQuestion | Page) -> list[int]
 
 
 def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple[str, str, str, int]]:
-    """Return arguments of `page` for the first `count` samples, with the kinds in turn.
+    """Return the arguments of `page` for the first `count` samples, taking the kinds in turn.
 
     Raises:
         CalibrationError: the split is not allowed, or `count` is less than 1.
@@ -164,7 +165,7 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:
         path: a file, or a folder whose `*.txt` files are read in the order of their names.
 
     Raises:
-        CalibrationError: there is no text or too little, or `tokens` or `count` is less than 1.
+        CalibrationError: the text is missing or too short, or `tokens` or `count` is less than 1.
     """
     if tokens < 1 or count < 1:
         raise CalibrationError(

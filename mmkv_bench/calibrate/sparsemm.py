@@ -97,7 +97,8 @@ def layer_hits(
 
 
 def answer_cells(tokenizer: Any, page: Page) -> tuple[list[int], list[list[Cell]]]:
-    """Return the answer's token ids, and per token the cells of its characters; none for a token without characters.
+    """Return the answer's token ids, and for each token the page's cells that show its characters (an empty list for a token
+    without characters).
 
     Llama's tokenizers put a word mark before the answer, which may be a separate token. The offsets of that token span the first
     character, which belongs to the next token.
@@ -132,7 +133,8 @@ def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Sam
 def summarise(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
     """Summarise `measure` of all samples: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
 
-    If the family's crop hides answer tokens, ``"hidden": {"tokens", "of"}`` counts them among all with a known position.
+    If the family's crop hides answer tokens, ``"hidden": {"tokens", "of"}`` states their number and the number of all
+    answer tokens with a known position.
 
     Raises:
         CalibrationError: no visual token shows any answer token.

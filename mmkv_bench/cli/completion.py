@@ -13,7 +13,7 @@ _SHELLS = {name: Path(__file__).with_suffix(f".{name}") for name in ("bash", "zs
 
 
 def script(shell: str = "", *more: str) -> str:
-    """Return the script that a shell evaluates once.
+    """Return the script that enables completion when a shell evaluates it.
 
     Raises:
         ConfigError: there is no script for this shell.

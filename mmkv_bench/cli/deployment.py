@@ -44,7 +44,7 @@ def deployment_of(
 
     Args:
         peaks: results of a dry run, empty without one.
-        scores: folders of rows.
+        scores: folders with scored rows.
 
     Raises:
         ConfigError: a folder without scored rows.
@@ -87,7 +87,10 @@ def deployment_of(
 
 
 def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
-    """Return the option of a cell at a forecast's length and batch. peak: of a dry run; replaces the forecast's bytes."""
+    """Return the table row (option) of a cell at a forecast's length and batch.
+
+    peak: the cell's peaks of a dry run, whose bytes replace the forecast's.
+    """
     line = next(
         (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
     )
@@ -113,7 +116,9 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
 
 
 def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
-    """Return the passes of the plan's model in its folder, if all are of one device and that is the planned device."""
+    """Return the measured passes of the plan's model in its result folder. If they were not all measured on the planned device,
+    return none and a note.
+    """
     if not plan.out.is_dir():
         return {}, []
     given = forecasts.given
@@ -131,7 +136,7 @@ def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Settin
 
 
 def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int], Estimate]:
-    """Map cell and prompt length to the largest batch that passes of `batch=max` measured. Empty if they had another memory
+    """Map cell and prompt length to the largest batch that passes of `batch=max` measured. Empty if the passes had another memory
     limit than the planned one."""
     if plan.memory_limit not in (None, forecasts.given.memory) and forecasts.given.memory is not None:
         return {}

@@ -72,7 +72,9 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def _with_defaults(self, words: list[str]) -> list[str]:
-        """Add its default value to a flag that may stand alone, because argparse would take the following name for the value."""
+        """Write a flag whose value is optional as `flag=default` if no value follows. Otherwise argparse would take a name after
+        the flag for its value.
+        """
         optional = [action for action in self._actions if action.nargs == "?" and action.choices]
         alone = {flag: action for action in optional for flag in action.option_strings}
         pairs = zip(words, [*words, ""][1:], strict=True)
@@ -121,7 +123,7 @@ class Listed(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Append the values of one use."""
+        """Append the comma-separated values of one occurrence of the flag."""
         texts = [text for text in str(values).split(",") if text]
         if not texts:
             raise ConfigError(f"{option_string} has no value; write one, or several with commas: {option_string} a,b")
@@ -167,7 +169,7 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
-    """Return a verb's function and the parser of its words."""
+    """Return a verb's function and the parser of its arguments."""
     verb = VERBS[name]
     module, parser = import_module(f"mmkv_bench.cli.verbs.{verb['file']}"), Parser(name, verb["summary"])
     for argument, options in verb["arguments"].items():

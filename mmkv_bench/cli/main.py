@@ -76,7 +76,7 @@ def _refusal(error: BaseException) -> tuple[str, int] | None:
 
 
 def closed_output() -> None:
-    """Discard all further output. Python would flush it at the end."""
+    """Discard all further output, because its reader is gone. Otherwise Python would fail when it flushes output at exit."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 

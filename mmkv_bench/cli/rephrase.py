@@ -89,7 +89,7 @@ def joined(*sentences: str) -> str:
 
 
 def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words with `<key>` for each choice that does not exist, and one error message per such choice."""
+    """Replace each choice that does not exist by `<key>`. Return the words, and one error message per such choice."""
     from mmkv_bench.config.compose import compose
 
     known, errors = [], []
@@ -133,7 +133,9 @@ def _setting(word: str, value: str) -> str:
 
 
 def _choice(word: str) -> str:
-    """Return a name as the setting that has this choice, a number as a budget, and other words unchanged."""
+    """Turn a name into the setting that chooses it (`snapkv` into `method=snapkv`) and a number into a budget. Return other words
+    unchanged.
+    """
     if _BUDGET.fullmatch(word):
         return f"budget={word}"
     chosen = [f"{group}={name}" for group in _CHOICES for name in [canonical(group, word)] if name in options(group)]

@@ -82,7 +82,7 @@ class SlurmJob:
     devices: int = 1
 
     def __call__(self) -> None:
-        """Run. A failure becomes the exit code of the job."""
+        """Run the configuration. A failure becomes the exit code of the job."""
         code = guarded(self.overrides, self._work)
         if code:
             sys.exit(code)

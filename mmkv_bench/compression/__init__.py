@@ -1,1 +1,1 @@
-"""KV-cache compression: tensors only. Knows no configuration, dataset, file or model class."""
+"""KV-cache compression on tensors alone; nothing here depends on a configuration, dataset, file or model class."""

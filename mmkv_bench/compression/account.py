@@ -13,13 +13,14 @@ from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 @dataclass(frozen=True)
 class LayerAccount:
-    """Counts of one layer right after the reduction, before anything is fed [bytes].
+    """Byte and entry counts of one layer right after the prompt was reduced, before any further token is fed.
 
     Attributes:
         entries, reachable: int64 `[Hkv]` on the CPU, see `CompressedLayer`.
-        device, host: keys and values on the device and in host memory; metadata: positions, scales, minima, mean keys.
-        held: all tensors of the layer, wherever they are, slack and buffers included.
-        padding: the part of `held` that stands for no entry.
+        device, host: bytes of keys and values on the device and in host memory.
+        metadata: bytes of positions, scales, minima and mean keys.
+        held: bytes of all tensors of the layer, on the device and the host, free slots and buffers included.
+        padding: bytes of `held` that store no entry.
         read, moved: see `CompressedLayer.read_nbytes`, `moved_nbytes`; useful: `read` without padding.
     """
 
@@ -36,7 +37,7 @@ class LayerAccount:
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
-    """Count a layer of one sequence, before `fed` more prompt tokens are fed."""
+    """Count a layer of one sequence. fed: number of prompt tokens that are still to be fed."""
     entries, (device, metadata) = layer.entries()[0], layer.nbytes()
     padding, read = layer.padding_nbytes(), layer.read_nbytes(fed)
     positions = layer.positions if padding else None
@@ -59,7 +60,7 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
     """Count each row of a layer without a decode policy as if the row were stored alone; all rows are counted at once.
 
     Args:
-        slack: free slots that a row alone would have. fed: `fed` of each row, see `account`.
+        slack: number of free slots that a row would have if stored alone. fed: for each row, see `account`.
 
     Raises:
         ValueError: the layer has fewer free slots than `slack`.

@@ -1,4 +1,5 @@
-"""The registered attention function: the stock kernel, which sees a compressed cache through its mapped mask.
+"""The attention functions that are registered with transformers: its own kernels, called with a mask that is mapped to
+the slots of a compressed cache.
 
 `transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision
 tower keeps its implementation. A mask function is registered under the same names, because transformers makes no mask
@@ -29,7 +30,7 @@ GROUPED_FROM = 1024  # slots; fewer keys stay in a processor's cache however oft
 
 
 class Attention(Protocol):
-    """Interface of a model's attention module."""
+    """Attributes of a model's attention module that this package reads."""
 
     layer_idx: int
     scaling: float
@@ -99,11 +100,11 @@ def _eager(
 def _sdpa(
     module: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call transformers' `sdpa` without its copies of keys and values for the query heads of a group.
+    """Call transformers' `sdpa`, if possible without its copies of keys and values for the query heads of a group.
 
-    mask: `[B|1, Hq|Hkv|1, n, slots]`. With one query, the heads of a group become rows of one query, so that keys and
-    values are read once per KV head. This is done if there is one mask per KV head or for all (a fixed layer's), and
-    for long caches on a CPU, whose kernel would read them once per query head.
+    mask: `[B|1, Hq|Hkv|1, n, slots]`. A single query's heads of a group become rows of one query, so that keys and
+    values are read once per KV head. This needs one mask per KV head, or one for all heads (a fixed layer's). Without a
+    mask it is done for long caches on a CPU only, whose kernel would read them once per query head.
     """
     heads, new = key.shape[1], query.shape[2]
     groups = query.shape[1] // heads
@@ -157,7 +158,8 @@ def _around(base: str) -> Kernel:
 
 
 def register(base: str) -> str:
-    """Register the attention and mask functions around `base`; return the implementation's name.
+    """Register the attention and mask functions that wrap the implementation `base`; return the name they are
+    registered under.
 
     Raises:
         UnsupportedError: `base` is not supported.

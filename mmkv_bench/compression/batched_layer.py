@@ -14,8 +14,8 @@ from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 
 class BatchedLayer(CompressedLayer):
-    """One layer of several sequences that have all been shown equally many tokens: forks of a prompt, or prompts of one
-    length.
+    """One layer of several sequences that have all been shown the same number of tokens: forks of a prompt, or prompts
+    of one length.
 
     Each sequence's layer stores its own entries and sees its own row only, exactly as when it decodes alone.
 
@@ -89,12 +89,12 @@ def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
     """Return one cache with a row for each of several single-sequence caches, which are emptied.
 
     Layers are joined one by one, so that at most one layer is in memory twice. If lengths differ, shorter heads are
-    padded on the left, or stored back to back if the device can read them so. Layers with a decode policy's state stay
-    unchanged, side by side.
+    padded on the left, or stored back to back if the device can read them so. Layers with a decode policy's state are
+    not merged: a `BatchedLayer` holds them side by side.
 
     Args:
-        caches: all have been shown equally many tokens.
-        reserve: slots that will be appended (a policy's layer reserves its own).
+        caches: must all have been shown the same number of tokens.
+        reserve: number of slots that will be appended (a decode policy's layer has reserved them itself).
     """
     layers: list[Any] = []
     while caches[0].layers:

@@ -1,7 +1,7 @@
-"""The budget of a cache: entries per KV head, or a fraction of the prompt, never both.
+"""The budget of a cache: either entries per KV head, or a fraction of the prompt.
 
-An amount of bytes of all state becomes a number of entries once the model is known: the bytes left after full windows
-and recurrent states, divided by the bytes of one entry per KV head.
+A budget in bytes becomes a number of entries once the model is known: full windows and recurrent states are subtracted,
+and the rest is divided by the bytes of one entry per KV head.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ class StateCost:
 
     Attributes:
         entry: bytes of one entry per KV head, in all compressed layers.
-        beside: bytes of full windows and recurrent states.
+        beside: bytes of full windows and recurrent states, in the layers that are not compressed.
     """
 
     entry: int
     beside: int = 0
 
     def entries(self, nbytes: int, text: str) -> int:
-        """Return the entries per KV head that an amount of bytes leaves. Raises ConfigError if it leaves none."""
+        """Return the entries per KV head that fit into `nbytes` of state. text: the requested amount, for the message
+        of the ConfigError if none fit."""
         if (entries := (nbytes - self.beside) // self.entry) < 1:
             raise ConfigError(
                 f"budget={text} leaves no entry: windows and recurrent states of this model hold {self.beside:,} bytes and one "
@@ -65,8 +66,7 @@ class StateCost:
 class Budget:
     """A requested budget. `1` is one entry, `1.0` is everything; neither kind is ever converted into the other.
 
-    in_bytes: the text of a requested amount of bytes; `entries` is then the number of entries it leaves, and the
-    budget.
+    in_bytes: the text of a budget that was requested in bytes; `entries` is then the number of entries that it allows.
     """
 
     kind: Literal["entries", "fraction"]
@@ -130,7 +130,7 @@ class Budget:
 
     @property
     def asked(self) -> Fraction | None:
-        """The requested fraction of the prompt, exact; None for entries."""
+        """The requested fraction of the prompt, exact; None for a budget in entries."""
         return None if self.fraction is None else Fraction(self.fraction)
 
     @property
@@ -140,7 +140,7 @@ class Budget:
 
     @property
     def fraction_text(self) -> str | None:
-        """The exact decimal of a fraction budget, None for entries."""
+        """The exact decimal text of a fraction; None for a budget in entries."""
         return None if self.fraction is None else format(self.fraction, "f")
 
     def __str__(self) -> str:

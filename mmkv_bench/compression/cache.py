@@ -5,9 +5,9 @@ Masks and positions always use logical coordinates. Each layer has `positions`, 
 heads are padded on the left, so that a new token goes to the same last column of every head.
 
 Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter
-of its size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know how many tokens
-an answer can have reserve that many slots and never grow (the fork engine, and `generate_alone`); the default is for
-all others.
+of its size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know the longest
+answer (the fork engine, and `generate_alone`) reserve its slots, so their layers never grow; the default slack is for
+all other callers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class CompressedLayer(CacheLayerMixin):
         ragged: True when some slot is padding.
         seen: tokens that the layer has been shown, evicted ones included.
         fixed: the storage does not grow any more (`fixed_layer.py`).
-        back_to_back: the layer is read by a kernel that takes lengths (`varlen_layer.attend`).
+        back_to_back: attention reads the layer by a kernel that takes sequence lengths in place of a mask
+            (`varlen_layer.attend`).
     """
 
     is_sliding = False
@@ -94,7 +95,7 @@ class CompressedLayer(CacheLayerMixin):
 
     @property
     def capacity(self) -> int:
-        """Slots per head that are allocated, slack included."""
+        """Number of allocated slots per head, slack included."""
         return self._key_storage.shape[2]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -156,7 +157,7 @@ class CompressedLayer(CacheLayerMixin):
     def retain(
         self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
-        """Replace the stored entries by those that `reduce` makes of the slots `index`.
+        """Keep the slots `index` only, with keys and values as `reduce` returns them.
 
         Args:
             index: int64 `[B, Hkv, m]` slots to keep, ascending, padded on the left with -1.
@@ -193,9 +194,8 @@ class CompressedLayer(CacheLayerMixin):
             mask: `[B|1, 1, n, seen]` bool (True = visible) or additive float, or None when nothing is masked.
 
         Returns:
-            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head, or `mask` itself while
-                slot i
-            holds token i; None when every stored slot is visible to every query.
+            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot
+                i holds token i; None when every stored slot is visible to every query.
         """
         positions = self.positions
         if positions is None:
@@ -227,7 +227,8 @@ class CompressedLayer(CacheLayerMixin):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the kernel's output `[B, n, Hq, D]` (and its weights or None) over what `attend` returns."""
+        """Run the kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its attention weights (or
+        None)."""
         return kernel(query, *self.attend(query, key, value, mask))
 
     # ------------------------------------------------------------------ what decode policies override
@@ -237,18 +238,18 @@ class CompressedLayer(CacheLayerMixin):
         """Return what the attention kernel reads in place of (key, value, logical mask).
 
         Args:
-            query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: see `visible`.
+            query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: the logical mask, see `visible`.
 
         Returns:
-            Keys and values `[B, Hkv, slots, D]` and their mask `[B, Hq|Hkv|1, n, slots]`, or None.
+            Keys and values `[B, Hkv, slots, D]`, and their mask `[B, Hq|Hkv|1, n, slots]` or None.
         """
         return key, value, self.visible(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Accumulate scores or evict, in subclasses; called after the attention of every forward."""
+        """Do nothing; subclasses accumulate scores or evict here. Called after the attention of every forward."""
 
     def drop(self, slots: Tensor) -> None:
-        """Remove one slot of every head, int64 `[B, Hkv]`, in place; later slots move up by one."""
+        """Remove one slot of every head, int64 `[B, Hkv]`, in place; all later entries move one slot to the left."""
         batch, heads = slots.shape
         slot = torch.arange(self.stored - 1, device=self.device)
         index = slot + (slot >= slots[:, :, None].to(self.device))
@@ -263,8 +264,8 @@ class CompressedLayer(CacheLayerMixin):
     def _move(self, index: Tensor, right: bool = False) -> None:
         """Copy slot `index[..., j]` to slot j, int64 `[B, Hkv, m]`, block by block, so that no second cache is needed.
 
-        right: no `index[..., j]` is above j, and blocks are copied from the last to the first; otherwise none is below
-        j.
+        right: entries move to higher slots (no `index[..., j]` is above j), so blocks are copied from the last to the
+        first. Otherwise entries move to lower slots (none is below j).
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))
@@ -303,8 +304,8 @@ class CompressedLayer(CacheLayerMixin):
         return empty * (self.slot_nbytes + positions.element_size())
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes that attention reads when, `fed` tokens from now, one more token is decoded. They include the
-        token's own key and value, padding, and scales, minima and mean keys."""
+        """Return the bytes that attention reads to decode one token after `fed` further tokens. They include the token's
+        own key and value, padding, scales, minima and mean keys."""
         batch, heads = self._key_storage.shape[:2]
         return batch * heads * (self.stored + fed + 1) * self.slot_nbytes
 
@@ -380,10 +381,11 @@ class CompressedLayer(CacheLayerMixin):
 class CompressedCache(Cache):
     """A cache of `CompressedLayer`s, passed to a model as `past_key_values`.
 
-    Layers of the model that are not compressed (`states.py`) keep their places among them.
+    Layers of the model that are not compressed (`states.py`) are in the cache too, at their own indices.
 
     Attributes:
-        query_positions: `(cache, position_ids) -> position_ids` of a policy that reproduces wrong positions; else None.
+        query_positions: function `(cache, position_ids) -> position_ids` of a decode policy that reproduces a released
+            code's wrong positions; else None.
     """
 
     query_positions: Callable[[CompressedCache, Tensor], Tensor] | None = None
@@ -398,8 +400,8 @@ class CompressedCache(Cache):
         return cache
 
     def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
-        """Return a cache with the same kinds of layers: `compressed` in their order, and in the other places copies of
-        `others`, whose only sequence is repeated `rows` times."""
+        """Return a cache with this cache's kinds of layers: `compressed` in order, and copies of the layers `others`,
+        by index. rows: how often the only sequence of `others` is repeated."""
         rest = iter(compressed)
         layers = [
             states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0)) if i in others else next(rest)
@@ -414,7 +416,7 @@ class CompressedCache(Cache):
         return [layer for layer in self.layers if isinstance(layer, CompressedLayer)]
 
     def put(self, number: int, layer: CompressedLayer) -> None:
-        """Replace compressed layer `number`, counting the compressed layers only."""
+        """Replace one compressed layer. number: its index among the compressed layers."""
         self.layers[self.layers.index(self.compressed[number])] = layer
 
     @property
@@ -427,12 +429,13 @@ class CompressedCache(Cache):
         return {i: states.mapped(layer, torch.clone) for i, layer in self.states.items()}
 
     def put_states(self, others: Mapping[int, Any]) -> None:
-        """Replace the layers that are not compressed by copies of `others`."""
+        """Replace the layers that are not compressed by copies of `others` (index -> layer)."""
         for i, layer in others.items():
             self.layers[i] = states.mapped(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens seen; for the default layer, the number that the compressed layers have seen."""
+        """Return the number of tokens that a layer has seen; for the default index 0, that the compressed layers have
+        seen."""
         if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
             return layer.get_seq_length()
         length: int = super().get_seq_length(layer_idx)

@@ -1,4 +1,4 @@
-"""Positions of a stream's entries after an eviction: moved together, without gaps, up to the newest token."""
+"""New positions for a stream's entries after an eviction: consecutive, without gaps, up to the newest token."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Rope = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Compaction:
     """`stream.positions=compact`: kept keys are rotated to consecutive positions that end at the newest token's position.
 
-    The distance of a query to a key is then the distance of their places in the cache, as in StreamingLLM (arXiv
-    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the queries keep their positions and the entries
-    move up to them, which is equivalent for rotary attention and gives all heads the same numbers, whatever each of
-    them keeps. With several axes (M-RoPE), positions that no kept entry of the head has on any axis are left out on all
-    axes alike. So neighbours in a picture stay neighbours, and text is numbered as on one axis. Later tokens must be
-    behind earlier ones on every axis, as in pictures and text but not in the frames of some videos
-    (`generation/stream_reader.py` refuses those).
+    The distance of a query to a key is then the difference of their indices in the cache, as in StreamingLLM (arXiv
+    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the entries get positions that end at the newest
+    token's, and queries keep their positions. For rotary attention this is equivalent, and queries have the same
+    positions in all heads, whatever each head keeps. With several axes (M-RoPE), a position that no kept entry of the
+    head has on any axis is removed from every axis. So neighbours in a picture stay neighbours, and text is numbered as
+    on one axis. A later picture or frame must have higher positions than everything before it on every axis. This holds
+    for pictures and text, but not for the frames of some videos, which `generation/stream_reader.py` refuses.
 
     Keys are rotated by the difference, in float32, and rounded to the cache's dtype each time they move.
 
@@ -63,7 +63,7 @@ class Compaction:
 
 
 def _consecutive(positions: Tensor, newest: int) -> Tensor:
-    """Renumber `[axes, m]` in their order, without gaps, so that the largest is `newest`."""
+    """Renumber positions `[axes, m]` in their order, without gaps, so that the largest becomes `newest`."""
     values, rank = positions.unique(return_inverse=True)
     return rank + (newest + 1 - len(values))
 

@@ -35,7 +35,7 @@ class OverBudgetError(MMKVError):
 
 
 class Eviction(NamedTuple):
-    """The four parts that an evicting method needs."""
+    """The four parts that a method needs to evict: scorer, allocator, selector and reducer."""
 
     scorer: Scorer
     allocator: Allocator
@@ -45,13 +45,14 @@ class Eviction(NamedTuple):
 
 @dataclass(frozen=True)
 class Compressor:
-    """One composed method. Without a scorer nothing is scored and nothing is evicted: this is `full`, or, with a decode
-    policy that quantises, a method whose size follows from its bits and that has no budget.
+    """One composed method. Without a scorer nothing is evicted: the method is `full`, or, with a decode policy that
+    quantises, a method without a budget whose size follows from its bits.
 
     Attributes:
         name: the name that tables show.
-        reading: `paper`, or `released` for what the released code does; only the latter may exceed a budget.
-        decoding: what happens to the kept entries while the answer is decoded; None: they stay, new entries are
+        reading: `paper`, or `released` for what the released code does. A budget that only a released code exceeds is
+            refused under `paper`.
+        decoding: the policy for the kept entries while the answer is decoded; None: they stay, and new entries are
             appended.
     """
 
@@ -113,7 +114,7 @@ class Compressor:
     def exceeds(self) -> bool:
         """True if more than the budget may be kept.
 
-        A released code may do this, which is refused outside of `reading=released`, or a paper's formula
+        Either a released code does this, which is refused outside of `reading=released`, or a paper's own formula does
         (`exceeds_as_printed`).
         """
         return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
@@ -126,11 +127,12 @@ class Compressor:
 
     @property
     def falls_short(self) -> bool:
-        """True if less than the budget may be kept of a longer prompt."""
+        """True if fewer entries than the budget may be kept, although the prompt is longer."""
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     def check_no_answer(self, protocol: str) -> None:
-        """Raise UnsupportedError if scores need the answer, because an answer belongs to one question of a document."""
+        """Raise UnsupportedError if scores need the answer: under this protocol a document has several questions and
+        answers."""
         if self.needs.answer:
             raise UnsupportedError(
                 f"protocol={protocol} compresses a document for other questions than the answered one, but "
@@ -138,7 +140,8 @@ class Compressor:
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError if the method does more than evict; the protocol of that name could not repeat it."""
+        """Raise UnsupportedError if the method does more than evict entries, which the given protocol could not
+        repeat."""
         decoding, reducer, why = self.decoding, self.reducer, None
         if self.resamples:
             why = "evicts nothing"
@@ -157,7 +160,8 @@ class Compressor:
             )
 
     def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
-        """Raise UnsupportedError if layers that are not compressed cannot follow the method or the protocol.
+        """Raise UnsupportedError if the method or the protocol needs what a model's sliding or recurrent layers cannot
+        do, such as returning to an earlier state.
 
         Args:
             owner: name of the model or family, for messages.
@@ -193,7 +197,8 @@ class Compressor:
 
     @property
     def version(self) -> int:
-        """Version of the method's numbers, from 1; raised by every part whose numbers changed (`Scorer.method_version`).
+        """Version of the method's results, from 1; each part whose results were changed raises it
+        (`Scorer.method_version`).
 
         The version is a sum, so that a later change of one part shows, whatever the versions of the others.
         """
@@ -201,7 +206,7 @@ class Compressor:
         return 1 + sum(part.method_version(self) - 1 for part in parts if part is not None)
 
     def version_at(self, budget: Budget | None) -> int:
-        """Return the `version` of a cell with this budget: one more for a fraction, if the allocator reads the fraction."""
+        """Return the `version` for this budget: one more if the budget is a fraction and the allocator reads the fraction."""
         fraction = budget is not None and budget.asked is not None
         return self.version + (fraction and self.allocator is not None and self.allocator.reads_fraction)
 
@@ -223,12 +228,12 @@ class Compressor:
         return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return further fallbacks, known once the budget was divided."""
+        """Return further fallbacks, which are known only after the budget was divided."""
         return () if self.unbudgeted or context.length <= context.budget else self.eviction.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
-        """Return the scorer's `[Hkv, T]` of one layer, for a budget of `entries` per KV head: float32, float64, or rounded
-        to the model's half precision if the scorer does so.
+        """Return the scores `[Hkv, T]` of one layer for a budget of `entries` per KV head, checked: float32, float64, or
+        the model's half precision if the scorer rounds to it.
 
         Raises:
             ScoreError: the score has another shape or dtype.
@@ -245,7 +250,7 @@ class Compressor:
         return score
 
     def observed_fallbacks(self, observation: Observation, entries: int, seed: int) -> tuple[str, ...]:
-        """Return further fallbacks of one layer, known from its scores."""
+        """Return further fallbacks of one layer, which are known only from its scores."""
         return self.eviction.scorer.observed_fallbacks(self._seen(observation, entries, seed), entries, seed)
 
     def summary(self, observation: Observation, entries: int, seed: int) -> Tensor | None:
@@ -261,7 +266,8 @@ class Compressor:
         return observation.seen_by(scorer, scorer.needs, scorer.key(entries, observation.length), seed)
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """Return further fallbacks, known once the full cache has answered."""
+        """Return further fallbacks, which are known only after the full cache has answered. steps: tokens fed after the
+        prefill."""
         return self.eviction.scorer.answer_fallbacks(steps) if self.needs.answer else ()
 
     def select(
@@ -283,14 +289,14 @@ class Compressor:
             scores: per layer float32 or float64 `[Hkv, prefilled]`, at least T columns.
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
-            length: T, the tokens that C counts; None: as many as were scored.
+            length: T, the number of tokens that the budget applies to; None: as many as were scored.
             layers: the layers that `scores` belong to; n_layers: number of layers of the model.
             refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
                 candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
             order: `selector.order` of the candidates of all given layers, one below the other, if the caller already
                 has it: int64 `[len(scores) * Hkv, T - refed]`.
             summaries: layer -> what the allocator's `summary` returned for it (see `Context`).
-            asked: the fraction of T behind C, None for a budget in entries.
+            asked: the fraction of T that was requested as budget; None for a budget in entries.
 
         Returns:
             Per layer int64 `[Hkv, m]` kept token indices, ascending, padded on the left with -1.
@@ -327,8 +333,8 @@ class Compressor:
         return parts
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the entries per KV head that these layers may hold together; a division must not exceed the model's
-        budget."""
+        """Return the entries per KV head that these layers may hold together (`Allocator.allowance`), after checking
+        that all layers together stay within the budget."""
         allocator = self.eviction.allocator
         total = allocator.allowance(granted, candidates, range(n_layers), n_layers)
         if total > granted * n_layers:

@@ -20,7 +20,8 @@ class Context:
         types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
         summaries: layer -> what ``Allocator.summary`` returned. Scope "model": all layers; scope "layer": the layers so
             far, so that an allocator can recompute what it carried from layer to layer.
-        asked: the requested fraction of T, of which C is the whole part; None for a budget in entries.
+        asked: the fraction of T that was requested as budget (C is its product with T, rounded down); None for a budget
+            in entries.
     """
 
     budget: int

@@ -42,7 +42,8 @@ class FixedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer on the storage of another one, not fixed yet; the other layer's lengths do not change."""
+        """Return a layer, not fixed yet, that shares the storage of another layer and does not change that layer's
+        lengths."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -84,7 +85,7 @@ class FixedLayer(CompressedLayer):
         """Count the padding slots at the left of each head, int64 `[B, Hkv]`; None if there are none.
 
         Args:
-            pads: padding tokens of each prompt of the batch; they are stored if nothing was evicted.
+            pads: number of padding tokens of each prompt of the batch, which are stored if nothing was evicted.
         """
         batch, heads = self._key_storage.shape[:2]
         if (positions := self.positions) is not None:
@@ -102,7 +103,11 @@ class FixedLayer(CompressedLayer):
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
     def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
-        """Move into `room` and freeze. padding: as in `room`; either all layers of a cache have padding, or none."""
+        """Move the entries into the tensors of `room` and stop growing.
+
+        padding: number of padding slots of each head (`padding()`), or None; it must be None for all layers of a cache
+        or for none.
+        """
         stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
         if (places := self._position_storage) is not None:  # tokens come in order: positions of free slots are known
             self._position_storage = places.new_empty(*places.shape[:2], slots)
@@ -128,7 +133,7 @@ class FixedLayer(CompressedLayer):
         self.fixed = True
 
     def _mark(self) -> None:
-        """Mark tensors whose address is stable and dimensions that may change, for the compiler."""
+        """Tell the compiler which tensors have stable addresses and which dimensions may change."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
         further = [tensor for tensor in (self._first, self._starts) if tensor is not None]
@@ -141,7 +146,7 @@ class FixedLayer(CompressedLayer):
 
         Raises:
             UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there
-                `index_copy_` itself refuses, and `get_mask_sizes` before it.
+                `get_mask_sizes`, which runs before the step, or `index_copy_` raises an error.
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -166,8 +171,8 @@ class FixedLayer(CompressedLayer):
         return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the capacity once the layer is fixed. The mask that transformers makes from it is not read: what a query
-        may see follows from lengths."""
+        """Return the capacity once the layer is fixed. The mask that transformers makes from this number is ignored: the
+        layer masks by lengths."""
         if not self.fixed:
             return super().get_mask_sizes(query_length)
         if not torch.compiler.is_compiling():
@@ -187,15 +192,15 @@ class FixedLayer(CompressedLayer):
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
-        """True if a kernel that takes lengths reads the entries.
+        """True if attention reads the entries by a kernel that takes lengths in place of a mask.
 
-        A mask would rule out kernels that divide one query's keys among all processors, and every free slot would be
-        read.
+        With a mask, every free slot would be read, and kernels that split one query's keys among all processors could
+        not be used.
         """
         return self.fixed and self._starts is not None
 
     def sequences(self) -> Sequences:
-        """Return what that kernel reads, new tokens included."""
+        """Return the storage in the form that the kernel of `varlen_layer.attend` reads, new tokens included."""
         rows, heads, slots, _ = self._key_storage.shape
         used = self._length.int().expand(rows * heads)
         if self._first is not None:
@@ -205,7 +210,8 @@ class FixedLayer(CompressedLayer):
         return Sequences(keys, values, self._starts, used.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:
-        """Return what each of the n newest tokens may see, bool `[B|1, Hkv|1, n, capacity]`."""
+        """Return the mask of the `new` newest tokens, bool `[B|1, Hkv|1, new, capacity]`, True for the slots that a
+        token may see."""
         slots = torch.arange(self.capacity, device=self.device)
         newest = self._length - new + torch.arange(new, device=self.device)
         visible = (slots <= newest[:, None])[None, None]
@@ -225,9 +231,9 @@ class FixedLayer(CompressedLayer):
 
 
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
-    """Freeze a cache of `FixedLayer`s, on storages of the pool. All layers get the same kind of mask, so that they are
-    traced alike. rounded: the slots of a layer are rounded up to a bucket, so that prompts of similar lengths share
-    storages."""
+    """Fix all layers of a cache of `FixedLayer`s, on storages of the pool. All layers get the same kind of mask, so
+    that the compiler traces one kind of layer. rounded: round the slots of a layer up to a bucket, so that prompts of
+    similar lengths share storages."""
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
     padding = [layer.padding(pads) for layer in layers]
@@ -241,9 +247,11 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
 
 
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
-    """Return a fixed cache with the content of another one. Layer by layer, the other cache's storages are released and
-    replaced by the new ones: afterwards it is a view of the new cache, and must not be used while that is fed. rounded:
-    see `fix`."""
+    """Return a fixed cache with the content of another one.
+
+    Layer by layer, the other cache's storages are released and replaced by the new ones. So the other cache becomes a
+    view of the new cache, and must not be used while that one is fed. rounded: see `fix`.
+    """
     if cache.states:
         raise UnsupportedError(
             "a compiled decode step reads one kind of layer, but this cache also has windows or recurrent "
@@ -278,8 +286,8 @@ class StorageShape:
 
 
 class LayerBuffers:
-    """The tensors of one layer, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, where padding
-    ends, and where heads begin."""
+    """The tensors that a fixed layer uses (see `FixedLayer`): keys and values `[B, Hkv, slots, D]`, the counts of
+    filled slots and of tokens seen, each head's first slot that is not padding, and each head's start."""
 
     def __init__(self, shape: StorageShape):
         self.keys, self.values = (
@@ -316,13 +324,15 @@ class _Set:
 
 
 class Pool:
-    """Sets of storages of one model."""
+    """A pool of storages of one model: a set of buffers, one per layer, is lent to a cache and reused by later
+    prompts."""
 
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the most recently used is last
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
-        """Lend a free or new set of storages to `user`, for as long as `user` lives."""
+        """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is
+        free."""
         wanted = tuple(shapes)
         made = self._free(wanted)
         if made is None and any(one.shapes == wanted for one in self._sets):
@@ -349,14 +359,14 @@ class Pool:
             return [LayerBuffers(shape) for shape in shapes]
 
     def _leave(self, limit: int) -> None:
-        """Drop free sets, the least recently used first, until the rest fits the limit of bytes."""
+        """Drop free sets, the least recently used first, until the free sets have at most `limit` bytes."""
         for one in [one for one in self._sets if one.free]:
             if sum(other.nbytes for other in self._sets if other.free) <= limit:
                 return
             self._sets.remove(one)
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors of all sets, used or not."""
+        """Return the tensors of all sets of storages, lent or free."""
         return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
 
     def clear(self) -> None:

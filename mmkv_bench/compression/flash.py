@@ -1,8 +1,8 @@
 """`attention=flash_attention_2`: functions of the flash-attn package behind our attention function.
 
-These functions take no mask. What a query may see follows from the order of slots: all slots of a head up to the
-query's own, aligned with the newest, except the padding on the head's left. So the logical mask of a forward only marks
-padding, `[B, 1, 1, seen]`, and nothing of the size queries times slots is made. The kernel itself is causal.
+These functions take no mask. The newest query belongs to a head's last slot, and each query sees the slots up to its
+own, except padding on the left. So the logical mask of a forward only marks padding, `[B, 1, 1, seen]`, and nothing of
+the size queries times slots is made. The kernel itself is causal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDEST_HEAD = 256
 
 
 def check(attention: str | None, place: torch.device | str, dtype: torch.dtype | str, compiled: bool = False) -> None:
-    """Refuse what flash-attn cannot do; any other attention passes.
+    """Refuse what flash-attn cannot do. Does nothing if `attention` is another implementation.
 
     Args:
         place: the model's device, and dtype: its precision; compiled: whether decode steps will be compiled.
@@ -78,8 +78,8 @@ def padding_mask(
         attention_mask: bool `[B, seen]`, False where a token is padding.
 
     Returns:
-        bool `[B|1, 1, 1, seen]`, False where a token is padding; None without padding, unless several tokens are fed to
-            a cache.
+        bool `[B|1, 1, 1, seen]`, False where a token is padding; None if there is no padding, unless several tokens are
+            fed to a cache that has entries.
 
     Raises:
         UnsupportedError: a mask that is not causal.
@@ -106,7 +106,7 @@ def attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend by flash-attn: each query sees the slots up to its own, the newest query all, but no padding on the left.
+    """Attend by flash-attn. Each query sees the slots up to its own, except padding on the left.
 
     Args:
         query: `[B, Hq, n, D]` of the n newest slots; key, value: `[B, Hkv, slots, D]`, read in place.

@@ -1,4 +1,5 @@
-"""torch, imported at the first use of one of its names: commands that compute nothing also import parts of methods."""
+"""torch, imported at the first use of one of its names, because commands that compute nothing also import parts of
+methods."""
 
 from __future__ import annotations
 

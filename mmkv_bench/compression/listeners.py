@@ -1,5 +1,5 @@
-"""Listeners of a session: `PrefillListener` compresses each layer of an observed prompt, `AnswerAttention` follows an
-answer."""
+"""Listeners of a session: `PrefillListener` compresses each layer of an observed prompt, `AnswerAttention` records the
+attention of an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ timed."""
 
 
 def untimed(name: str) -> AbstractContextManager[None]:
-    """Return a block that is not timed."""
+    """Return a context manager that does nothing, in place of a clock's phase."""
     return nullcontext()
 
 
@@ -41,7 +41,8 @@ class PrefillListener:
             fed.
         slot_nbytes: bytes of one head's key and value in the full cache; state_nbytes: bytes of layers that are not
             compressed.
-        fallbacks: per row, names of what could not be done; observed: those known from the layers' scores only.
+        fallbacks: for each row, names of what could not be done as configured; observed: the fallbacks that only the
+            layers' scores show.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PrefillListener:
         self.slot_nbytes = self.state_nbytes = 0
 
     def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
-        """Return the lengths of the prompt that the model received, all of which is prefilled."""
+        """Return the protocol's lengths for one row of the prompt; the model prefills all of its tokens."""
         length = prompt.length(row)
         return self.protocol.lengths(length, length if self.context is None else self.context)
 
@@ -126,7 +127,7 @@ class PrefillListener:
             self.accounts = {layer: self._accounts(prompt, compressed[layer]) for layer in self._kept}
 
     def _score_again(self, prompt: PromptBatch) -> None:
-        """Replace the scores by those of a replay."""
+        """Replace the scores by those that the scorer computes while the context is fed again."""
         if self.replay is None:
             raise UnsupportedError(
                 f"method {self.compressor.name} feeds the prompt again with an instruction, but here the "
@@ -195,7 +196,7 @@ class PrefillListener:
             target.forget(forgotten)
 
     def _accounts(self, prompt: PromptBatch, layer: CompressedLayer) -> list[LayerAccount]:
-        """Count each row by itself, without the padding of the batch."""
+        """Count bytes and entries of each row as if it were alone, without the batch's padding."""
         rows = len(prompt.pads)
         fed = [
             max(self.prompt_tokens or 0, prompt.total) - pad - self._lengths(prompt, row).candidates
@@ -206,7 +207,7 @@ class PrefillListener:
         return accounts(layer, layer.capacity - layer.stored, fed)
 
     def _types(self, prompt: PromptBatch, row: int) -> Tensor | None:
-        """Return the types of the tokens that C counts, int `[T]`."""
+        """Return the types of the tokens that the budget applies to, int `[T]`."""
         if prompt.token_types is None:
             return None
         return prompt.token_types[row, prompt.pads[row] :][: self._lengths(prompt, row).reduced]
@@ -217,7 +218,8 @@ class PrefillListener:
         return Context(entries, lengths.reduced, lengths.refed, self._types(prompt, row), summaries)
 
     def _reduce_row(self, prompt: PromptBatch, row: int) -> Reduce:
-        """Return the reducer for one row's candidates: without padding, and without a token that will be fed again."""
+        """Return the method's reducer, restricted to one row's candidates: padding and a token that will be fed again
+        are left out."""
         context, pad = self._context(prompt, row), prompt.pads[row]
         end, reducer = pad + context.candidates, self.compressor.reducer
 
@@ -265,13 +267,13 @@ class PrefillListener:
 
 
 class AnswerAttention:
-    """The attention of the full cache's answer, collected by a session: per layer, the softmax of every token fed after
-    the prefill over all entries that the token sees, summed over the tokens, prompt columns only, mean over the g query
-    heads of a KV head.
+    """The attention that the full cache's answer pays to each entry of the prompt, collected by a session.
 
-    The fed tokens depend on the protocol; they are those that would read a compressed cache: the answer's tokens but
-    the last, which is never fed, preceded under `strict` by the prompt's last token and under `query_agnostic` by the
-    question.
+    Per layer it is summed over all tokens fed after the prefill, and averaged over the g query heads of a KV head. Each
+    token's softmax runs over all entries that the token sees; only the prompt's columns are kept.
+
+    Those tokens would read a compressed cache. They are the answer's tokens except the last, which is never fed,
+    preceded under `strict` by the prompt's last token and under `query_agnostic` by the question.
 
     Args:
         length: T, tokens of the prompt (of the context under `query_agnostic`).
@@ -285,8 +287,8 @@ class AnswerAttention:
         self._mass: dict[int, Tensor] = {}
 
     def add(self, layer: int, query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None) -> None:
-        """Add one forward. query `[1,Hq,n,D]` rotated, of the last n of S tokens; key `[1,Hkv,S,D]`, all of them; sinks
-        `[Hq]`, see `Observation`.
+        """Add the attention of one forward. query: `[1,Hq,n,D]`, rotated, of the last n of S tokens; key: `[1,Hkv,S,D]`
+        of all S tokens; sinks: `[Hq]`, see `Observation`.
 
         Raises:
             UnsupportedError: a batch of several sequences, whose answers end at different times.

@@ -54,11 +54,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of a stream's tokens, known while the stream runs.
+    """The frame that each token of a stream belongs to.
 
     Attributes:
         number: int64 ``[T]``, the temporal patch (for Qwen-VL a pair of frames) that a token belongs to, -1 for text.
-        cell: int64 ``[T]``, the token's place within that patch, 0 for text. size: cells of a patch.
+        cell: int64 ``[T]``, the token's index within that patch, 0 for text. size: number of cells of a patch.
     """
 
     number: Tensor
@@ -70,9 +70,9 @@ class Frames:
 class Chunk:
     """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
 
-    query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's
-    input (after the input norm). cos, sin: [n,D] of this chunk, mrope already recomposed. reach: int64 [n] on the CPU, the last
-    of the S tokens that each token attends to; None: every token attends up to itself.
+    query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's input
+    (after the input norm). cos, sin: [n,D] of this chunk, with the axes of mrope already combined. reach: int64 [n] on the CPU,
+    the last of the S tokens that each token attends to; None: every token attends up to itself.
     """
 
     query: Tensor
@@ -87,9 +87,9 @@ class Chunk:
 class Observation:
     """One layer of one sequence: fed chunk by chunk with ``observe``, read after the last chunk.
 
-    Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is
-    gathered; reading anything else raises. One observation serves all methods of a run. Each scorer and allocator reads
-    it through a separate view (``seen_by``), so that no method depends on which others run beside it.
+    Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is gathered;
+    reading anything else raises. One observation serves all methods of a run. Each scorer and allocator reads it through a
+    separate view (``seen_by``), so that no method depends on which other methods run.
 
     Args:
         layer, layers: index of the layer, number of layers of the model.
@@ -145,8 +145,8 @@ class Observation:
         self.reach: Tensor | None = None
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
-        """Return a view of the layer for one reader, after the last chunk. What only others declared raises in this view,
-        and what others memoised is absent.
+        """Return a view of the layer for one reader, after the last chunk. Reading a statistic that only others declared
+        raises an error, and values that others memoised are absent.
 
         Args:
             part: the scorer or allocator, which outlives the observation. needs: what this part declared.
@@ -195,19 +195,27 @@ class Observation:
         self._shown += rows
 
     def go_on(self, held: int, rounds: int) -> None:
-        """Begin behind entries that are stored already: statistics are gathered from what follows.
+        """Start behind entries that are already stored, so that statistics cover only the tokens that follow.
 
         Args:
-            held: stored slots. rounds: number of earlier evictions, for random streams.
+            held: number of stored slots. rounds: number of earlier evictions, which seeds random streams.
         """
         self._seen = self._shown = held
         self._rounds = rounds
 
+    def begin_behind(self, context: Observation) -> None:
+        """Start with a copy of the statistics of `context`, the observed beginning that this prompt shares with other
+        prompts."""
+        for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
+            setattr(self, name, getattr(context, name))
+        self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
+        self._columns, self._pieces = context._columns, {name: [*one] for name, one in context._pieces.items()}
+
     # ---- between the chunks of a stream
 
     def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
-        """Return a view of the layer as if the prompt ended here, with the stored entries; scores of a stream read this
-        view.
+        """Return a view of the layer in which the prompt ends with the tokens seen so far and has the stored entries; a
+        stream's scorers read this view.
 
         Args:
             places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: their frames, if the stream
@@ -224,7 +232,8 @@ class Observation:
     def retain(self, index: Tensor) -> None:
         """Follow an eviction: only the stored slots in ``index`` int64 ``[Hkv,m]`` (ascending, without padding) are left.
 
-        Last queries are dropped if their own entries are not all left, so that an observation window stays causal.
+        The stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window
+        stays causal.
         """
         kept, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
         whole = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
@@ -346,7 +355,8 @@ class Observation:
 
     @property
     def column_sums(self) -> Tensor:
-        """``[Hkv,T]`` float32: column j holds the attention of all T queries to key j, summed over g heads."""
+        """``[Hkv,T]`` float32: number j is the attention of all T queries to key j, summed over queries and the g query
+        heads."""
         self._require(self.needs.column_sums, "column_sums")
         return self._complete(self._columns).clone()  # a copy, see `window_mass`
 
@@ -356,7 +366,7 @@ class Observation:
         return self._project_query(hidden.to(self._dtype))
 
     def rope(self, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin ``[m,D]`` at offsets behind the prompt's last token (1 = first decoded position)."""
+        """Return cos, sin ``[m,D]`` at offsets after the prompt's last token (1 = first decoded position)."""
         cos, sin = self._future_rope(offsets)
         return cos.to(self.device), sin.to(self.device)
 
@@ -367,8 +377,8 @@ class Observation:
     def generator(self, *salt: object, every_round: bool = True) -> torch.Generator:
         """Return a CPU generator seeded by SHA-256 of (salt..., identity, layer): equal on every device and in any order.
 
-        every_round: each eviction of a stream has a seed of its own; the first one's is that of a prompt with a single
-        eviction.
+        every_round: each eviction of a stream gets another seed; the seed of the first eviction equals that of a prompt
+        outside of a stream.
         """
         rounds = [self._rounds] if every_round and self._rounds else []
         text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])
@@ -376,13 +386,14 @@ class Observation:
         return torch.Generator().manual_seed(seed)
 
     def memo(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of ``make()``, computed once for this scorer in this layer, at its key and seed; read-only."""
+        """Return the value of ``make()``, computed once per layer for this reader and its key (``seen_by``). Callers must
+        not write to it."""
         return self.shared(("memo", *self._reader, name), make)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return a value like ``memo``, but shared by all methods of the run.
 
-        For this package's parts only, whose ``name`` includes everything that the value depends on.
+        Only for parts of this package: ``name`` must include everything that the value depends on.
         """
         if name not in self._memo:
             self._memo[name] = make()
@@ -392,7 +403,8 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """Join the pieces of all chunks along the token axis; a prompt prefilled at once is not copied."""
+        """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not
+        copied."""
         self._complete(self._key)
         pieces = self._pieces[name]
         if len(pieces) > 1:
@@ -412,7 +424,8 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Return the fallback of a method that keeps text before frames, if a head holds more text than its budget."""
+    """Return ``text_over_budget`` if a head holds more text tokens than the budget; for methods that keep text before
+    frames."""
     text = int((frames.number[obs.tokens] < 0).sum(-1).max())
     return ("text_over_budget",) if text > budget else ()
 
@@ -423,8 +436,8 @@ class Received:
 
     Attributes:
         embeds: ``[B, T, E]``, with visual features in place. position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
-        visual: bool ``[B, T]``, the tokens to whose hidden states features are added in the first layers (Qwen3-VL);
-            None if there are none. deepstack: per such layer ``[tokens, E]``.
+        visual: bool ``[B, T]``, True for tokens to whose hidden states the first layers add features (Qwen3-VL); None
+            if there are none. deepstack: per such layer ``[tokens, E]``.
     """
 
     embeds: Tensor
@@ -441,10 +454,12 @@ class PromptBatch:
         total: padded prompt length; pads: left padding of each row; cache: receives the entries.
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
         received: the text model's arguments, if a scorer needs a replay.
-        turn: number of a conversation's turn that is fed behind stored entries; 0 for a prompt.
+        context: an earlier batch whose tokens this batch begins with; its observations are copied in place of observing
+            these tokens again. None: there is none.
+        turn: index of the conversation's turn that is fed after stored entries; 0 for a prompt.
         reach: last token that each token of the newest chunk sees, see `reach.reach_of`.
         two_way: whether some token of the prompt sees later tokens.
-        rotations: cos and sin of positions behind each row; all layers of one chunk share them.
+        rotations: cos and sin of the positions after each row's last token; all layers of one chunk share them.
     """
 
     total: int
@@ -459,6 +474,7 @@ class PromptBatch:
     turn: int = 0
     reach: Tensor | None = None
     two_way: bool = False
+    context: PromptBatch | None = None
 
     def length(self, row: int) -> int:
         return self.total - self.pads[row]

@@ -1,4 +1,4 @@
-"""Checks of a part's parameters, with one wording for all parts."""
+"""Checks of parameters of scorers, allocators and other parts, so that all parts raise the same messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmkv_bench.errors import ConfigError, nearest
 
 @cache
 def _words(kind: type) -> dict[str, tuple[str, ...]]:
-    """Return field -> the strings that its `Literal` lists."""
+    """Map each field of a class that is typed as a `Literal` to the strings that it allows."""
     hints = get_type_hints(kind)
     listed = {field.name: get_args(hints[field.name]) for field in fields(kind)}
     return {name: words for name, words in listed.items() if words and all(isinstance(word, str) for word in words)}
@@ -26,13 +26,13 @@ def check_words(part: Any) -> None:
 
 
 def check_least(part: Any, least: int, unit: str, *names: str) -> None:
-    """Raise ConfigError for a parameter below `least` [unit]."""
+    """Raise ConfigError for a parameter below `least`. unit: unit of the parameter, for the message."""
     for name in names:
         if not getattr(part, name) >= least:
             raise ConfigError(f"{name} is {getattr(part, name)}; allowed: {least} or more {unit}".rstrip())
 
 
 def check_share(part: Any, name: str, whole: str) -> None:
-    """Raise ConfigError for a share outside of [0, 1]."""
+    """Raise ConfigError for a share outside of [0, 1]. whole: what it is a share of, for the message."""
     if not 0 <= getattr(part, name) <= 1:
         raise ConfigError(f"{name} is {getattr(part, name)}; allowed: a share of {whole}, 0 <= {name} <= 1")

@@ -13,11 +13,11 @@ def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
 
 
 def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return the position after which text behind prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1 if it is
-    shared).
+    """Return the positions after which the next text token of prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1
+    if all prompts share it).
 
-    transformers numbers text behind a video after the video's height and width, even if its time goes further, and the
-    answer after the text (`get_rope_index` of Qwen2.5-VL, `generate`).
+    For a prompt that ends in a video, this is the largest position of height and width, even if the positions of time are
+    larger, as in transformers (`get_rope_index` of Qwen2.5-VL). For a prompt that ends in text, it is that text's position.
 
     positions: position ids that the text model received; None: the default ones.
     """

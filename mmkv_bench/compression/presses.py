@@ -71,8 +71,8 @@ _OVERRIDES = {
 
 
 def load() -> ModuleType:
-    """Import and return the installed kvpress. Its import changes transformers' attention functions for all models of the
-    process. That change is undone, because only the library's masking needs it, and this package evicts entries.
+    """Import and return the installed kvpress. Importing kvpress changes transformers' attention functions for all models
+    of the process. The change is undone: only the library's masking needs it, but this package evicts entries.
 
     Raises:
         ConfigError: kvpress is not installed, or cannot be imported with this package's versions.
@@ -139,7 +139,7 @@ def refusal(library: ModuleType, name: str, cls: type) -> str | None:
 
 
 def _wraps(cls: type) -> bool:
-    """Tell whether a press wraps another one and passes the model on to it."""
+    """Tell whether a press takes another press as an argument."""
     return "press" in inspect.signature(cls).parameters
 
 
@@ -147,7 +147,8 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
     """Build the press of this name with these constructor arguments; a press inside it is built in the same way.
 
     Args:
-        where: name of the arguments in messages; inside: the press that this press is an argument of.
+        where: name of the arguments in messages; inside: name of the press that takes this press as an argument, if
+            any.
 
     Raises:
         ConfigError: an unknown press or argument, or arguments that the press does not take; UnsupportedError: a press
@@ -188,7 +189,7 @@ def _is_press(key: str) -> bool:
 
 
 def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """Return name and arguments of a press that is an argument."""
+    """Return the name and the arguments of a press that is given as an argument of another press."""
     if isinstance(value, str):
         return value, {}
     if isinstance(value, Mapping) and isinstance(value.get("press"), str):
@@ -201,8 +202,8 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all plain arguments of a press and of presses in it, defaults included; whole numbers given for real ones
-    become real."""
+    """Return all plain arguments of a press and of presses inside it, defaults included. Integers given for float
+    arguments become floats."""
     effective_args: dict[str, Any] = {}
     for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
         default = parameter.default

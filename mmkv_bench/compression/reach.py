@@ -41,7 +41,8 @@ def check_start(types: Tensor | None, start: int) -> None:
 
 
 def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor | None:
-    """Return the last token that each of the n newest tokens sees, int64 `[B, n]` on the CPU; None: every token itself.
+    """Return the last token that each of the n newest tokens sees, int64 `[B, n]` on the CPU; None: every token sees
+    tokens up to itself.
 
     Args:
         mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping

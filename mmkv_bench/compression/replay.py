@@ -1,8 +1,9 @@
-"""Replay: the context of a prefilled prompt is fed again behind itself, against its full cache, and dropped.
+"""Replay: feed the context of a prefilled prompt a second time, after the prompt and against its full cache, then drop
+it.
 
 The cache is not written to: each layer reads the stored entries and, during one forward, those of the fed tokens.
-Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. Fed tokens are
-numbered like an answer, with text positions on all axes, pictures too.
+Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. Fed tokens,
+also those of pictures, get the positions of an answer: text positions on all axes.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ fed again, rotated; S are the context's keys."""
 
 @dataclass(frozen=True)
 class ReplayText:
-    """Token ids around the tokens that are fed again.
+    """Token ids of the chat template and of instructions that surround the context when it is fed again.
 
     Attributes:
-        prefix: tokens of the chat template before the user's first text or picture; they are not fed again.
-        whole, part: instructions to repeat the context, and the part of it that begins with the tokens fed after the
-            instruction. Empty for a prompt made from tokens.
+        prefix: number of tokens of the chat template before the user's first text or picture, which are not fed again.
+        whole: instruction to repeat the context. Empty for a prompt made from tokens.
+        part: instruction to repeat the part of the context that begins with the tokens fed directly after the
+            instruction.
         tail: tokens that the chat template puts after a user's text.
     """
 
@@ -52,11 +54,12 @@ class Replay:
     """A context that can be fed again.
 
     Args:
-        text: the text model, with a session attached. words: token ids around the context.
-        prompt: prefilled, with its full cache. rule, lengths: its protocol, and its lengths under it.
+        text: the text model, with a session attached. words: token ids that surround the context.
+        prompt: the prefilled prompt, with its full cache. rule: its protocol. lengths: its lengths under this protocol.
 
     Attributes:
-        end: tokens of the context: what can be kept of the prompt, without the template's tail after a question.
+        end: number of tokens from the prompt's start to the context's end: the candidates, without the template's tail
+            after a question.
 
     Raises:
         UnsupportedError: several prompts at once.
@@ -81,8 +84,8 @@ class Replay:
 
     @torch.no_grad()
     def feed(self, chunk: int, read: Read) -> None:
-        """Feed the context again, `chunk` tokens at a time, each after an instruction and the template's end of a user's
-        turn."""
+        """Feed the context again, `chunk` tokens at a time, each chunk after an instruction and the tokens with which
+        the template ends a user's turn. read: called for every layer and chunk with queries and keys."""
         start, received = self.words.prefix, self.prompt.received
         assert received is not None, "the session keeps it where `needs.replay` is set"
         embed = self.text.get_input_embeddings()
@@ -133,8 +136,8 @@ class _Beside(CompressedLayer):
     """A layer that attends to the first entries of another layer and to the fed tokens, and stores neither.
 
     Args:
-        source: has all entries of its prompt. length: number of these entries to read. read: called with queries, keys
-            and their scaling.
+        source: the layer that has all entries of the prompt. length: number of its entries to read. read: function that
+            is called with queries, keys and the scaling factor.
     """
 
     def __init__(self, source: CompressedLayer, length: int, read: Callable[[Tensor, Tensor, float], None]):

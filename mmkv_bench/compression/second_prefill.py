@@ -27,7 +27,7 @@ class MaskedLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, None]:
-        """Attend in blocks of rows, because the mask of a whole prompt differs between heads and is quadratic."""
+        """Attend in blocks of rows, because the mask of a whole prompt would be of size T x T for every head."""
         step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))
         parts = []
         for start in range(0, query.shape[2], step):
@@ -38,8 +38,8 @@ class MaskedLayer(CompressedLayer):
         return torch.cat(parts, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
-        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`, of the kind of `mask`; bool if `mask`
-        is None."""
+        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`: additive if `mask` is additive, else
+        bool."""
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)

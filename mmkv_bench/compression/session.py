@@ -1,12 +1,13 @@
 """Attaching a compressor to an unmodified Hugging Face model.
 
 Three public extension points are used and nothing in a library is replaced: a registered attention function, cache
-layers of our own, and module hooks. After the context the model is exactly what it was before.
+layers of our own, and module hooks. After the ``with`` block the model is exactly what it was before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
@@ -59,7 +60,7 @@ class Session:
 
     Args:
         model: any supported `...ForConditionalGeneration` or causal language model, in eval mode.
-        listener: called when a layer and when a prompt is prefilled; None observes nothing.
+        listener: called after each layer, and after the last layer, of a prefill; None observes nothing.
         prompt_length: padded length of the next prompt. Needed only for chunked prefill; otherwise the first forward on
             an empty cache is the whole prompt.
         token_types: int `[B, T]` of the next prompt (0 text, 1 image, 2 video); derived from the input ids when None.
@@ -69,8 +70,9 @@ class Session:
         fixed: caches keep their capacity after the prefill, so that a decode step can be compiled
             (`compression/fixed_layer.py`); `reserve` then limits the answer. Has no effect while `answer` collects what
             each step attends to.
-        packs: heads with different lengths may be stored back to back if the device can read them so
-            (`compression/varlen_layer.py`); not if a fixed view of them will be decoded from, nor with attention=eager.
+        packs: heads with different lengths may be stored back to back, without padding, if the device can read them so
+            (`compression/varlen_layer.py`). Set it to False if a fixed view of the cache will be decoded from. It has
+            no effect with attention=eager.
 
     Raises:
         UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be
@@ -109,11 +111,11 @@ class Session:
 
     @property
     def has_states(self) -> bool:
-        """True if some layers are not compressed."""
+        """True if some layers have a window or a recurrent state, which is not compressed."""
         return len(self.full) < len(self.kinds)
 
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
-        """Refuse a method or protocol that layers with states cannot follow. Raises UnsupportedError."""
+        """Raise UnsupportedError for a method or protocol that sliding or recurrent layers of the model rule out."""
         if self.has_states:
             compressor.check_beside_states(type(self.model).__name__, rule, bool(self.readers))
 
@@ -188,10 +190,25 @@ class Session:
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
-        """Observe the tokens fed next to the filled cache of one sequence, until the cache has seen `total` tokens."""
+        """Observe the tokens that are fed next to a cache with entries of one sequence, until it has seen `total`
+        tokens."""
         self.expect(listener, None, identity)
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
+
+    def go_behind(
+        self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
+    ) -> None:
+        """Observe the rest of a prompt whose beginning, the context, was observed before and still has its entries in
+        the cache.
+
+        Args:
+            context: the session's `prompt` after the context was fed, as the first chunk of a longer prompt.
+            total: tokens of the whole prompt. types: int `[1, total]`.
+        """
+        self.expect(listener, types, identity)
+        self.cache, self._forgotten = context.cache, 0
+        self.prompt = replace(context, total=total, token_types=types, observations={}, rotations={}, context=context)
 
     # ------------------------------------------------------------------ hooks
     # A fixed cache is not observed: a compiled step traces these hooks, so nothing in them may change from step to step.
@@ -344,7 +361,8 @@ class Session:
         return self.listener
 
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
-        """Observe one layer's part of a prompt chunk; called by the attention function, which has post-RoPE Q."""
+        """Observe one layer's part of a prompt chunk; called by the attention function, which has the post-RoPE
+        queries."""
         prompt, index = self.prompt, self.full.index(module.layer_idx)  # scorers and listeners count compressed layers
         if self.answer is not None and (prompt is None or prompt.complete):
             self.answer.add(index, query, layer.keys, module.scaling, sinks_of(module))
@@ -355,6 +373,8 @@ class Session:
         cos, sin = self._of_both_halves(cos, sin)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
+            if prompt.context is not None:
+                prompt.observations[index][0].begin_behind(prompt.context.observations[index][0])
             if prompt.turn:
                 prompt.observations[index][0].go_on(layer.stored - query.shape[2], prompt.turn)
         start = layer.seen - query.shape[2]
@@ -419,14 +439,15 @@ class Session:
         )
 
     def _of_both_halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[..., R]` of all R rotated dimensions; gpt-oss gives only the first half, for both halves."""
+        """Return cos, sin `[..., R]` for all R rotated dimensions. gpt-oss's model gives only R / 2 values, which are
+        repeated."""
         frequencies = getattr(self.text.rotary_emb, "inv_freq", None)
         if frequencies is None or cos.shape[-1] != len(frequencies):
             return cos, sin
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def _future_rope(self, prompt: PromptBatch, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[m, D]` at offsets `[m]` behind the last token of a row (1 = first position after it)."""
+        """Return cos, sin `[m, D]` at offsets `[m]` after the last token of a row (1 = first position after it)."""
         positions = self.position_ids
         if positions is None:
             last = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)
@@ -486,9 +507,10 @@ def attach(
             (`compression/second_prefill.py`).
         seed: seed of stochastic scorers; options: arguments of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first (`query_agnostic`):
-            decode policies act on what comes after them.
+            decode policies act on the tokens after the prompt.
         answer: attention of the full cache's answer to this prompt, for scorers that need it; None: there is none.
-        context: tokens that C counts, for one prompt of which the model is given more than these tokens.
+        context: number of first tokens that the budget applies to, if the model is given more of the prompt than these
+            (one prompt only).
         phases: a clock's phases, entered when scoring, selecting and reducing begin.
         replay: token ids around a context that is fed again, for scorers that need it.
 

@@ -1,4 +1,5 @@
-"""Layers that are not compressed: transformers' sliding windows and recurrent states, beside compressed layers.
+"""Layers that are not compressed, in models that also have compressed layers: transformers' sliding windows and
+recurrent states.
 
 Both store a state of a whole sequence. They cannot forget a token by dropping slots, and `crop(-1)` of a recurrent
 state returns without any effect. A caller that feeds tokens again must restore a copy that was made before these
@@ -39,7 +40,7 @@ def check_layers(owner: str, config: Any) -> list[str]:
     """Return the kind of every layer of a text model's config.
 
     Raises:
-        UnsupportedError: a kind that is neither compressed nor kept unchanged, or no layer that can be compressed.
+        UnsupportedError: a layer's kind can be neither compressed nor kept unchanged, or no layer can be compressed.
     """
     kinds: list[str] = get_layer_types_and_kwargs(config)[0]
     known = {FULL, SLIDING, LINEAR} | ({READER} if getattr(config, "num_kv_shared_layers", 0) else set())
@@ -60,13 +61,13 @@ def readers(config: Any) -> dict[int, int]:
 
 
 def state_layer(config: Any, index: int) -> Any:
-    """Return an empty layer of transformers for a layer that is not compressed."""
+    """Return transformers' own empty cache layer for a layer that is not compressed. index: the layer's index."""
     kinds, arguments = get_layer_types_and_kwargs(config)
     return DYNAMIC_LAYER_TYPE_MAPPING[kinds[index]](**arguments[index])
 
 
 def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a layer whose tensors went through `change`; `torch.clone` makes a plain copy."""
+    """Copy a layer, with `change` applied to each of its tensors; `torch.clone` as `change` makes a plain copy."""
     made = copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
         for name in _PER_STATE:
@@ -87,7 +88,7 @@ def tensors(layer: Any) -> list[Tensor]:
 
 
 def beside(layers: Sequence[Any]) -> Any:
-    """Return one layer with the rows of several layers that have been shown equally many tokens."""
+    """Join several layers, which have been shown the same number of tokens, into one layer with all their rows."""
     parts = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
     return mapped(layers[0], lambda _: torch.cat(next(parts)))
 

@@ -21,7 +21,7 @@ _SEARCHED = 4096  # largest budget tried in the search for one that holds a meth
 
 
 class StreamLayer(CompressedLayer):
-    """A layer whose heads all have equally many entries, whatever the stream's length.
+    """A layer of a stream. All heads have the same number of entries.
 
     Masks are made over stored slots: every slot is older than the current chunk, so that a mask grows with the cap and
     the chunk, and not with the stream.
@@ -45,8 +45,8 @@ class StreamLayer(CompressedLayer):
 class StreamListener:
     """A listener that keeps at most `cap` entries in every KV head of every layer.
 
-    Scores are computed over the stored entries: those that stayed so far and the newest chunk. Statistics of queries
-    continue from chunk to chunk.
+    Scores are computed over the stored entries, which are the entries that stayed so far and the newest chunk's.
+    Statistics of queries continue from chunk to chunk.
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
@@ -55,7 +55,7 @@ class StreamListener:
         compaction: moves the entries that stay; None: they keep their positions.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
         rounds: chunks after which entries were evicted; evicted: evicted entries of all layers and heads.
-        fallbacks: fallbacks of layers, known from their scores.
+        fallbacks: names of what could not be done as configured, as the layers' scores showed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StreamListener:
         self.fallbacks: dict[str, None] = {}
 
     def is_full(self, layer: CompressedLayer) -> bool:
-        """Tell whether a layer holds more than it may after a chunk."""
+        """Tell whether a layer holds more entries than may stay after a chunk."""
         return self.asked > 0 or (self.cap is not None and layer.stored > self.cap)
 
     def layer_full(self, prompt: PromptBatch, layer: int, observation: Observation) -> None:
@@ -126,7 +126,7 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
     """Refuse methods that cannot run on a stream, and caps that cannot hold what a method protects.
 
     Raises:
-        UnsupportedError: the method needs what comes later, or may hold more than the cap in a KV head.
+        UnsupportedError: the method needs the whole prompt or later tokens, or may hold more than the cap in a KV head.
         ConfigError: a fraction of an unknown length, or a cap that is too small.
     """
     why = _unfit(compressor)

@@ -35,7 +35,8 @@ class VarlenLayer(CompressedLayer):
     Sequence `b * Hkv + h` is head h of row b; there are N of them.
 
     Attributes:
-        folded: storage is `[slots, D]`, positions `[slots]`; `keys`, `values` and `positions` are then padded copies.
+        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return
+            padded copies.
         stored: filled slots of the longest sequence.
     """
 
@@ -131,8 +132,8 @@ class VarlenLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ decoding
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens. Once folded, return only these: `attention` reads
-        the others in place."""
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens. Once folded, return only the new ones, because
+        `attention` reads all entries from the storage."""
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
         n_new = key_states.shape[2]
@@ -171,8 +172,8 @@ class VarlenLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError if a mask hides stored entries. Evicted entries are gone, so masks hide nothing, unless
-        questions of several lengths were padded."""
+        """Raise UnsupportedError if a mask hides stored entries. A mask does so only if questions of several lengths
+        were padded."""
         places = self.slot_positions().flatten(1)
         visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
         if bool((~visible & (places >= 0)).any()):
@@ -231,8 +232,8 @@ class VarlenLayer(CompressedLayer):
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
     def alone(self, row: int, slack: int) -> CompressedLayer:
-        """Return one row of a folded layer as it would be stored alone, with `slack` free slots. The result is a view for
-        counting only; its numbers are not in place."""
+        """Return a layer with the size that one row of a folded layer would have alone, with `slack` free slots per head.
+        It is a view for counting bytes: its slots do not contain the row's entries in order."""
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[row_heads]]
@@ -271,7 +272,7 @@ class Sequences(NamedTuple):
 
 
 def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
-    """Attend by the kernel: each query sees its own head's entries, up to its own slot.
+    """Attend by torch's `varlen_attn`: each query sees the entries of its head up to its own slot.
 
     Args:
         query: `[B, Hq, n, D]` of the n newest tokens. layer: its `sequences()` already include the new tokens.

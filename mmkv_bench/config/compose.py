@@ -140,7 +140,9 @@ FORKED = ("method", "budget", "seed", "protocol")
 
 
 def forked(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a multirun with its comma lists of `FORKED` keys as lists of one run."""
+    """Return the overrides of a multirun, in which comma lists (one job per value) of the keys `FORKED` become list values of a
+    single run.
+    """
     lists = []
     for override in map(parse, overrides):
         key, swept = override.get_key_element(), override.is_sweep_override()
@@ -193,10 +195,12 @@ def folders(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
-    """Return the keys and defaults that overrides may change. `folders` is left out, because `completed` fills it."""
+    """Return the keys that overrides may change, with their defaults for these choices. `folders` is left out, because
+    `completed` fills it.
+    """
     from omegaconf import OmegaConf
 
-    keys = OmegaConf.to_container(composed(choices, extra=extra), resolve=False)
+    keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
 
 
@@ -205,7 +209,7 @@ _Files = tuple[tuple[str, State], ...]
 
 
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """Compose with cached choices. The caller may change the result.
+    """Compose a configuration. The composition of `choices` is cached. The caller may change the result.
 
     Args:
         choices: overrides of groups and of the search path.
@@ -221,7 +225,7 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
 
     if any(text.startswith("hydra.") for text in values):
         return by_hydra((*choices, *values))
-    config = copy.deepcopy(_of_choices(tuple(choices), _files((conf_dir(), *map(Path, extra)))))
+    config = copy.deepcopy(_cached(choices, extra))
     try:
         for one in OverridesParser.create().parse_overrides(list(values)):
             OmegaConf.update(config, one.key_or_group, one.value(), merge=True, force_add=one.is_force_add())
@@ -230,7 +234,11 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
     return config
 
 
-@lru_cache(maxsize=16)
+def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
+    return _of_choices(tuple(choices), _files((conf_dir(), *map(Path, extra))))
+
+
+@lru_cache(maxsize=128)
 def _of_choices(choices: tuple[str, ...], files: _Files) -> DictConfig:
     return by_hydra(choices)
 

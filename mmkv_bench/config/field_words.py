@@ -1,4 +1,6 @@
-"""Common words of the field for names of this package, read from `field_words.yaml`, which explains each of its tables."""
+"""Words of other tools for keys, values and names of this package (`torch_dtype` for `model.dtype`), read from
+`field_words.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ def _synonyms(entries: Mapping[str, str]) -> dict[str, str]:
 
 
 def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Map each word to its answer."""
+    """Map each word to its answer: text for an error message that says what to type instead."""
     return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
 
 

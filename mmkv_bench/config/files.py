@@ -1,8 +1,8 @@
 """Files of config groups: their folders, the names they offer, and the content of each name.
 
-A model's file names, for each full-cache gate, a dataset and metric (or a group of datasets) and the table that prints its
-score: `{dataset: docvqa, metric: anls, printed: mmshift_table01}`. `as` is the paper's name of the model if this is ambiguous.
-A run's configuration has the whole gate: expected, tolerance, scale and source.
+A full-cache gate compares the score of `full` with a printed one. For each gate, a model's file names a dataset and metric (or a
+group of datasets) and the table that prints the score: `{dataset: docvqa, metric: anls, printed: mmshift_table01}`. `as` is the
+paper's name of the model if this is ambiguous. A run's configuration has the whole gate: expected, tolerance, scale and source.
 
 Files of a group that differ in a few values are one table (`conf/dataset/tables`). It has these keys: `template`, the common
 content of all members; `rows`, member to its own columns; `kinds`, columns that several rows share (a row names its kinds
@@ -33,6 +33,7 @@ TABLE_FOLDER = "tables"
 """Folder of a config group with its tables."""
 
 
+@cache
 def conf_dir() -> Path:
     """Return the folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
     package = Path(__file__).resolve().parents[1]
@@ -58,7 +59,12 @@ def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 def groups() -> tuple[str, ...]:
     """Return the config groups of `conf/`, sorted."""
-    folders = [d for d in conf_dir().iterdir() if d.is_dir() and d.name != TABLES]
+    return _groups(conf_dir())
+
+
+@cache
+def _groups(conf: Path) -> tuple[str, ...]:
+    folders = [d for d in conf.iterdir() if d.is_dir() and d.name != TABLES]
     return tuple(sorted(d.name for d in folders if next(d.glob("*.yaml"), None)))
 
 
@@ -79,7 +85,7 @@ def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[s
 
 
 def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return `content` from one folder, with files read by `load`; None if the folder lacks the name."""
+    """Return what `content` returns, but from one folder only, with files read by `load`. None if the folder lacks the name."""
     file = group / f"{name}.yaml"
     if not file.is_file():
         return _member(group, name)
@@ -161,10 +167,10 @@ TITLES = {
 
 
 def filled(model: str, gates: Any) -> Any:
-    """Return a model's gates with their numbers. Gates that have numbers stay unchanged.
+    """Return a model's gates with the scores that their tables print. Gates that already have a score stay unchanged.
 
     Raises:
-        ConfigError: a table lacks what a gate names.
+        ConfigError: a table lacks the score that a gate names.
     """
     if not isinstance(gates, list):
         return gates

@@ -85,9 +85,9 @@ def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 @cache
 def defaults(target: str) -> dict[str, Any]:
-    """Map each field of the dataclass of this dotted name to its default (`REQUIRED` if it has none).
+    """Map each field of the dataclass with the dotted name `target` to its default (`REQUIRED` if it has none).
 
-    Fields of its parents come first. Empty if this package defines no such dataclass.
+    Fields of base classes come first. Empty if this package defines no such dataclass.
     """
     module_name, _, name = target.rpartition(".")
     if not module_name.startswith(f"{_PACKAGE}.") or not _exists(module_name):
@@ -122,7 +122,7 @@ def base_class(part: str) -> type:
 
 @cache
 def part_class(part: str, module: str) -> str | None:
-    """Return the dotted name of a module's part: the last class in it that extends the base class of its kind."""
+    """Return the dotted name of the part class that a module defines: its last class that extends the base class of `part`."""
     name, base = f"{_home(part)}.{module}", base_class(part)
     if not module.isidentifier() or not _exists(name):
         return None
@@ -132,7 +132,7 @@ def part_class(part: str, module: str) -> str | None:
 
 
 def part_classes(part: str) -> dict[str, str]:
-    """Map each module to the dotted name of its part, for all parts of one kind."""
+    """Map each module to the dotted name of its part class, for all parts of one kind."""
     files = sorted((Path(__file__).parents[1] / "compression" / FOLDERS[part]).glob("*.py"))
     return {file.stem: target for file in files if (target := part_class(part, file.stem))}
 
@@ -169,7 +169,7 @@ def _spelled_out(method: str, part: str, value: Any) -> Any:
 
 
 def _arguments(spec: Any, depth: int) -> Iterator[tuple[int, str, str, str]]:
-    """Yield (depth, class, argument, text) for all arguments that are text, of a part and of parts inside it."""
+    """Yield (nesting depth, class, argument, text) for each text argument of a part and of parts nested in it."""
     for argument, value in spec.items() if isinstance(spec, Mapping) else ():
         if isinstance(value, str) and argument != _TARGET:
             yield depth, str(spec.get(_TARGET, "")), str(argument), value

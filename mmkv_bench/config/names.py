@@ -44,7 +44,9 @@ def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
 
 
 def chosen(group: str, name: str, extra: tuple[str, ...] = ()) -> list[str]:
-    """Return the names that one word of a choice stands for. A benchmark of several datasets (`milebench`) gives all of them."""
+    """Return the names of `conf/` that `name` in `<group>=<name>` stands for. A benchmark of several datasets (`milebench`) gives
+    all of them.
+    """
     if group == DATASET and name not in options(group, extra):
         benchmarks = benchmark_members()
         if members := benchmarks.get(alike(name, benchmarks)):

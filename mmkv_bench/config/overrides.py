@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
@@ -39,8 +40,9 @@ twice as many."""
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
+@lru_cache(maxsize=256)
 def parse(text: str) -> Override:
-    """Parse one override.
+    """Parse one override. Do not change the result: it is returned again for the same text.
 
     Raises:
         ConfigError: the override cannot be read, or its lists have more values than Hydra reads in reasonable time.
@@ -139,7 +141,9 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
 
 
 def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
-    """Return the clause about a name that a group lacks: its meaning in the field, the groups that have it, or a similar name."""
+    """Return the end of an error message about a name that a group lacks: what to type for this common word, the groups that have
+    the name, or a similar name.
+    """
     if group == DATASET and (sized := _sized(name, names)):
         return sized
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
@@ -156,7 +160,7 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
 
 
 def _sized(name: str, names: Sequence[str]) -> str:
-    """Return the remedy for a name of pages with their size, as tables print it (`pages_walk_large`), or ""."""
+    """Return the remedy if a dataset of pages is named with its size, as tables print it (`pages_walk_large`), else ""."""
     word = folded(name)
     for pages, size in ((one, size) for one in names if one.startswith("pages") for size in ("small", "large")):
         if folded(f"{pages}_{size}").startswith(word) and len(word) > len(folded(pages)):
@@ -252,8 +256,8 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
 
 
 def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -> str:
-    """Return the clause about an unknown first word: the same key in a group or a chosen method (`window`), a similar key, or,
-    for a word with more behind it (`snapkv.window`), a similar method or dataset."""
+    """Return the end of an error message about a key whose first word is unknown: the same key in a group or chosen method (for
+    `window`), a similar key, or a similar method or dataset (for `snapkv.window`)."""
     key, inner = path[0], dict[str, list[str]]()
     nodes = {group: reference.get(group) or {} for group in SCHEMAS if group}
     nodes |= {name: node for group in LIST_GROUPS for name, node in reference[f"{group}s"].items()}

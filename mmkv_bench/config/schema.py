@@ -147,7 +147,9 @@ class Gate:
 
 @dataclass(frozen=True)
 class Stream:
-    """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget is the cap."""
+    """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget caps the cache
+    while the stream is read.
+    """
 
     every: int | None = _key(
         8, "frames or pictures per chunk, or tokens of a text; null = all at once", "a whole number >= 1 or null"
@@ -282,7 +284,8 @@ class RunConfig:
     """The configuration of one run. Keys that take a value or a list are tuples. `plan/validate.py` checks the values.
 
     Attributes:
-        methods, variants: name to the method's node as plain values. `${..parameter}` inside them is resolved under a reading.
+        methods, variants: name to the method's node as plain values. `${..parameter}` inside them is resolved once the reading is
+            known.
         datasets: name to the dataset's node as plain values.
         folders: further config folders (`--config-dir`).
         resolved: all keys as plain values with interpolations resolved, as stored in rows.
@@ -451,7 +454,7 @@ SCHEMAS = {
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:
-    """Map each key of a dataclass to (help, allowed), in order. Groups of keys are left out."""
+    """Map each key of a dataclass to (help, allowed), in order. Nested dataclasses are left out."""
     return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
 
 

@@ -116,7 +116,7 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
     """Refuse a file whose stem cannot be a method's name, or is already one.
 
     Raises:
-        ConfigError: the sentence has both remedies.
+        ConfigError: the name is not allowed or taken.
     """
     remedy = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it a name"
     if not _STEM.fullmatch(stem):
@@ -136,7 +136,7 @@ def _settings_of(key: str, files: Mapping[str, str]) -> str | None:
 
 
 def _setting(override: Override, stem: str, path: str) -> str:
-    """Return `<key>=<value>` below the file's name.
+    """Return a method file's setting as `<key>=<value>`, without the file's name before the key.
 
     Raises:
         ConfigError: a key that `custom` lacks. Parameters of the file's own classes belong into `args`.
@@ -190,7 +190,9 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the group whose member a key begins with, unless a key or group has that name."""
+    """Return the group (method or dataset) of the name with which a key begins, as in `snapkv.window`. None if a key or group has
+    that name.
+    """
     first, _, rest = key.partition(".")
     if not rest or first in keys() or first in groups():
         return None

@@ -29,7 +29,7 @@ SCHEME = "mmkv"
 
 
 class FolderSource(FileConfigSource):
-    """A folder of config groups."""
+    """A folder of config groups, as a source of Hydra configs."""
 
     @staticmethod
     def scheme() -> str:
@@ -65,13 +65,13 @@ class OwnFolder(SearchPathPlugin):
 
 
 def located(folder: str) -> str:
-    """Return a folder of the search path (`file://...`, or without a scheme) in the form for `FolderSource`."""
+    """Give a folder of the search path the scheme of `FolderSource` in place of `file://` or no scheme. Other schemes stay."""
     scheme, divided, rest = folder.partition("://")
     return f"{SCHEME}://{rest if divided else folder}" if not divided or scheme == "file" else folder
 
 
 def register() -> None:
-    """Register both with Hydra, and the schema that `conf/config.yaml` extends, for this process."""
+    """Register both classes with Hydra, and the schema that `conf/config.yaml` extends. This lasts as long as the process."""
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
     ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")

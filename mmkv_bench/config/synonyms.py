@@ -49,7 +49,7 @@ def _understood(override: Override, extra: tuple[str, ...]) -> Override:
 
 
 def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
-    """Return a choice with the names of `conf/`."""
+    """Return an override that chooses by name (`model=...`) with the spelling of `conf/`."""
     group, value = override.key_or_group, override.value()
     sweep = override.is_sweep_override()
     given = [*override.sweep_string_iterator()] if sweep else value if isinstance(value, list) else [value]
@@ -65,7 +65,7 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
 
 
 def _is_elsewhere(group: str, name: str) -> bool:
-    """Tell whether a choice is a file, a folder, a hub id, or a list of a sweep."""
+    """Tell whether a choice is no name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
     return (
         name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
     )
@@ -73,7 +73,7 @@ def _is_elsewhere(group: str, name: str) -> bool:
 
 # ---------------------------------------------------------------------- answers
 def filled(answer: str, value: str) -> str:
-    """Fill the user's value into an answer of `field_words`.
+    """Insert the user's value into an answer of `field_words`, a text with placeholders.
 
     Args:
         value: the text after the `=`.

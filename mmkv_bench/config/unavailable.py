@@ -11,7 +11,7 @@ from mmkv_bench.errors import folded
 
 @dataclass(frozen=True)
 class Unavailable:
-    """One such model. `unavailable.yaml` explains the fields."""
+    """A model that cannot be run. `unavailable.yaml` explains the fields."""
 
     title: str
     repository: str
@@ -22,7 +22,7 @@ class Unavailable:
     aliases: tuple[str, ...] = ()
 
     def sentence(self, name: str) -> str:
-        """Return the refusal of `model=<name>`."""
+        """Return the error message for `model=<name>`."""
         text = f"model={name} cannot be run: {self.title} ({self.repository}) {self.why}; it would need {self.needed}"
         return f"{text}; the nearest that runs is model={' or model='.join(self.instead)}" if self.instead else text
 

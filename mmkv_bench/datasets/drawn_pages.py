@@ -1,4 +1,5 @@
-"""Samples of drawn datasets, drawn again for the readers of stored rows. The pattern of a sample id gives the function.
+"""Samples of drawn datasets, drawn again for reports on stored rows, which have no pictures. The pattern of a sample's id selects
+the drawing function.
 
 To add a dataset of drawn samples, add an entry to `DRAWERS`.
 """
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """A sample as it is drawn now.
+    """A sample that was drawn again.
 
     Attributes:
         images: images of the sample's prompt; empty if the prompt is not the one that was answered.

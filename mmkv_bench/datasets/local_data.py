@@ -162,7 +162,7 @@ def _damaged(file: Path, error: Exception) -> MissingDataError:
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError if `rows`, the split's number of rows, is 0; None is an unknown number."""
+    """Raise MissingDataError if `rows`, the split's number of rows, is 0. None stands for an unknown number."""
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
@@ -221,7 +221,9 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
 
 
 def _named(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Return files whose names contain the split: exact names before synonyms, the configuration's folder before others."""
+    """Return the files whose names contain the split. Exact names are preferred to synonyms, the configuration's folder to
+    others.
+    """
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):

@@ -73,7 +73,7 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 def fingerprint(name: str, split: str) -> str:
     """Return the digest (hex) of the first chunk's content, which depends on the generator and not on the limit.
 
-    For frozen pages nothing is drawn: `load` refuses pages with another digest.
+    For frozen pages (stored digest) nothing is drawn here, because `load` refuses pages with another digest.
     """
     frozen = frozen_digests().get(frozen_name(name, split))
     return frozen[0] if frozen else content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
@@ -87,7 +87,7 @@ def named(name: str, split: str, count: int) -> list[tuple[str, str]]:
 
 
 def folder(name: str, split: str) -> Path:
-    """Return the folder of the chunks; it differs for other code or other versions of the libraries that draw the pages."""
+    """Return the folder of the chunks. Its name depends on the drawing code and on the versions of the drawing libraries."""
     identity = hashlib.sha256(json.dumps([LAYOUT, CHUNK, generator()]).encode()).hexdigest()[:12]
     return cache_dir() / "pages" / identity / f"{name}-{split}"
 
@@ -134,7 +134,7 @@ def content_digest(rows: list[dict[str, Any]]) -> str:
 
 @cache
 def frozen_digests() -> dict[str, list[str]]:
-    """Map each `frozen_name` to its content digests, one per chunk; dev pages have only the first chunk's."""
+    """Map each `frozen_name` to content digests, one per chunk (for dev pages only the first chunk)."""
     return json.loads(FROZEN.read_text())
 
 

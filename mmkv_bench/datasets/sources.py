@@ -61,8 +61,8 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
         path: the task's YAML file.
 
     Raises:
-        MissingDataError: the data or their videos are missing, have no rows or not this split, lack a column, or are
-            truncated.
+        MissingDataError: the data or their videos are missing or truncated, or the data have no rows, lack the split, or lack a
+            column.
     """
     if spec.is_pages or not spec.dataset_path:
         return {}
@@ -125,7 +125,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _matching(base: Path, name: str) -> list[Path]:
-    """Return the files that a name or a glob pattern of a YAML matches."""
+    """Return the files below `base` that match a file name or glob pattern of a task's YAML."""
     pattern = str(base / Path(name).expanduser())
     return [Path(pattern)] if os.path.exists(pattern) else [Path(file) for file in glob.glob(pattern, recursive=True)]
 

@@ -99,9 +99,8 @@ def plain_config(path: Path) -> dict[str, Any]:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
-
+    # The C parser, if it was built: a run reads its tasks' files many times.
+    Loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
     Loader.add_multi_constructor("!function", lambda loader, suffix, node: f"!function {node.value}")
     try:
         config = Loader(_text(path)).get_single_data() or {}

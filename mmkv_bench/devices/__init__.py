@@ -1,4 +1,4 @@
-"""Devices: what is asked of the machine besides tensors: clocks, memory counters, pinned memory, who else is on it.
+"""Devices: clocks, memory counters, pinned memory and other processes of the machine that computes.
 
 There is one class per kind of device, a `Device`; no other file uses `torch.cuda`. torch is imported inside the
 functions that need it, so that code that only counts or names devices stays light.

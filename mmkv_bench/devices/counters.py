@@ -10,14 +10,16 @@ if TYPE_CHECKING:
 
 
 class Bytes(NamedTuple):
-    """`allocated` bytes of live storages, and `reserved` bytes that an allocator has claimed for them; None if it does not
-    report any."""
+    """Bytes of a device: `allocated` to live storages, and `reserved` by the device's allocator for them.
+
+    `reserved` is None if the allocator does not report it.
+    """
 
     allocated: int
     reserved: int | None = None
 
     def larger(self, other: Bytes) -> Bytes:
-        """Return the larger of both counts, number by number."""
+        """Return the larger of both counts, `allocated` and `reserved` separately."""
         sides = [one.reserved for one in (self, other) if one.reserved is not None]
         return Bytes(max(self.allocated, other.allocated), max(sides) if sides else None)
 
@@ -33,7 +35,10 @@ class Counters(ABC):
 
     @abstractmethod
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """Count `other` as well if `one` is counted: `other` belongs to a pass that stands for a larger one."""
+        """Count the tensor `other` as well if `one` is counted.
+
+        A pass that runs with fewer tensors than the real one uses this to count as many bytes as the real one.
+        """
 
     @abstractmethod
     def restart(self) -> None:

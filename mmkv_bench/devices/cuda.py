@@ -1,5 +1,5 @@
-"""CUDA devices. Kernels run asynchronously, so clocks wait for them or record events in the stream; the allocator counts
-bytes."""
+"""CUDA devices. Kernels run asynchronously, so clocks wait for them or record events in the stream. Torch's caching
+allocator counts the bytes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def _cuda() -> Any:
 @cache
 def _has_triton() -> bool:
     """Tell whether Triton is installed (torch's wheels for Linux include it) together with the C compiler that builds its
-    launchers, searched for as Triton does. Without them the row blocks run, in place of the kernels."""
+    launchers, searched for as Triton does. Without them, attention statistics are computed by blocks of rows in torch
+    instead of Triton's kernels."""
     return find_spec("triton") is not None and bool(
         os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     )
@@ -75,10 +76,10 @@ class AllocatorCounters(Counters):
 
 
 class SideStream(DeviceStream):
-    """A second stream of a device, shared by all lanes.
+    """A second CUDA stream of a device, shared by all callers of `Cuda.lane`.
 
-    A lane starts after the work that the main stream was given before, so memory that lanes free is written again only
-    after the main stream has read it.
+    Its work starts after the work that the main stream was given before, so memory that is freed inside the block is
+    written again only after the main stream has read it.
     """
 
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
@@ -144,8 +145,8 @@ class Cuda(Device):
 
     @classmethod
     def ruled_out(cls) -> bool:
-        """Tell whether Linux has no device file of a driver (NVIDIA's, that of its boards with shared memory, AMD's,
-        Windows'), so that there is certainly no device. Does not import torch."""
+        """Tell whether Linux has no device file of a driver (NVIDIA, Jetson, AMD or WSL), so that there is certainly no
+        device. Does not import torch."""
         return sys.platform == "linux" and not any(name.startswith(_DRIVERS) for name in os.listdir("/dev"))
 
     def name(self) -> str:
@@ -168,8 +169,8 @@ class Cuda(Device):
 
     @contextmanager
     def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> Iterator[Counters]:
-        """Count in a block, as `Device.counted`. The allocator counts `held` anyway, and reserved memory counts against
-        the limit."""
+        """See `Device.counted`. `held` is ignored, because the allocator counts these tensors already; reserved memory
+        counts against the limit."""
         if limit is None:
             yield self.memory
             return
@@ -236,8 +237,8 @@ def nvidia_smi(query: str, identity: str) -> list[str] | None:
 def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
     """Return the ids of other processes among those that compute on a device; None if they are unknown.
 
-    This process has a context on the device, since it asked CUDA for the name. If it is not in the list, the list comes
-    from inside a container that hides or renumbers processes, so nothing is known.
+    This process has a context on the device, since it asked CUDA for the device's name. If its id is missing from the
+    list, a container hides or renumbers processes, so nothing is known.
     """
     try:
         computing = {int(line) for line in lines or []}

@@ -21,15 +21,16 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class DeviceStream(AbstractContextManager[None]):
-    """A second stream of work on a device: work given inside the block runs beside work given outside."""
+    """A second stream of work on a device: work submitted inside the `with` block runs concurrently with work submitted
+    outside."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Block the host until the work given inside is done."""
+        """Block the host until the work submitted inside the block is done."""
 
     @abstractmethod
     def join(self) -> None:
-        """Make work given outside from now on wait for the work given inside."""
+        """Make work that is submitted outside from now on wait for the work submitted inside the block."""
 
 
 Mark = Any
@@ -42,12 +43,12 @@ class Device:
     Attributes:
         place: the torch device. kind: torch's name of its kind.
         tile: most float32 elements of one block of a streaming statistic; small enough for the host's caches.
-        adds_in_order: scattered additions to one element happen in the order of their sources, equal on every run.
+        adds_in_order: `index_add_` adds the sources of one element in their order, so that sums are equal on every run.
         attends_by_query_head: the attention kernel takes grouped heads (`enable_gqa`) under any mask, and reads keys
             and values once per query head.
         runs_flash_attention: flash-attn has kernels for the device.
         compile_mode: mode of `torch.compile` for a decode step.
-        memory: counters that cost nothing; None if the device has none.
+        memory: counters that do not slow the device; None if the device has none.
     """
 
     kind: ClassVar[str] = "cpu"
@@ -72,13 +73,13 @@ class Device:
         return False
 
     def current(self) -> AbstractContextManager[object]:
-        """Return a block in which kernels that name no device run on this one."""
+        """Return a context manager under which kernels that name no device run on this device."""
         return nullcontext()
 
     @classmethod
     def here(cls) -> torch.device:
-        """Return the device that this process uses, with its number if there may be several: some of torch's calls need
-        it."""
+        """Return the device that this process uses. If there may be several, its index is included, because some torch
+        functions need it."""
         import torch
 
         return torch.device("cpu")
@@ -107,7 +108,8 @@ class Device:
         return time.perf_counter()
 
     def mark(self) -> Mark:
-        """Return a mark after all work given so far. Nothing waits for the mark, so marking does not slow a step."""
+        """Return a time mark that follows all work submitted so far. Nothing waits for the mark, so marking does not
+        slow a step."""
         return time.perf_counter()
 
     def between(self, start: Mark, end: Mark) -> float:
@@ -122,7 +124,8 @@ class Device:
         return psutil.virtual_memory().total
 
     def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> AbstractContextManager[Counters]:
-        """Return counters for a block. If `memory` is None, counting slows the block: time it in another pass.
+        """Return a context manager that yields memory counters. If `memory` is None, counting slows the block, so time
+        the block in another pass.
 
         Args:
             held: tensors made before the block that count too (weights, inputs).
@@ -133,10 +136,11 @@ class Device:
         return LiveStorages(self.place, held, limit)
 
     def release(self) -> None:
-        """Give back memory that is reserved but unused; the host's allocator does so by itself."""
+        """Give back memory that is reserved but unused. On the host this does nothing: its allocator gives memory back
+        by itself."""
 
     def forget_graphs(self) -> None:
-        """Drop graphs of compiled steps whose storages are gone; the host has no such graphs."""
+        """Drop recorded graphs of compiled steps whose storages were freed. On the host there are none."""
 
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return an empty tensor in host memory that the device can copy from while it computes (pinned if that matters)."""
@@ -149,14 +153,14 @@ class Device:
         return tensor
 
     def lane(self) -> DeviceStream | None:
-        """Return a second stream of work that starts after all work given so far; None if copies cannot overlap
-        computation."""
+        """Return a second stream, whose work starts after all work submitted so far; None if the device cannot copy and
+        compute at once."""
         return None
 
     # ------------------------------------------------------------------ random numbers
     def forked_random(self) -> AbstractContextManager[None]:
-        """Return a block in which torch's global generators of host and device may be seeded; afterwards they are
-        restored."""
+        """Return a context manager that restores torch's global generators of host and device at its end, so that the
+        block may seed them."""
         import torch
 
         return torch.random.fork_rng([])
@@ -171,8 +175,8 @@ class Device:
         return None
 
     def waits_for_launches(self) -> bool:
-        """Tell whether CUDA_LAUNCH_BLOCKING is set. Then every kernel is waited for, and step times are not those of a
-        served model."""
+        """Tell whether CUDA_LAUNCH_BLOCKING is set. Then the host waits for every kernel, and step times are longer
+        than in deployment."""
         return False
 
     def threads(self) -> int:

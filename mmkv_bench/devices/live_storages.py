@@ -1,4 +1,4 @@
-"""Counters of live storages, counted as torch's operations make them; for devices whose allocator does not count."""
+"""A counter of live storages that watches torch's operations, for devices whose allocator does not count."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from mmkv_bench.devices.counters import Bytes, Counters
 
 
 class LiveStorages(TorchDispatchMode, Counters):
-    """A block in which every storage that an operation makes counts until it is freed.
+    """A context manager that counts every storage made by an operation, until the storage is freed.
 
     A storage counts once with all of its bytes, however many tensors view it. Memory that a kernel takes and gives back
-    inside one operation is not seen. `held` are tensors made before the block; other earlier tensors do not count.
+    inside one operation is not seen.
 
     Args:
         place: only storages on this kind of device count.
+        held: tensors made before the block that count too; other earlier tensors do not.
         limit: bytes beyond which an operation fails as it does when memory runs out; None: no limit.
 
     Raises:
@@ -65,7 +66,7 @@ class LiveStorages(TorchDispatchMode, Counters):
         self._peak = max(self._peak, self._now)
 
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """See `Counters`."""
+        """See `Counters.alike`."""
         if id(self.storage(one)) in self._live:
             self.add([other])
 

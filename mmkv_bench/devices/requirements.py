@@ -1,5 +1,5 @@
-"""Requirements of a run on this machine: a GPU if one is meant, a C++ compiler, flash-attn. Only `check_meant` imports
-torch."""
+"""Checks of what a run needs on this machine: a GPU if the process was given one, a C++ compiler, flash-attn. Only
+`check_meant` imports torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FILE = re.compile(r"nvidia(\d+|ctl)")
 
 
 def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | None:
-    """Return the sign that a process is meant to have a GPU, or None.
+    """Return the evidence (a variable or a file) that a process was given a GPU, or None.
 
-    A hidden device (CUDA_VISIBLE_DEVICES empty or -1) is no sign, unless Slurm granted one to the job.
+    A hidden device (CUDA_VISIBLE_DEVICES empty or -1) is no evidence, unless Slurm granted one to the job.
 
     Args:
         environment: the process's variables; files: names in `/dev`.
@@ -48,10 +48,10 @@ def sign_here() -> str | None:
 
 
 def check_meant(setting: str) -> None:
-    """Refuse `model.device=auto` if a GPU is meant but torch sees none.
+    """Refuse `model.device=auto` if the process was given a GPU but torch sees none, instead of running on the CPU.
 
     Raises:
-        ConfigError: the message names the sign that a GPU is meant, why torch sees none, and what to do.
+        ConfigError: the message states the evidence (`sign_of_gpu`), why torch sees no GPU, and what to do.
     """
     if setting != "auto" or devices.KINDS["cuda"].count():
         return
@@ -78,10 +78,10 @@ def _why() -> str:
 
 
 def check_compiler() -> None:
-    """Refuse a run that would fail at its first compiled step.
+    """Refuse `decode=compiled` on a machine without a C++ compiler, where the first compiled step would fail.
 
     Raises:
-        ConfigError: there is no C++ compiler, which builds a CPU's kernels and the launchers of a GPU's.
+        ConfigError: no C++ compiler, which builds kernels for a CPU and their launchers for a GPU.
     """
     wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(shlex.split(wanted)[0]) is None:

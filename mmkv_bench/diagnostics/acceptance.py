@@ -59,13 +59,13 @@ class Finding:
 
 @dataclass
 class Problems:
-    """The problems of one check, over all its parts: what is wrong, and what could not be checked."""
+    """The problems that one check found: sentences on what is wrong, and on what could not be checked."""
 
     wrong: list[str]
     unchecked: list[str]
 
     def outcome(self, ok: str) -> tuple[str, str]:
-        """Return outcome and sentence of the check; ok: the sentence if nothing is wrong and everything was checked."""
+        """Return (outcome, sentence) of the check. ok: the sentence to return if there are no problems."""
         texts = list(dict.fromkeys(self.wrong or self.unchecked))
         more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
         return REFUSED if self.wrong else NOT_CHECKED if texts else OK, "; ".join(texts[:3]) + more or ok
@@ -73,12 +73,12 @@ class Problems:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was fetched.
+    """A fetched bundle (published rows with tables and a receipt), and what the experiment should have made.
 
     Attributes:
         store: the bundle's rows.
         rows: cell -> row of the table `cells`.
-        plans: plans of the experiment's runs, under the versions of the rows.
+        plans: plans of the experiment's runs on this machine, with the weights and versions that the rows state.
     """
 
     store: Store
@@ -90,7 +90,7 @@ class Bundle:
         return _of_model(self.rows, plan.model.name)
 
     def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
-        """Yield each dataset of each plan, with the dataset's cells that the bundle has."""
+        """Yield (plan, dataset, planned cells that the bundle has) for each dataset of each plan."""
         for plan in self.plans:
             for part in plan.parts:
                 yield plan, part, [cell for cell in part.cells if cell.cell in self.rows]
@@ -146,7 +146,8 @@ def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
 
 
 def _planned(config: RunConfig, rows: dict[str, Row]) -> Plan:
-    """Plan a run with the weights and versions of the rows; another check compares these with the experiment's."""
+    """Plan a run of the experiment, but with the weights and versions that the rows state, so that the cells' hashes can be
+    compared. Other checks compare the weights with the experiment's."""
     newest = _of_model(rows, config.model.name)[-1:]
     return outline(config, {name: newest[0][name] for name in _FACTS} if newest else None)
 
@@ -189,7 +190,8 @@ def _sources(file: Path) -> dict[str, str] | None:
 
 
 def _models(bundle: Bundle) -> tuple[str, str]:
-    """Compare each model with the model that the experiment names."""
+    """Check that the bundle's answers come from the experiment's models: compare the fingerprints of the weights if the model is
+    on this machine, otherwise the settings that the rows state."""
     problems, names = Problems([], []), []
     for plan in bundle.plans:
         name, rows, source = plan.model.name, bundle.of_model(plan), Source.of(plan.model)
@@ -383,7 +385,7 @@ def _receipt(bundle: Bundle) -> tuple[str, str]:
 
 
 def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:
-    """Draw answers and make them again."""
+    """Draw answers at random, make them again and compare them."""
     if not samples:
         return NOT_CHECKED, "no answer was to be made again (--samples 0)"
     drawn = draw([bundle.store.root], samples, seed)

@@ -75,7 +75,8 @@ def methods_of(
     fingerprint: str,
     cost: StateCost | None = None,
 ) -> list[ComparedMethod]:
-    """Return every evicting method at every budget, under the first seed; `full` is always analysed and not listed.
+    """Return every evicting method at every budget, under the first seed. `full` is not in the list, because it is always
+    analysed.
 
     Args:
         chosen: methods of a run.
@@ -84,7 +85,7 @@ def methods_of(
         cost: bytes of the model's state, for budgets in bytes.
 
     Raises:
-        ConfigError: a method cannot be built, or reads the answer beforehand.
+        ConfigError: a method cannot be built, or reads the full cache's answer before it chooses entries.
     """
     from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.budget import Budget
@@ -113,7 +114,8 @@ def diagnose(
     out: Path,
     methods: Callable[[str, StateCost | None], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
-    """Measure and store, sample by sample; numbers that the store has for the same model, prompts and methods are kept.
+    """Run one analysis and store its numbers, sample by sample. Numbers that the store already has for the same model, prompts
+    and methods are not measured again.
 
     Args:
         name: one of `quantities.QUANTITIES`.
@@ -166,9 +168,10 @@ def diagnose(
 def measurements(
     name: str, source: Source, questions: DatasetQuestions, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Map each method's label ("" for numbers without a method) to the columns of its rows, with their hash `measurement`.
+    """Return the identity columns of an analysis's rows: method's label -> column -> value ("": numbers without a method).
 
-    A number belongs to one model, its prompts and one method, so further methods or samples do not change other numbers.
+    The column `measurement` is the hash of the others. It covers the model, the prompts and one method, but not the other
+    methods or the samples, so numbers stay valid when methods or samples are added.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype
@@ -200,7 +203,10 @@ def measurements(
 def layers_of(
     loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
-    """Return the numbers of one sample, layer by layer. Raises the errors of preparing or reading the prompt."""
+    """Compute the numbers of analysis `name` for one sample: rows (sample id, layer or None, value).
+
+    tokens: limit of the full cache's answer. methods: methods to compare, if the analysis compares methods.
+    Errors of encoding or prefilling the prompt are passed on."""
     from mmkv_bench.calibrate.layers import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
@@ -296,7 +302,7 @@ def _label(value: Value, columns_of: Mapping[str, Any]) -> str:
 
 
 def table(columns_of: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Table:
-    """Build the rows of one sample with the columns of their `measurements`."""
+    """Convert the numbers of one sample to rows of the table `diagnostics`. columns_of: identity columns from `measurements`."""
     import pyarrow as pa
 
     samples, layers, values = zip(*rows, strict=True)

@@ -55,7 +55,8 @@ def tables_text(root: Path) -> str:
 
 
 def _environment(store: Store) -> dict[str, Any]:
-    """Return the distinct provenance of the cells, and the version and source files of the package that writes the bundle."""
+    """Return what made the rows and the bundle: the distinct versions and devices of the cells, and this package's version and
+    checksums of its source files."""
     rows = store.cells(columns=MADE_WITH).to_pylist()
     distinct = {json.dumps(row, sort_keys=True): row | {"versions": json.loads(row["versions"])} for row in rows}
     return {"made_with": list(distinct.values()), "package": source_version(), "source": dict(source_files())}

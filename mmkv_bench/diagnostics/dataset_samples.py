@@ -128,7 +128,9 @@ def _ask(
     fits: Callable[[str], bool],
     take: Callable[[DatasetQuestion], None],
 ) -> None:
-    """Pass to `take` `count` samples that are `wanted` and whose text fits, among the first `first` samples or among all."""
+    """Call `take` for `count` samples for which `wanted` and `fits` (of the prompt's text) are true.
+
+    first: number of samples of the dataset to search; None: all."""
     from mmkv_bench.evaluation.generating import generate
 
     taken = 0

@@ -49,7 +49,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """Facts of a prompt that no layer has. length: number of the prompt's tokens.
+    """What an analysis needs to know about the prompt besides a layer's tensors. length: number of the prompt's tokens.
 
     kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the kept entries, -1 for none.
     decoded: method and budget, or `full` -> per layer ``[n, E]``, the layer's outputs while full's answer is decoded.
@@ -62,20 +62,20 @@ class PromptFacts:
 
 
 def of_each_layer(layers: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield the values of every layer with the layer's number."""
+    """Yield (number of the layer, value) for every value of every layer."""
     for layer, values in enumerate(layers):
         yield from ((layer, value) for value in values)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One analysis.
+    """One analysis: the function that computes its numbers, and what this function needs.
 
     Attributes:
         needs: statistics to gather in the prefill.
-        read: function of one layer.
+        read: function that computes the numbers of one layer.
         figures: the papers' figures that show the quantity.
-        answer: the full cache's answer follows the prompt.
+        answer: the full cache's answer is fed after the prompt.
         methods: `PromptFacts.kept` is needed, for the methods and budgets of a run.
         decoding: `PromptFacts.decoded` is needed, for the same methods and budgets.
         endless: the answer has its full length, even if an end token comes earlier.
@@ -109,10 +109,10 @@ def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Lorenz curve of the attention that tokens gather (column sums over all queries and query heads), and its Gini coefficient.
+    """Lorenz curve of the attention that tokens receive (column sums over all queries and query heads), and its Gini coefficient.
 
-    The curve is the share of the x of the tokens with least attention, linear between tokens. The coefficient is
-    ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the ascending sums s.
+    At x, the curve is the share of all attention that the fraction x of tokens with the least attention receives, interpolated
+    linearly. The coefficient is ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the ascending sums s.
     """
     sums = obs.column_sums.double().sum(0).cpu().sort().values
     n, total = len(sums), float(sums.sum())
@@ -133,7 +133,8 @@ def entropy(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Attention of text queries on the x of the prompt's keys with most attention, per KV head: HybridKV's S* at 20 shares."""
+    """Cumulative attention per KV head (HybridKV's S*), at 20 values of x: the share of the text queries' attention on the
+    fraction x of the prompt's keys that get most of it. A prompt without visual tokens: all queries."""
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
@@ -161,7 +162,7 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """MM-ShiftKV's Table 14. The paper does not print its definition; this one is ours.
+    """Hit rate of outlier channels (MM-ShiftKV's Table 14). The paper does not print the definition; this one is ours.
 
     Of a layer's query channels before rotation (Hq * D), take the 0.1 % that reach furthest from 0 while the answer is decoded.
     The value is the share of these channels in which one of 512 proxies reaches as far. The proxies are drawn as the method draws
@@ -193,16 +194,16 @@ def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def importance(obs: Observation, facts: PromptFacts) -> Iterator[Tensor]:
-    """PrefixKV's importance of a layer's tokens: attention column sums over all query heads.
-
-    From these the search for the global prefix (Algorithm 1) gives the share that each layer keeps at budgets of 10 to 90 %, and
-    the number of halvings at 50 % until all layers together are within delta (x, in layers).
-    """
+    """PrefixKV's importance of a layer's tokens: attention column sums over all query heads. `prefix_search` uses it."""
     yield obs.column_sums.double().sum(0).cpu()
 
 
 def prefix_search(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield the shares that layers keep and the steps of the search, from `importance` of all layers."""
+    """Run PrefixKV's search for the global prefix (Algorithm 1) on `importance` of all layers.
+
+    Yield `kept_ratio`, the share that each layer keeps (x: budgets of 10 to 90 %), and `search_steps`, the number of halvings at
+    50 % until all layers together are within delta of the budget (x: delta, in layers).
+    """
     curves = prefix_curves([layer[0] for layer in layers])
     for rho in BUDGETS:
         for layer, share in enumerate(prefix_ratios(curves, rho)[0]):
@@ -237,11 +238,11 @@ def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Concentration of decoding on the same tokens (HybridKV's cumulative focus counts, sorted).
+    """Concentration of decoding on the same tokens (HybridKV's cumulative focus counts, sorted), per KV head.
 
-    At each decoded token a query head focuses on the 5 % of the prompt's keys with most attention. The value is the share of all
-    focuses of a KV head's query heads that fall on the x of the tokens that are focused most. A head that never moves has 1 from
-    x = .05 on.
+    At each decoded token, each query head of the KV head selects the 5 % of the prompt's keys with the most attention. The value
+    at x is the share of all selections that fall on the fraction x of tokens that are selected most often. A head that always
+    selects the same tokens has 1 from x = .05 on.
     """
     start, heads = facts.length, obs.key.shape[0]
     query = obs.queries[:, start:].float().reshape(heads, -1, obs.key.shape[2])  # [Hkv, g * n, D]
@@ -273,7 +274,8 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield the values of every layer, and for the whole model the share of query heads whose mass is above .3."""
+    """Yield the values of `sinks` for every layer, and for the whole model the share of query heads that pay more than .3 of
+    their attention to the first token."""
     yield from of_each_layer(layers)
     masses = [value.value for layer in layers for value in layer if value.quantity == "first_token_mass"]
     yield None, Value("sink_heads", sum(mass > SINK for mass in masses) / len(masses))

@@ -86,7 +86,8 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
 
 
 def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """Map each cell to the digest of its samples' scores, 16 hex digits of a sha256 (of an empty list without scores)."""
+    """Map each cell to a digest of its samples' scores: 16 hex digits of a sha256. A cell without scores has the digest of an
+    empty list."""
     columns = ("cell", "sample_id", "metric", "value")
     rows = (
         store.samples(cells, columns).select(columns).sort_by([(name, "ascending") for name in columns[:3]]).to_pandas()
@@ -98,7 +99,7 @@ def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
 
 
 def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
-    """Map each metric to the mean of the answers that were scored again: the stored mean and the new one."""
+    """Map each metric to its mean over the answers that were scored again: from the stored scores and from the new ones."""
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]

@@ -135,7 +135,7 @@ def cells_again(
     """Plan the cells of a `run_config`, given its grid and its methods.
 
     A method has the parts of its present file (`defaults`), with the stored values of its parameters. The stored parts cannot be
-    used: their interpolations are resolved, but a reading changes parameters that parts refer to.
+    used: their references to parameters are resolved already, but `reading=released` changes some of these parameters.
 
     Raises:
         ConfigError: a method no longer has a stored parameter.

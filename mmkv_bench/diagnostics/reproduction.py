@@ -119,7 +119,7 @@ def make_again(
 
     Args:
         other_versions: do so even if the installed torch or transformers is not the version that made the rows.
-        watch: called with the model and the arguments of `run.generate.Watch`.
+        watch: function that is called after each request, with the loaded model, the request, the prompt and the results.
         run_code: run method files that the rows name, if their content is unchanged; otherwise code that rows name never runs.
     """
     quiet_libraries()
@@ -154,7 +154,7 @@ def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
 def draw(
     roots: Sequence[Path], count: int | None, seed: int, cells: Collection[str] | None = None, sample: str | None = None
 ) -> list[StoredAnswer]:
-    """Draw `ok` answers, as many from each store as from the others and uniformly within a store.
+    """Draw `ok` answers at random: equally many from each store, and uniformly within a store.
 
     A store with too few answers gives all its answers.
 
@@ -308,7 +308,7 @@ def _answers(
 
 
 def _run_of(one: StoredAnswer) -> tuple[str, ...]:
-    """Return the key of rows that are made again together."""
+    """Return the run of an answer, as a sort key: configuration, dataset and versions. Answers of one run are made together."""
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 
 

@@ -1,7 +1,7 @@
 """One pass: a batch of prompts is prefilled and compressed by one method, then a fixed number of tokens is decoded.
 
-A pass is either timed or counts memory, because counting live storages on the host slows the pass. Times come from marks in
-the device's stream, for which nothing waits. Every token is copied to the host, as a server does.
+A pass is either timed or counts memory, because counting live storages on the host slows the pass. Times come from marks (events)
+in the device's stream, so timing never waits for the device. Every token is copied to the host, as a server does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROW_BY_ROW = "row_by_row"  # fallback: the batch's sequences have states of a de
 
 
 class Clock:
-    """A clock for phases between marks of a device's stream. Times are read at the end."""
+    """A clock that times phases by marks in a device's stream (CUDA events). Times are read after the pass."""
 
     def __init__(self, device: Device):
         self.device = device
@@ -63,7 +63,7 @@ class Clock:
 
 @dataclass
 class CacheBytes:
-    """The cache's bytes before the first step [bytes], see the columns of `timings`; and the method's fallbacks."""
+    """Bytes of the caches before the first decode step, as in the columns of `timings`, and the method's fallbacks."""
 
     held: int
     useful: int
@@ -73,7 +73,7 @@ class CacheBytes:
 
 @dataclass
 class Timed:
-    """The seconds of a timed pass by phase, and of each decode step. answers: the tokens of each sequence."""
+    """Seconds of a timed pass, per phase and per decode step. answers: the generated tokens of each sequence."""
 
     seconds: dict[str, float]
     steps: list[float]
@@ -83,7 +83,7 @@ class Timed:
 
 @dataclass
 class MemoryPeaks:
-    """The peak bytes by phase of a pass that counts memory."""
+    """Peak bytes of a pass that counts memory, by phase, and the peak resident memory of the process."""
 
     peaks: dict[str, Bytes]
     resident: int | None
@@ -146,8 +146,8 @@ class Bench:
         distinct: number of prompts that are prefilled besides the last; the others are copies (see `batch.fill`). None
             prefills all.
 
-        With a compiled step the counted pass finds the caches' storages and graphs ready from a pass before, as timed passes
-        do. On the host, operations are counted, but a compiled program has none. There the pass runs the step eagerly on the
+        With a compiled step, an uncounted pass runs first, so that caches' storages and graphs exist as in timed passes. On the
+        host, memory is counted per operation, but a compiled program hides its operations. There the step runs eagerly on the
         same storages.
         """
         step, pool = self.step, pool_of(self.loaded.model)

@@ -38,7 +38,7 @@ _KINDS = {name: kind for kind, name in DATASETS.items()}
 
 
 def kind_of(dataset: str) -> str:
-    """Return the kind of prompts for a dataset's name."""
+    """Return the kind of prompts (text, image or video) for the dataset name of a cell."""
     return _KINDS[dataset]
 
 
@@ -76,9 +76,9 @@ class EfficiencyPlan(Plan):
         batches: the requested numbers of sequences.
         searches: whether the largest batch is searched too.
         memory_limit: limit of passes that count memory [bytes].
-        notes: notes on equal cells, and on cells with an imposed division of the budget.
-        profiles: cell to the stored division imposed on it.
-        room: the target of a search [bytes], None if unknown.
+        notes: notes on equal cells, and on cells whose budget is divided as in a stored row.
+        profiles: cell to the stored row whose division of the budget the cell uses.
+        room: memory that the largest batch may use [bytes], None if unknown.
     """
 
     family: ModelFacts
@@ -91,7 +91,7 @@ class EfficiencyPlan(Plan):
     room: int | None = None
 
     def shape(self, cell: str, tokens: int, batch: int) -> Shape:
-        """Return a batch as this run builds it."""
+        """Return the shape of a batch, with this run's way of building batches."""
         return Shape(cell, tokens, batch, self.pass_config.batch_prefill if batch > 1 else None)
 
     @property
@@ -101,12 +101,12 @@ class EfficiencyPlan(Plan):
 
     @property
     def shapes(self) -> list[Shape]:
-        """Return the shapes requested by number."""
+        """Return the shapes of the requested batches. Batches that a search tries are not among them."""
         names = [cell.cell for cell in self.cells]
         return [self.shape(*one) for one in product(names, self.lengths, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
-        """Return the state of the search for a cell's largest batch. outcomes: how its passes ended."""
+        """Return the state of the search for a cell's largest batch. outcomes: how passes ended."""
         sizes: dict[int, str] = {}
         for unit, status in outcomes.items():
             shape = unit.shape
@@ -115,8 +115,8 @@ class EfficiencyPlan(Plan):
         return search_state(sizes, self.room)
 
     def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
-        """Return the largest batches that finished searches found among copies only. They are counted once more, with a
-        prefill for every sequence."""
+        """Return the passes to repeat: a search that has ended may have tested its largest batch only with copies of a few
+        sequences. The repeated pass prefills every sequence."""
         if not self.searches:
             return set()
         places = [*product([cell.cell for cell in self.cells], self.lengths)]
@@ -126,7 +126,7 @@ class EfficiencyPlan(Plan):
 
     @property
     def units(self) -> list[PassId]:
-        """Return all passes requested by number. A search adds others."""
+        """Return all passes of the requested batches. A search adds others."""
         return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
@@ -232,7 +232,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 def _expanded(
     grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], outline: bool
 ) -> tuple[list[Cell], list[str]]:
-    """Return cells and notes. An outline includes methods whose calibration is missing."""
+    """Return all cells of a run, and notes. For an outline, a missing calibration becomes a note instead of an error."""
     try:
         return expand(grid, identity, entries)
     except CalibrationError as error:
@@ -248,7 +248,7 @@ def counting(shape: Shape) -> PassId:
 
 
 def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[PassId]:
-    """Return all passes. Those that count memory come first and also show which shapes run out of memory. Then come the
+    """Return all passes in order. Passes that count memory come first and also show which shapes run out of memory. Then come the
     repeats, each with all shapes in a new random order, so that drift affects all shapes alike."""
     draw = random.Random(f"order/{seed}")
     units = []
@@ -279,7 +279,9 @@ def _refuse_others(config: RunConfig) -> None:
 
 
 def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Return the target of a search in bytes. Raises ConfigError for a search without an end, and for an impossible limit."""
+    """Return the memory that the largest batch may use, in bytes. Raises ConfigError for a search without an end, and for an
+    impossible limit.
+    """
     if limit is None and not searches:
         return None
     kind = devices.kind_of(model.device)
@@ -295,7 +297,9 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """Refuse a decode policy that cannot act in a batch, and a replay of several prompts."""
+    """Refuse a decode policy that cannot act in a batch, and a scorer that feeds the context again if prompts are prefilled
+    together.
+    """
     policy = cell.compressor.decoding
     if cell.compressor.needs.replay and way == TOGETHER:
         raise UnsupportedError(
@@ -317,7 +321,9 @@ def _refuse_policy(cell: Cell, way: str) -> None:
 
 
 def _refuse_method(cell: Cell) -> None:
-    """Refuse a method that has no latency of its own, or whose parts need visual tokens if the prompts have none."""
+    """Refuse a method without a meaningful latency (it reads the full cache's answer first), and a method that needs visual
+    tokens if the prompts have none.
+    """
     made = cell.compressor
     if made.needs.answer:
         raise UnsupportedError(
@@ -334,14 +340,14 @@ def _refuse_method(cell: Cell) -> None:
 def _profiled(
     folder: str | None, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
 ) -> tuple[list[Cell], dict[str, Profile]]:
-    """Return the cells. With random weights, methods whose division depends on the prompt divide as stored rows of real
-    prompts did.
+    """Divide budgets as stored rows of real prompts did, for methods whose division among heads depends on the prompt. Only
+    random weights need this.
 
     Returns:
-        The cells, and cell to its imposed division.
+        All cells, and cell to the row whose division it uses.
 
     Raises:
-        UnsupportedError: random weights and such a method without rows.
+        UnsupportedError: random weights and such a method, but no rows.
         ConfigError: rows that no method uses.
     """
     from mmkv_bench.efficiency.profiles import refuse_unprofiled, with_profile
@@ -371,7 +377,9 @@ def _profiled(
 
 
 def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
-    """Return the default lengths up to the model's limit. Other lengths are returned unchanged and refused later if too long."""
+    """Drop default lengths beyond the model's limit. Lengths that the user chose are returned unchanged, and refused later if too
+    long.
+    """
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     room = min(
@@ -395,7 +403,7 @@ def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: 
 
 
 def _remedy(name: str, most: int, answer: int, shortest: int) -> str:
-    """Return the remedy if a prompt and the `answer` tokens after it exceed `most` tokens."""
+    """Return the remedy (end of an error message) if a prompt and `answer` tokens after it exceed `most` tokens."""
     if most - answer >= SHORTEST:
         return f"give lengths of at most {most - answer}"
     if not answer or most < SHORTEST + 2:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """Return one workload for every kind of prompts, length and batch. A workload without missing passes takes no time."""
+    """Return one workload for every kind of prompts, length and batch. It counts the missing passes only, so it may be empty."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 
@@ -100,10 +100,12 @@ def _passes(cell: Cell, tokens: int, batch: int, todo: Sequence[PassId]) -> int:
 
 
 def _prefilled(cell: Cell, tokens: int) -> int:
-    """Return the number of prompt tokens that a cell prefills. For `pixels` this is its budget."""
+    """Return the number of prompt tokens that a cell prefills. For `pixels`, which shrinks pictures before the prefill, it is the
+    budget.
+    """
     return kept_entries(cell, tokens) if cell.compressor.resamples else tokens
 
 
 def _warm(todo: Sequence[PassId]) -> int:
-    """Return the number of prompt tokens in passes that warm up."""
+    """Return the number of prompt tokens read to warm up: one extra pass for each shape that is timed."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

@@ -35,7 +35,7 @@ class Profile:
 
     Attributes:
         kept: entries `[layers][KV heads]`.
-        entries: C of the row's prompt.
+        entries: budget of the row's prompt, in entries per KV head.
         tokens: length of this prompt.
         cell, sample: cell and sample of the row.
         model, dataset: model and dataset of the cell.
@@ -121,7 +121,7 @@ def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
 
 
 def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
-    """Return the rows that are ok, for prompts longer than their budget, with this number of layers and KV heads."""
+    """Return the rows with status ok, a prompt longer than the budget, and this number of layers and KV heads."""
     ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(ok, False))
     layers = pc.list_value_length(rows["kept"])
@@ -134,7 +134,9 @@ def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
 
 
 def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
-    """Return the row with the median padding: entries padded to the longest head of each layer, over entries."""
+    """Return the row with the median padding. Padding is the number of entries if each layer's heads are padded to the longest,
+    divided by the number of entries.
+    """
     flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
     kept = flat.reshape(-1, *shape).astype(np.int64)
     padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)

@@ -1,4 +1,4 @@
-"""Made-up prompts with an exact number of tokens: only text, or as many visual tokens as fit and text behind them.
+"""Made-up prompts with an exact number of tokens: only text, or as many visual tokens as fit, followed by text.
 
 They are drawn with a seed, so that no data are needed and every cell reads the same prompts. The model's own processor and
 chat template encode media.
@@ -103,7 +103,7 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
 
 @dataclass(frozen=True)
 class _Media:
-    """The media of a prompt. visual: their number of tokens by the family's rule."""
+    """The media of a prompt. visual: number of their visual tokens by the family's rule."""
 
     kind: str
     shown: list[Any]
@@ -157,8 +157,7 @@ def visual_prompt(
 
 
 def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> _Media | None:
-    """Return the media of a prompt with `room` tokens, or None if none fits. each: tokens per medium besides its visual
-    tokens."""
+    """Return the media of a prompt with `room` tokens, or None if none fits. each: further tokens per medium (markers)."""
     if kind == IMAGE:
         sizes = rules.pictures(room, each)
         visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
@@ -183,7 +182,7 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
 def _encoded(
     loaded: LoadedModel, identity: str, media: _Media, text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
-    """Encode on the host, because only the prompt of the running pass may be in the device's memory."""
+    """Encode a prompt on the host, because the device's memory may hold only the prompt of the running pass."""
     content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
     images = media.shown if media.kind == IMAGE else []
     videos = media.shown if media.kind == VIDEO else []

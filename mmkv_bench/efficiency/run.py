@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Run a validated configuration of `scenario=efficiency`. Return 0, or 1 if a pass failed (its row says how).
+    """Run a validated configuration of `scenario=efficiency`. Return 0, or 1 if a pass failed (its row has the reason).
 
     Raises:
-        MMKVError: the run as a whole stops; it has the exit code.
+        MMKVError: the run as a whole stops. The exception has the exit code.
     """
     started = time.perf_counter()
     plan = plan_passes(config)
@@ -93,7 +93,7 @@ def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
 
 
 def _unfinished(plan: EfficiencyPlan, units: Sequence[PassId], outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Drop passes with an outcome, and all passes of a shape with a failure."""
+    """Drop passes that have an outcome, and all passes of a shape of which one has failed."""
     failed = {unit.shape for unit, status in outcomes.items() if status != "ok"}
     known = outcomes.keys() - plan.unconfirmed(outcomes)
     return [unit for unit in dict.fromkeys(units) if unit not in known and unit.shape not in failed]
@@ -150,7 +150,9 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
 
 
 class _Passes:
-    """Runs passes in order, stores each pass when it ends, and shows it. `outcomes`: how passes ended so far."""
+    """Runs passes in order, stores each pass when it ends, and sends its numbers to the tracker. `outcomes`: how passes ended so
+    far.
+    """
 
     def __init__(self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: Tracker):
         self.plan, self.store, self.bench, self.outcomes, self.track = plan, store, bench, outcomes, track
@@ -247,14 +249,16 @@ class _Passes:
         )
 
     def _distinct(self, unit: PassId) -> int | None:
-        """Return the number of prompts that are prefilled while a search tries a size; the other sequences are copies. None:
-        all."""
+        """Return how many prompts of a batch are prefilled while a search tries its size; the other sequences are copies. None
+        means all."""
         looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
         few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
         return PREFILLED if few else None
 
     def _forget_storages(self) -> None:
-        """Free the storages of compiled steps, which would be held beside those of a new shape. Passes then warm up again."""
+        """Free the storages of compiled steps, which would otherwise take memory besides those of a new shape. Passes then warm
+        up again.
+        """
         if self.bench.step is not None:
             from mmkv_bench.compression.fixed_layer import pool_of
 
@@ -271,8 +275,8 @@ class _Passes:
         return reasons + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
     def _prompt(self, unit: PassId, number: int = 0) -> EncodedPrompt:
-        """Return the prompt of one sequence of the batch. For `pixels` it has as many tokens as the budget, with smaller
-        pictures and less text.
+        """Return the prompt of one sequence of the batch. For the method `pixels` the prompt has as many tokens as the budget,
+        with smaller pictures and less text.
 
         Raises:
             ConfigError: the budget is too small for a picture.
@@ -290,7 +294,9 @@ class _Passes:
             ) from error
 
     def _whole(self, cell: str, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return a prompt, made once and kept on the host, so that no pass holds another's pictures in device memory."""
+        """Return a prompt of `tokens` tokens. Each prompt is made once and kept on the host, so that pictures of other passes
+        take no device memory.
+        """
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         kind = kind_of(self.datasets[cell])
@@ -331,7 +337,9 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a pass, with the columns of its decoding and of the whole pass."""
+    """Return a pass's rows, one per phase, after adding cache bytes to the row `decode` and the values of `last` to the row
+    `total`.
+    """
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
     more = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
     return [{"phase": name} | row | more.get(name, {}) for name, row in rows.items()]

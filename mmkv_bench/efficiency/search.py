@@ -1,9 +1,10 @@
-"""`batch=max`: the numbers of sequences to try, derived from outcomes alone.
+"""`batch=max`: which numbers of sequences to try, decided from the outcomes of passes alone.
 
-From some size on, peaks grow linearly with the batch. So the line through the two largest counted sizes is extended to the
-limit. This is only a guess: the result must be a size that fits, with a tested failure at one more. If the line misleads,
-sizes grow geometrically below the first failure, and every other size halves the range above the largest that fits. The next
-size depends only on outcomes, so an interrupted search continues from its rows, and a finished search has nothing to try.
+From some size on, peaks grow linearly with the batch. So the line through the two largest counted sizes is extended to the limit.
+This is only a guess. The result must be a size that was tested and fits, while one sequence more was tested and failed. If the
+line misleads, sizes grow geometrically below the first failure, and every other size halves the range above the largest that
+fits. The next size depends only on outcomes, so an interrupted search continues from its rows, and a finished search has nothing
+to try.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Searc
     """Return the state of a search.
 
     Args:
-        outcomes: number of sequences to how its pass ended. A `PassOutcome` has its peak.
-        limit: maximum bytes of a pass; None if unknown: sizes are then doubled, and bisected.
+        outcomes: number of sequences to its pass's status. A `PassOutcome` also has the peak.
+        limit: maximum bytes of a pass; None if unknown. Then sizes are doubled until one fails, then bisected.
     """
     known: dict[int, str] = {}
     search = _stands(known, limit)
@@ -66,7 +67,9 @@ def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Searc
 
 
 def _stands(known: Mapping[int, str], limit: int | None) -> Search:
-    """Return the state after these outcomes, in order."""
+    """Return the state of a search after these outcomes. known: number of sequences to status, in the order in which they were
+    tried.
+    """
     fails = min((size for size, status in known.items() if status == "oom"), default=None)
     fits = sorted(size for size, status in known.items() if status == "ok" and (fails is None or size < fails))
     search = Search([*known], None, fits[-1] if fits else 0)
@@ -91,7 +94,9 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
 
 
 def _on_the_line(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
-    """Return the largest size with a peak within the limit on the line through two sizes; None without a rising line."""
+    """Return the largest batch whose peak, by a line through the peaks of two batches, is within the limit. None if the line does
+    not rise.
+    """
     if len(peaks) < 2 or limit is None:
         return None
     (one, low), (other, high) = peaks.items()

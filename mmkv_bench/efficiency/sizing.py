@@ -50,7 +50,9 @@ class Rules:
 
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
-        """Return the rules of a processor of transformers, which already has its own limits. `limits`: set at each call."""
+        """Return the rules of a transformers processor, including its own limits. `limits`: further limits, applied at
+        each call.
+        """
         parts = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")
@@ -98,8 +100,8 @@ class Rules:
 
     # ------------------------------------------------------------------ pictures
     def _greedy(self, room: int, beside: int, images: int) -> list[Size]:
-        """Return the size of one picture (images=1), or the sizes of as many as fit: of equal area, or with tiles larger ones
-        first."""
+        """Return the size of one picture (images=1), or the sizes of as many pictures as fit. By area, all are equal; with tiles,
+        larger ones come first."""
         if room <= beside:
             return []
         if self._by_area:
@@ -118,7 +120,7 @@ class Rules:
         return sizes
 
     def _menu(self, images: int) -> dict[Size, int]:
-        """Map sizes in whole tiles to their visual tokens, with the smallest size for each number of tokens."""
+        """Map picture sizes in whole tiles to their visual tokens. Of sizes with equal tokens only the smallest is listed."""
         edge = self._tile()
         counts: dict[int, Size] = {}
         shapes = [(c, r) for c in range(1, _GRID + 1) for r in range(1, _GRID + 1) if c * r <= _GRID and max(c, r) <= 6]
@@ -135,7 +137,9 @@ class Rules:
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
     def _shaped(self, units: int) -> Size:
-        """Return a nearly square size of at most `units` squares of an area, or of one tile."""
+        """Return a nearly square size. For families that scale by area it has at most `units` merged patches; otherwise it is one
+        tile.
+        """
         if not self._by_area:
             return Size(self._tile(), self._tile())
         part = self.settings["image"]
@@ -145,7 +149,7 @@ class Rules:
         return Size(units // rows * unit, rows * unit)
 
     def _largest(self, tokens: Callable[[Size], int], room: int) -> Size | None:
-        """Return the smallest size with the largest number of tokens that fits into `room`; None if none fits."""
+        """Return the size with the most tokens that fit into `room`, the smallest of several such sizes; None if none fits."""
         area = _most(lambda units: tokens(self._shaped(units)) <= room, room)
         if not area:
             return None
@@ -159,8 +163,8 @@ class Rules:
 
 
 def _most(fits: Callable[[int], bool], high: int) -> int:
-    """Return the largest number from 1 to `high` that fits; 0 if none does. `fits` must hold up to some number and fail above
-    it."""
+    """Return the largest number from 1 to `high` for which `fits` is true; 0 if there is none. `fits` must hold up to some number
+    and fail above it."""
     low = 0
     while low < high:
         middle = (low + high + 1) // 2

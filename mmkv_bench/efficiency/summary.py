@@ -1,6 +1,7 @@
-"""From raw times to printed numbers: medians with quartiles, ratios to `full` in the same repeat, and the limit beside each.
+"""From raw times to printed numbers: medians with quartiles, ratios to `full` in the same repeat, and hardware limits.
 
-A pure function of rows of the table `timings`. One line per cell, prompt length, batch and way of building the batch.
+Everything is computed from rows of the table `timings`. The summary has one line per cell, prompt length, batch and way of
+building the batch.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def summary_lines(
 
 
 def _state(table: pd.DataFrame) -> pd.DataFrame:
-    """Return how each line ended: the first failure's status and error if there is one; its repeats, and disturbances."""
+    """Return each line's status and error (of the first failure if there is one), repeats, load, and disturbances."""
     ended = table[table["phase"] == "total"]
     lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
     state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
@@ -98,7 +99,9 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the ratios of the cell's values to `full`'s of the same length, batch and repeat; null without that pass."""
+    """Return the ratios of each cell's values to those of `full` at the same length, batch and repeat; null if `full` has no such
+    pass.
+    """
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
@@ -110,7 +113,9 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return for each cell, length and way the largest batch that fits, if one more was tried and ran out of memory."""
+    """Return, for each cell, length and way of building the batch, the largest batch that fits. Null unless one more sequence ran
+    out of memory.
+    """
     import pandas as pd
 
     alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
@@ -137,7 +142,7 @@ def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Return peaks by phase and bytes of the cache, from the pass that counts memory."""
+    """Return each line's peaks by phase and bytes of the cache, from the pass that counts memory."""
     counted = table[table["repeat"].isna() & (table["status"] == "ok")]
     peaks = counted.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
     total, decode = (counted[counted["phase"] == name].set_index(LINE) for name in ("total", "decode"))
@@ -146,7 +151,7 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """Add limits beside the numbers: MBU, MFU, and the roofline time of a step.
+    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step.
 
     `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step.
     """
@@ -174,7 +179,9 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
 
 
 def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Add `speed_up_allowed`: full's roofline at the same length and batch over the line's; null for `full` itself."""
+    """Add `speed_up_allowed`: the roofline time of `full` at the same length and batch, divided by the line's. Null for `full`
+    itself.
+    """
     import pandas as pd
 
     places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
@@ -185,12 +192,12 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Compare the shortest with the longest prompt of a cell at one batch, and set `kv_bandwidth`, the bandwidth for the extra
-    bytes.
+    """Compare the decode steps of a cell's shortest and longest prompt at one batch. Set `kv_bandwidth`, the bandwidth at which
+    the extra bytes are read, `launch_bound` and `launch_unknown`.
 
-    If the steps' quartiles overlap despite the extra bytes and the medians differ by at most `_ALIKE`, the step does not
-    depend on its bytes: it is bound by launches. If they overlap because the times scatter, or if there are few repeats, whose
-    steps share their time of day, the answer is unknown.
+    If the quartiles of the step times overlap and the medians differ by at most `_ALIKE`, a step's time does not depend on its
+    bytes: it is bound by kernel launches. If they overlap although the medians differ more, this is unknown. It is also unknown
+    with few repeats, because their steps were measured close in time.
     """
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")

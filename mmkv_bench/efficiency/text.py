@@ -1,4 +1,4 @@
-"""The summary as text: one table per prompt length and batch, each number beside its limit."""
+"""The summary as text: one table per prompt length and batch, with each number's hardware limit next to it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return the share of windows and recurrent states in all state, and the share that each budget leaves."""
+    """Return text with the share of windows and recurrent states in the state of all layers, and the share that each budget
+    leaves.
+    """
     family, dtype = plan.family, plan.cells[0].dtype
     if family is None or not family.states.layers:
         return ""
@@ -117,7 +119,7 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
 
 
 def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
-    """Return one line per cell and length: the largest batch that fits and its numbers, beside full's."""
+    """Return one line per cell and length: the largest batch that fits, its numbers, and those of `full`."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]
@@ -196,7 +198,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
 
 
 def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
-    """Return a sentence if a time is better than its limit."""
+    """Return a sentence if a measured time is shorter than its hardware limit allows."""
     highest = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
     above = [f"{name} {value:.2f}" for name, value in highest.items() if value > _ABOVE]
     if not above:

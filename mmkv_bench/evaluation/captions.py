@@ -33,7 +33,8 @@ class Captioned(NamedTuple):
 
 
 class CaptionScore(NamedTuple):
-    """A document's score. `value` is None for a document without an answer; its `parts` are those of an empty caption."""
+    """A document's score. parts: numbers from which the corpus score is computed. A document without an answer has the value None
+    and the parts of an empty caption."""
 
     value: float | None
     parts: tuple[float, ...] | None
@@ -53,9 +54,9 @@ def holds_caption(value: Any) -> bool:
 def caption_scores(
     kinds: Iterable[str], captions: Mapping[int, Captioned], others: Mapping[int, Captioned] | None = None
 ) -> dict[str, dict[int, CaptionScore]]:
-    """Map each kind to the scores of all documents in `captions`: kind, document, score.
+    """Score captions. Return kind of metric -> doc_id -> score, for all documents in `captions`.
 
-    others: the rest of the dataset. It counts in CIDEr's document frequencies but gets no scores.
+    others: captioned documents of the rest of the dataset. They count in CIDEr's document frequencies but get no scores.
 
     Raises ScoringError without Java.
     """
@@ -157,7 +158,8 @@ def release() -> None:
 
 
 def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
-    """Return METEOR's counts of a sample, with 0 chunks if one chunk is the whole caption and reference, as METEOR adds up."""
+    """Return METEOR's counts of a sample as METEOR adds them up over a corpus: a caption that matches its whole reference in
+    one chunk counts 0 chunks, because it is not fragmented."""
     words, reference, *rest = counts
     *rest, chunks, matched, reference_matched = rest
     unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)

@@ -41,7 +41,8 @@ def media_columns(docs: datasets.Dataset) -> list[str]:
 
 
 def paths_without_bytes(column: Any) -> set[str]:
-    """Return the paths in an undecoded Arrow column of media, or of lists of media, whose entries have no bytes."""
+    """Return the paths of media that are not stored in the column itself. column: undecoded Arrow column of media (structs with
+    `bytes` and `path`), or of lists of media."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -58,8 +59,8 @@ SAMPLING = ("temperature", "top_p", "top_k")  # keys of a task's YAML that mean 
 class Documents:
     """The first `len(refs)` documents of a task.
 
-    full, bare      split to documents: with media, and as scorers get them, without image columns unless the task asks for
-                    them
+    full            split -> documents with media
+    bare            split -> documents as scorers get them: without image columns, unless the task asks for them
     split           the evaluated split
     refs            the samples in order
     prompt_hashes   pages: doc_id to prompt hash; empty for other tasks (see fingerprints.py)
@@ -218,8 +219,8 @@ def conversions() -> Path:
 
 @contextmanager
 def _uncached(spec: TaskSpec) -> Iterator[None]:
-    """Turn off the cache of `datasets` for data of save_to_disk. It would be written beside these data, under a name stored in
-    them."""
+    """Turn off the cache of `datasets` while a dataset of `save_to_disk` is loaded. Otherwise `datasets` would write cache files
+    into the user's data folder."""
     import datasets
 
     saved = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
@@ -252,7 +253,8 @@ def _content(spec: TaskSpec) -> str:
 
 
 def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with features for local pictures that the files do not declare.
+    """Declare the picture columns of local parquet files, if the files do not, so that `datasets` decodes them. Return the task's
+    configuration with these features.
 
     Only for datasets with known columns, because some other tasks of lmms-eval need the plain bytes.
     """

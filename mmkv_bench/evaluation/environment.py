@@ -66,9 +66,10 @@ def require_single_rank() -> None:
 def task_environment(media_root: str | None) -> Iterator[None]:
     """Set the environment variables that a task's code reads, while the block runs.
 
-    media_root: the value of HF_HOME inside the block. None leaves HF_HOME unchanged, or sets the default of huggingface_hub if
-    it is unset (14 task files read it without a default). Data that `datasets` converts keep their folder. Where a task
-    expects a judge's address it gets the proxy of this process, without a key (see judging/proxy.py).
+    Variables for a judge's address name the proxy of this process, without a key (see judging/proxy.py).
+
+    media_root: the value of HF_HOME inside the block; the folder for data that `datasets` converts stays the same. None leaves
+    HF_HOME unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
     """
     from huggingface_hub import constants
 
@@ -100,9 +101,9 @@ def task_errors(
     folder: str | None = None,
     code: bool = False,
 ) -> Iterator[None]:
-    """Turn any exception or exit of the process while loading or asking into a DataError.
+    """Turn exceptions and exits of a task's code, in the block that loads or asks the task, into a DataError.
 
-    ours: tells which exceptions are not the task's; these pass unchanged.
+    ours: tells whether an exception comes from this package instead of the task; such exceptions pass unchanged.
     folder: the local folder that the data are read from, if any.
     code: no data are read yet, only the task's own files.
     """

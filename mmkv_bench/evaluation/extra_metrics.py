@@ -3,7 +3,8 @@
 They are computed column by column, for many cells at once, from the response rows of a cell and of the `full` cell with the
 same protocol. They need no model and no data.
 
-Fidelity. The row of `full` compares the full cache with itself through the path of the forks: the noise floor.
+Fidelity. The row of `full` compares the full cache with a copy of itself that is decoded as compressed caches are. It shows the
+noise of the measurement.
 
 - `fidelity_kl`: KL(full || cell) in nats, mean over the tokens of full's greedy answer. Under `paper` without the first token,
   which comes from the full prefill for every cell (an answer of one token then has no value); `fidelity_kl_all` is the mean
@@ -92,8 +93,8 @@ class RaggedArray:
 
 
 def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Count the equal numbers before the first difference between `rows` of `answers` and `others` of `references`, int64
-    [rows]."""
+    """Compare row rows[i] of `answers` with row others[i] of `references`, number by number. Return how many numbers are equal
+    before the first difference, int64 [len(rows)]."""
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
     ends = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
     for start, end in pairwise(np.unique([0, *ends.tolist(), len(counts)]).tolist()):
@@ -114,10 +115,10 @@ VALUE, UNMEASURED, MEANINGLESS = range(3)
 
 
 class Measured(NamedTuple):
-    """A measure of each row.
+    """Values of one measure, one per response row.
 
-    kinds: int [rows], `VALUE`, `UNMEASURED` or `MEANINGLESS`. values: float64 [rows], valid for kind `VALUE`. parts: float64
-    [rows, 2] of a pooled measure.
+    kinds: int [rows], `VALUE`, `UNMEASURED` or `MEANINGLESS`. values: float64 [rows], valid where the kind is `VALUE`.
+    parts: float64 [rows, 2], sums for a measure that is pooled over samples (perplexity); otherwise None.
     """
 
     kinds: np.ndarray
@@ -126,12 +127,14 @@ class Measured(NamedTuple):
 
 
 class PairedAnswers:
-    """The response rows of `measured`, each paired with the row of `full` for the same sample.
+    """Response rows, each paired with the row of `full` for the same sample and protocol.
 
-    names: the cells. of_cell: int [rows], indices into `names`.
-    ok, full_ok: bool [rows], whether the row and the row of full have status ok.
-    other: int [rows], index of the row in `full`, -1 for none. is_full: bool [rows], whether the cell is `full` itself.
-    free: int [rows], number of tokens that the cell's protocol takes from the full prefill. slim: bool [rows].
+    names: the cells. of_cell: int [rows], the row's cell as index into `names`.
+    other: int [rows], index of the paired row in the table `full`; -1 for none.
+    ok, full_ok: bool [rows], whether the row and its paired row have status ok.
+    is_full: bool [rows], whether the row's cell is `full` itself.
+    free: int [rows], number of tokens that the cell's protocol takes from the full prefill.
+    slim: bool [rows], whether `pack --slim` removed the row's per-token values, from which measures are computed.
     """
 
     def __init__(
@@ -155,8 +158,9 @@ class PairedAnswers:
         return np.array(values, kind)[self.of_cell]
 
     def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
-        """Return the index in `among` of the same sample's row, int [rows]; -1 if there is none. `cells` gives the cell to
-        search for each of `names`."""
+        """Find for each row the row of `among` about the same sample, int [rows]; -1 if there is none.
+
+        cells: for each of `names`, the cell whose rows in `among` are searched; None: no cell."""
         import pandas as pd
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -181,12 +185,15 @@ class PairedAnswers:
 
     @cached_property
     def continued(self) -> np.ndarray:
-        """Tell which rows have fidelity at more tokens than full's answer has, so at a continuation's tokens, bool [rows]."""
+        """Mask the rows of continuation datasets, whose fidelity is measured at the reference's tokens, bool [rows]. They are
+        recognised by fidelity at more tokens than full's answer has."""
         answered = np.append(self.full_tokens.lengths, 0)[self.other]
         return self.full_ok & (self.lists("forced_kl").lengths > answered)
 
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
-        """Replace lost values of slim rows by their stored measure. stored: the measure's rows of the table samples."""
+        """Fill in the values that slim rows can no longer give with the values of an earlier scoring.
+
+        stored: rows of the table `samples` of this measure."""
         cells = set(stored["cell"].unique().to_pylist())
         lost = (measure.kinds == UNMEASURED) & self.slim & self._by_cell([name in cells for name in self.names], bool)
         if not lost.any():
@@ -203,7 +210,7 @@ class PairedAnswers:
         return Measured(kinds, values, parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
-        """Return rows of the table samples without dataset. Cells in which no row has a value get none."""
+        """Convert a measure to rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
         import pyarrow as pa
 
         valued = (measure.kinds == VALUE) & self.ok
@@ -292,7 +299,8 @@ def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured
 
 
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return kinds, sums and counts (at least 1) of each row's numbers without the first `skipped`."""
+    """Sum each row's numbers without its first `skipped`. Return (kind of the result, sum, count of the numbers, at least 1),
+    each [rows]."""
     rest = lists.after(skipped)
     kinds = np.where(lists.there, np.where(rest.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
     return kinds, rest.sums(), np.maximum(rest.lengths, 1)
@@ -311,7 +319,8 @@ def _kl_first(rows: PairedAnswers) -> Measured:
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
 def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
-    """Count the tokens before the first difference. exactly: 1 if no token differs and both answers end there, else 0."""
+    """Count the tokens of each answer before the first that differs from full's answer. exactly: return 1 instead if the answers
+    are equal, else 0."""
     tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
     both = rows.ok & rows.full_ok
     kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both, VALUE, UNMEASURED))
@@ -340,8 +349,10 @@ _rouge_l = lru_cache(maxsize=1 << 16)(rouge_l)
 
 
 def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
-    """Return ROUGE-L against a sampled answer of `full`, or against its greedy answer if sampled answers were asked for too.
-    For `full` itself: a second sample against the first, or no value."""
+    """Return ROUGE-L of each answer against an answer of `full`. A sample of `full` without sampled answers gives no values.
+
+    sampled: compare with the first sampled answer of `full`, and for `full` itself its second sample with the first. Otherwise
+    compare with the greedy answer of `full`; `full` itself then has no value."""
     nothing = UNMEASURED if sampled else MEANINGLESS
     kinds, values = np.where(rows.is_full, nothing, UNMEASURED), np.zeros(len(rows.other))
     references = rows.full["reference_samples" if sampled else "answer"].to_pylist()

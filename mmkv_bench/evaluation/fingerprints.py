@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 ROWS = 100  # number of rows hashed at a time
+version = cache(metadata.version)
 
 
 def fingerprint(spec: TaskSpec) -> str:
@@ -113,8 +114,8 @@ def _content_of(file: Path) -> str:
 
 
 def confirm(spec: TaskSpec, expected: str) -> None:
-    """Raise DataError if a dataset's files no longer have the fingerprint `expected`, as new answers would be stored under the
-    old one."""
+    """Raise DataError if a dataset's files no longer have the fingerprint `expected`. A run that went on would store answers to
+    the new files under the old fingerprint."""
     if not spec.is_pages and (changed(spec) or fingerprint(spec) != expected):
         raise DataError(
             f"the data or the task's code of {spec.dataset} changed during the run; stored answers are kept; "
@@ -169,7 +170,9 @@ class KnownPrompt(NamedTuple):
 
 
 class Memory:
-    """The known prompt hashes of one dataset. `looked`: doc_id to the hash at this process's last check.
+    """The known prompt hashes of one dataset, kept between runs so that unchanged prompts need not be made again.
+
+    looked: doc_id -> hash at this process's last check.
 
     Args:
         file: the cache file, or None for no cache.
@@ -197,7 +200,8 @@ class Memory:
             self.save()
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
-        """Check the files of these prompts again. Return the prompts whose hash may have changed."""
+        """Check whether the files behind these prompts are unchanged, and note the hashes of unchanged prompts in `looked`.
+        Return the other documents, whose prompts must be made again."""
         state = cache(_state)
         unknown = set()
         for doc_id in doc_ids:
@@ -209,7 +213,8 @@ class Memory:
         return unknown
 
     def save(self) -> None:
-        """Write new entries beside those that others wrote meanwhile. If the cache cannot be written, only time is lost."""
+        """Add new entries to the cache file, which other processes may have extended meanwhile. A file that cannot be written is
+        no error: later runs then make the prompts again."""
         self._saved = time.monotonic()
         if not self.new or self.file is None:
             return

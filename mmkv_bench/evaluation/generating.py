@@ -108,8 +108,8 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
 
 
 def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
-    """Return the reference answer: the task's target, the first of several targets, or the choice that an index names. A task
-    without a target gives None, unless its reference is needed."""
+    """Return the reference answer: the task's target, the first of several targets, or the choice that the target's index names.
+    If the target cannot be read, return None, or raise the error if the dataset needs a reference."""
     try:
         target = task.doc_to_target(doc)
         if isinstance(target, int) and task.config.doc_to_choice is not None:

@@ -52,9 +52,10 @@ Answers = Callable[[str], Mapping[str, Answer]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """The scorer's result for one answer. An outcome is equal only to itself.
+    """The scorer's result for one answer. Outcomes are compared by identity, not by content.
 
-    values: metric to score. parts: metric to parts. returned: the scorer's return value for each filter.
+    values: metric -> score. parts: metric -> numbers from which a corpus score is computed.
+    returned: what the scorer returned, for each of lmms-eval's filters.
     """
 
     values: Mapping[str, float]
@@ -63,7 +64,7 @@ class Outcome:
 
 
 class Outcomes:
-    """Cache of outcomes keyed by (document, answer text). Outcomes that nothing distinguishes are one object."""
+    """Cache of scorers' results by (document, answer text). Results with equal content share one object, to save memory."""
 
     def __init__(self, doc_ids: Iterable[int]) -> None:
         self._by_document: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
@@ -73,7 +74,8 @@ class Outcomes:
         return doc_id in self._by_document
 
     def unknown(self, texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
-        """Return the answers, doc_id to texts, that have no outcome yet. If the cache is large, only these answers stay in it."""
+        """Return which of the answers (doc_id -> texts) have no outcome yet. If the cache has grown too large, drop the outcomes
+        of all answers that are not in `texts`."""
         new = {
             doc_id: [text for text in each if text not in self._by_document[doc_id]] for doc_id, each in texts.items()
         }
@@ -101,8 +103,8 @@ class Outcomes:
 class Grader:
     """Scores a dataset's cells, several at a time, with the same results as `score` for each cell alone.
 
-    reach: cell to number of documents, for all cells that will be scored.
-    answers: function from a cell to its answers (sample id to answer). It is called before the scorer is asked and again when
+    reach: cell -> number of documents that it was asked about, for all cells that will be scored.
+    answers: function that returns a cell's answers (sample id -> answer). It is called twice, before the scorer runs and when
     the cell is scored, so that only few cells' answers are in memory.
     failed: documents whose answer failed in some cell, if known.
     """
@@ -132,7 +134,8 @@ class Grader:
                 yield from zip(some, batch.scores([self.answers(cell) for cell in some]), strict=True)
 
     def _batch(self, limit: int) -> BatchGrader | None:
-        """Return the batch grader for this reach, or None if such cells must be scored alone."""
+        """Return the batch grader for cells that were asked about `limit` documents; None if these cells must be scored one by
+        one: they are few, a judge scores them, or the batch grader failed its test."""
         if limit not in self._batches:
             cells = [cell for cell, reach in self.reach.items() if reach == limit]
             alone = len(cells) < LEAST or self.spec.name in JUDGED
@@ -140,7 +143,7 @@ class Grader:
         return self._batches[limit]
 
     def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
-        """Return a batch grader that scores these cells as `score` does, or None if it does not."""
+        """Make a batch grader and test it on some cells: return it if its scores equal those of `score`, otherwise None."""
         docs = documents(self.spec, limit)
         batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])
         answers = [self.answers(cell) for cell in cells]
@@ -151,8 +154,8 @@ class Grader:
 
 
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
-    """Ask the scorer about the cells' answers. Return False if the cells must be scored alone, also if the scorer fails,
-    because it then fails in some cell."""
+    """Score the cells' distinct answers. Return False if the cells must be scored one by one instead: a score depends on several
+    samples, or the scorer failed (scoring one by one then shows in which cell)."""
     texts: dict[int, dict[str | None, None]] = {}
     for answers in cells:
         for answer in answers.values():
@@ -165,7 +168,8 @@ def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> boo
 
 
 class SharedReplay(Replay):
-    """A pass over several answers per document, without aggregation. Keys are (doc_id, number of the answer)."""
+    """A pass of the scorer over several answers per document, without aggregation. Scores are kept under the keys (doc_id, number
+    of the answer)."""
 
     def __init__(self, spec: TaskSpec, docs: Documents) -> None:
         super().__init__(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
@@ -204,7 +208,8 @@ class SharedReplay(Replay):
 
 
 class BatchGrader:
-    """The outcomes of a dataset's answers, and the cells' scores computed from them. failed: as for `Grader`."""
+    """Scorer of many cells of one dataset: it scores each distinct answer once and computes the cells' scores from these
+    outcomes. failed: documents whose answer failed in some cell, if known."""
 
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
@@ -254,7 +259,7 @@ class BatchGrader:
         ]
 
     def _rows(self, answers: Mapping[str, Answer], outcomes: Mapping[int, Outcome]) -> list[SampleScore]:
-        """Return the rows of a cell."""
+        """Return the scores of one cell's samples, failed samples included. outcomes: doc_id -> outcome of the cell's answer."""
         refs = self.docs.refs
         due = self._due([ref.doc_id for ref in refs if ref.sample_id in answers and ref.doc_id not in outcomes])
         values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
@@ -263,8 +268,9 @@ class BatchGrader:
         return rows_of(self.spec, self.docs, answers, values, parts, {}, due, self.nothing)
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
-        """Return `metrics_due` of a cell's failed documents. One pass serves the failed documents of all cells, because a pass
-        goes through all documents anyway."""
+        """Map documents whose answer failed (numbers in the split) to the metrics that a good answer would have had.
+
+        `metrics_due` reads the whole split, so the documents that failed in any cell are looked up together."""
         if new := [doc_id for doc_id in failed if doc_id not in self.due]:
             self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):
@@ -301,7 +307,8 @@ class RunningScores:
         self._spec, self._replay = spec, SharedReplay(spec, documents(spec, limit))
 
     def of(self, answers: Sequence[tuple[int, str]]) -> list[dict[str, float]] | None:
-        """Return for each (doc_id, text) the metrics that are means over samples: the configuration's, else all.
+        """Score each answer (doc_id, text): metric -> score. Only metrics that are means over samples are scored; if the
+        dataset's configuration names metrics, only these.
 
         Return None if a score depends on several samples or on a judge.
 

@@ -69,7 +69,7 @@ def _function(node: yaml.Node) -> Callable:
 
 
 class CountedDocs:
-    """The documents as the loop gets them. `current` is the position of the current document."""
+    """Wrapper of the documents that lmms-eval's loop iterates. `current` is the position of the document that it works on."""
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
@@ -152,7 +152,7 @@ class FetchedTask(_MessagesTask):
 
 
 class GivenTask(_MessagesTask):
-    """A new task for loaded data. `dataset` and `bare` map splits to documents, `bare` without media.
+    """A task made from documents that are already loaded. dataset, bare: split -> documents, with media and without.
 
     The loop also makes a plain text of every document, which is not used. A document whose fields give no plain text must not
     stop the dataset; it fails later as one sample, when its messages are made.
@@ -252,7 +252,7 @@ class ScoringTask(GivenTask):
         return {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
 
     def close(self) -> None:
-        """Drop the references that keep this task alive: the pass around it and its requests."""
+        """Drop this task's references to the pass around it and to its requests, so that all are freed at once."""
         self._instances = []
         del self.score
 
@@ -268,8 +268,9 @@ class ScoringTask(GivenTask):
         return aggregate
 
     def aggregated(self, metrics: Mapping[tuple[str, str], list]) -> dict[str, Any]:
-        """Aggregate as the loop's last step does. metrics: (metric, filter) to the samples' results. Keys of the result:
-        "metric,filter"."""
+        """Aggregate the samples' results as the last step of lmms-eval's loop does. Return "metric,filter" -> aggregate.
+
+        metrics: (metric, filter) -> results of the samples."""
         output = TaskOutput(task=self, task_name=self.config.task)
         output.sample_metrics.update(metrics)
         output.calculate_aggregate_metric(bootstrap_iters=0)

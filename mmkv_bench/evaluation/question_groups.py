@@ -26,7 +26,8 @@ FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase":
 
 
 def asks_groups(names: Collection[str]) -> bool:
-    """Tell whether a protocol compresses a document once for several questions, or is compared with such a protocol."""
+    """Tell whether any of the protocols `names` needs all questions about a document: it compresses a document once for several
+    questions, or is compared with such a protocol."""
     return any(protocol(name).cuts for name in names)
 
 
@@ -72,7 +73,7 @@ def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef
 
 
 def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, names: Collection[str]) -> None:
-    """Check that the documents of a dataset with several questions have what protocols need.
+    """Check that a dataset with several questions per document has the fields that the protocols need.
 
     Args:
         bare: the dataset's documents without media.
@@ -102,7 +103,8 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
 
 
 class QuestionGroups:
-    """Groups of a dataset's samples. Samples behind a run's limit are included, so that a cache does not depend on the limit.
+    """Groups of samples that ask about the same document. Samples beyond a run's limit are included, so that what is compressed
+    for a document does not depend on the limit.
 
     Args:
         spec: a task with a `questions_key`.

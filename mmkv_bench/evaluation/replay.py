@@ -95,7 +95,7 @@ class Replay:
         return aggregates
 
     def close(self) -> None:
-        """Drop the task. It refers to this pass, and Python would free that circle, with all its answers, late."""
+        """Drop the task. The task and this pass refer to each other, so Python would free them, with all answers, only late."""
         self.task.close()
         del self.task
 
@@ -119,7 +119,7 @@ class Replay:
             refuse_other_judges(self.spec.name, self.task, proxy().root)
 
     def _doc(self, key: Key) -> int:
-        """Return the document of a key of `values`."""
+        """Return the doc_id of a key of `values`. Here the key is the doc_id; subclasses may have other keys."""
         return int(key)
 
     def _score(self, key: Key, results: list, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -220,7 +220,8 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """Return the documents outside of this cell, which CIDEr's document frequencies also cover."""
+        """Return the documents that this cell was not asked about. CIDEr needs their references, because its document frequencies
+        cover the whole dataset; without CIDEr the range is empty."""
         count = len(self.docs.refs)
         return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 class SampleRef(NamedTuple):
-    """A sample, named without loading its images. doc_id: its position in the dataset, from 0."""
+    """Reference to a sample, without its content. doc_id: position in the dataset, from 0. cluster: the unit of statistics to
+    which it belongs."""
 
     doc_id: int
     sample_id: str
@@ -39,7 +40,7 @@ class DocumentQuestions:
     generic: str
 
     def asking(self, number: int) -> DocumentQuestions:
-        """Return these questions with another question as the sample's own."""
+        """Return a copy in which question `number` is the sample's own."""
         return replace(self, number=number)
 
     @property
@@ -125,13 +126,13 @@ class CellScores:
     """Scores of one cell on one dataset.
 
     samples    one entry per answered sample and metric, in the order of the dataset
-    aggregate  lmms-eval's own aggregates by metric name, on its scales and with its guesses for unreadable answers; None
-               unless every sample is ok
+    aggregate  metric -> lmms-eval's own aggregate, on its scale and with its guesses for unreadable answers; None unless every
+               sample is ok
     reason     why `aggregate` is None; None if it is not
-    unaggregated  metric to the reason why an existing `aggregate` lacks it
+    unaggregated  metric that `aggregate` lacks -> the reason, such as a failed aggregation
     unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` lacks them
-    judged     metric to its judge, for metrics with an answer of a judge
-    not_judged metric to the reason why all or some samples are not judged: their values and the aggregate are None
+    judged     metric -> its judge, for metrics with an answer of a judge
+    not_judged metric -> the reason why some or all samples are not judged: their values and the aggregate are None
     """
 
     samples: list[SampleScore]

@@ -52,11 +52,12 @@ def take_back(
     metrics: Callable[[int], Sequence[str]],
     kept: str = "",
 ) -> Lost:
-    """Remove scores made from fillers from `values`, and return the missing metrics with reasons.
+    """Remove scores that a scorer made from fillers instead of a judge's answers. Return the removed or missing metrics with
+    reasons.
 
     values: {doc_id: {metric: score}}, changed in place.
-    metrics: returns the metrics that a sample should have, by doc_id.
-    kept: a metric that no judge decides.
+    metrics: function from a doc_id to the metrics that the sample should have.
+    kept: a metric whose scores stay, because no judge decides them.
     """
     lost: Lost = {}
     for owner in unheard(scoring_pass):
@@ -78,7 +79,9 @@ def unheard(scoring_pass: ScoringPass) -> list[int]:
 
 
 def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
-    """Return `not judged: ...` for each metric that lacks a judge's answer in a sample or in lmms-eval's aggregation."""
+    """Return metric -> `not judged: ...`, for each metric that lacks a judge's answer, in a sample or in lmms-eval's aggregation.
+
+    lost: doc_id -> metric -> reason. samples: number of all samples. aggregated: names of the aggregated metrics."""
     lines: dict[str, str] = {}
     for name in dict.fromkeys(name for gone in lost.values() for name in gone):
         whys = [gone[name] for gone in lost.values() if name in gone]
@@ -93,7 +96,9 @@ def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Ite
 def judged_by(
     scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
 ) -> dict[str, JudgedBy]:
-    """Map each metric of `names` with an answer of the judge to that judge."""
+    """Map metrics to the judge that scored them. Metrics for which no question was answered are left out.
+
+    prompts: metric, or None for all -> digest of the judge's prompts."""
     judges = {}
     for name in names:
         answered = [each for each in scoring_pass.asked if each.answered and each.metric in (None, base_metric(name))]
@@ -241,10 +246,10 @@ def rows_of(
 ) -> list[SampleScore]:
     """Return the scores of all samples with an answer, failed samples included.
 
-    values, parts: those of a pass.
-    lost: doc_id to metrics whose judge did not answer.
-    due: see `metrics_due`.
-    nothing: `parts_of_nothing`, for metrics that are not in `parts`.
+    values, parts: doc_id -> metric -> score, and the numbers from which a corpus score is computed; from a `Replay`.
+    lost: doc_id -> metrics whose judge did not answer.
+    due: doc_id of a failed sample -> the metrics that it should have (`metrics_due`).
+    nothing: metric -> parts of a sample without a score, used if `parts` has none for the sample.
     """
     rows: list[SampleScore] = []
     headline = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample gets rows of these
@@ -268,14 +273,15 @@ def rows_of(
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
-    """Map each metric to the parts of a sample without a score, from `metadata.parts_of_nothing` of the task's YAML."""
+    """Return, for metrics that are computed from sums over samples, the numbers (`parts`) of a sample without a score: metric ->
+    parts, from `metadata.parts_of_nothing` of the task's YAML."""
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     parts_of = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
     return {metric: tuple(map(float, parts)) for metric, parts in (parts_of or {}).items()}
 
 
 def _listed(spec: TaskSpec) -> list[str]:
-    """Return the metrics of the task's YAML."""
+    """Return the names of the metrics in `metric_list` of the task's YAML."""
     return [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
 
 

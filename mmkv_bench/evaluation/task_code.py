@@ -70,8 +70,9 @@ class Reading(NamedTuple):
 
 
 def digests(path: Path) -> list[str]:
-    """Return digests of the Python files that a task's YAML files (with includes) can reach: beside them, in imported packages
-    below, and in modules outside of installed packages. Empty if lmms-eval's version identifies the code."""
+    """Return digests of all code that a task's YAML files (with includes) can reach: files in the YAML's folder, packages below
+    it that they import, and other modules that are not installed packages. Tasks of lmms-eval have none, because its version
+    identifies their code."""
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
@@ -119,8 +120,8 @@ def folders(path: Path) -> set[Path]:
 
 
 def _reached(folder: Path) -> dict[str, Path]:
-    """Map names to files of code: files beside a YAML, packages below that they import, and modules elsewhere that are not
-    installed packages. Modules elsewhere must be importable in this process, as they are after the task's import."""
+    """Map names to the code files that a task can reach: files in the YAML's folder, packages below it that they import, and
+    other modules that are not installed packages. Call this after the task's import, so that those modules can be found."""
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
     waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - subfolders | {ANY}
@@ -249,8 +250,8 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """Return the finder of a folder's modules (a hook of `sys.path_hooks`). Raises ImportError for folders that may use
-    bytecode."""
+    """Return a finder that imports a folder's modules from their sources. This is a hook of `sys.path_hooks`: ImportError means
+    that the folder holds no task's code and that Python's own finder is used."""
     if not _of_task(place):
         raise ImportError(f"{place} may keep its bytecode", path=place)
     return FileFinder(
@@ -262,7 +263,7 @@ def _finder(place: str) -> FileFinder:
 
 
 def _of_task(place: str) -> bool:
-    """Tell whether a folder's modules may be a task's code, which no version identifies."""
+    """Tell whether modules in a folder may be a task's code. No version number identifies such code, so its source counts."""
     path = Path(place).resolve()
     if any(path.is_relative_to(folder) and _own(path.relative_to(folder)) for folder in _folders):
         return path.is_dir()

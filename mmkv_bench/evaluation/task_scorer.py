@@ -54,7 +54,8 @@ def plain_value(value: Any) -> float | None:
 
 
 def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
-    """Aggregate one sample. The value holds prediction and answer, and the metric is a mean of matches, so this is the match."""
+    """Return a sample's score by aggregating this sample alone. For metrics that are the mean of right answers, whose value holds
+    only prediction and answer."""
     assert aggregation is not None, "these metrics are in lmms-eval's lists"
     options = {"args": None} if "args" in inspect.signature(aggregation).parameters else {}
     score = aggregation([value], **options)
@@ -62,9 +63,8 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
 
 
 def worldqa(value: Any, aggregation: Aggregation) -> float | None:
-    """Return the score of a WorldQA value, from which the aggregation reads a score or asks the judge for one.
-
-    Other tasks' values are numbers.
+    """Return the score of a value of the metric `gpt_eval`. For WorldQA the aggregation computes it, by asking the judge if
+    necessary; other tasks with this metric return a number.
     """
     of_worldqa = isinstance(value, Mapping) and "question_idx" in value
     return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
@@ -115,14 +115,14 @@ def seed(identity: str) -> None:
 
 @functools.cache
 def untouched(identity: str) -> tuple[int, bytes]:
-    """Return the result of `drawn` right after `seed(identity)`."""
+    """Return what `drawn` returns if nothing was drawn since `seed(identity)`."""
     seed(identity)
     return drawn()
 
 
 def drawn() -> tuple[int, bytes]:
-    """Return the next 64 bits of both generators. They differ from `untouched` if something was drawn since the seeding
-    (except for one chance in 2^64). Comparing whole states would cost more than most scorers."""
+    """Draw 64 bits from both generators, to tell whether a scorer drew anything: if so, the bits differ from `untouched` (except
+    for one chance in 2^64). Comparing the generators' whole states would cost more than most scorers."""
     import numpy as np
 
     return random.getrandbits(64), np.random.bytes(8)
@@ -156,7 +156,7 @@ def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mappi
 
 
 def unread(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether a value itself says that no choice was read."""
+    """Tell whether a metric's value shows that the scorer found no choice in the answer (`UNREAD`)."""
     return any(UNREAD[name](value) for name, value in metrics.items() if name in UNREAD)
 
 
@@ -167,7 +167,8 @@ def tells_right_only(metrics: Mapping[str, Any]) -> bool:
 
 
 def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
-    """Tell whether an answer is wrong whichever choice is right, so that it was not read. For `tells_right_only`.
+    """Tell whether the scorer found no choice in an answer: the answer is wrong, whichever choice is declared right. This is the
+    only way to tell for the metrics of `tells_right_only`.
 
     again: scores the same answer again, with columns of the document replaced.
     """
@@ -177,8 +178,8 @@ def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, st
 
 
 def reads_choices(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether the task's metrics show which choice was read. Every sample then gets `parse_failed`, as with scorers that
-    draw."""
+    """Tell whether the metrics' values show which choice the scorer read from an answer (`UNREAD`). If so, every sample gets the
+    metric `parse_failed`."""
     return any(name in UNREAD for name in metrics)
 
 
@@ -245,7 +246,8 @@ def may_draw(scorer: Any) -> bool:
 
 
 def _walk(scorer: Any, visit: Callable[[Any, set[str]], Iterable[Any]]) -> None:
-    """Visit a function with the global names in its code, then the functions and classes that each visit yields."""
+    """Call `visit` with a function and the global names in its code, then likewise with every function or class that a call of
+    `visit` yields, each once."""
     waiting, visited = [scorer], set()
     while waiting:
         function = waiting.pop()

@@ -38,8 +38,8 @@ NO_LIMITS = PixelLimits()
 
 
 class Box(NamedTuple):
-    """A part of one image: the image's number from 0, and exact fractions of its height and width from the upper left
-    corner."""
+    """A rectangle of one image: the image's index in the prompt, and the rectangle's edges as exact fractions of height
+    and width, from the upper left corner."""
 
     image: int
     top: Fraction
@@ -49,8 +49,8 @@ class Box(NamedTuple):
 
 
 class ImagePrompt(NamedTuple):
-    """A prompt with images and no video: config of the whole model, the processor that made `inputs`, and the images'
-    sizes."""
+    """A prompt with images and no video: the config of the whole model, the processor, the `inputs` that it made, and
+    the images' sizes."""
 
     config: Any
     processor: Any
@@ -58,8 +58,8 @@ class ImagePrompt(NamedTuple):
     sizes: Sequence[Size]
 
     def tower_edge(self) -> int:
-        """Return the side in pixels of the square that the vision tower takes, which must equal the side that the
-        processor makes.
+        """Return the side in pixels of the square image that the vision tower takes, after checking that the processor
+        makes it.
 
         Raises:
             UnsupportedError: the sides differ, or images are not scaled.
@@ -85,10 +85,12 @@ class States:
     """Layers of a text model that are not compressed, and how many numbers each of them stores per sequence.
 
     Attributes:
-        windows: number of sliding layers; window: entries per KV head that a sliding layer keeps, the newest ones.
+        windows: number of sliding layers.
+        window: number of newest entries that a sliding layer keeps per KV head.
         entry: numbers in one token's keys and values in a sliding layer; 0: as many as in a compressed layer.
         readers: number of layers that store nothing; full_readers: how many of these read a compressed layer.
-        linear: number of recurrent layers; conv, recurrent: numbers in their two states, in the model's dtype and in float32.
+        linear: number of recurrent layers; conv: numbers in a layer's convolution state, in the model's dtype; recurrent:
+            numbers in its recurrent state, in float32.
         weights: parameters of a recurrent layer's mixer; 0 if the family does not state them.
     """
 
@@ -152,15 +154,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class TextModel:
-    """A text backbone: facts that its config.json may leave to a class's defaults.
+    """Facts of a text backbone that a config.json may leave to the defaults of transformers' class.
 
     Attributes:
         model_type: `model_type` of the text config.
-        qkv_bias: queries, keys and values always have biases; qk_norm: queries and keys are normalised per head.
-        head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
+        qkv_bias: the projections of queries, keys and values always have biases; qk_norm: queries and keys are normalised
+            per head.
+        head_dim_follows: if config.json has no `head_dim`, the head dimension is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
         beside: kinds of layers, besides full attention, that are not compressed.
-        norms: number of norms in a layer's residual stream; gated: each query has a gate of its width.
+        norms: number of norms in a layer's residual stream; gated: each query head has a gate of the head's width.
         sinks: each query head has a learned sink, which only eager attention supports.
     """
 
@@ -175,7 +178,8 @@ class TextModel:
     sinks: bool = False
 
     def check(self, text: Any) -> None:
-        """Refuse a text config whose settings change what scores mean. Raises UnsupportedError."""
+        """Raise UnsupportedError for a text config with settings (such as softcapping) that the scorers' attention does
+        not reproduce."""
 
     def states_all(self, text: Mapping[str, Any]) -> bool:
         """Tell whether the keys of a config.json state all that this class reads from a text config."""
@@ -197,7 +201,7 @@ class TextModel:
         return 0
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
-        """Return the layers that are not compressed. text: a text config; kinds: the kinds of all its layers."""
+        """Describe the layers that are not compressed. text: a text config; kinds: the kinds of all its layers."""
         if SLIDING not in kinds:
             return NO_STATES
         return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
@@ -213,8 +217,8 @@ class TextModel:
         return None
 
     def attention_vectors(self, text: Any) -> int:
-        """Count the parameters of one layer's attention besides matrices, norms and the biases of queries, keys and
-        values."""
+        """Count the parameters of one layer's attention that are not in matrices, norms or the biases of queries, keys
+        and values (for example sinks)."""
         return 0
 
 
@@ -223,17 +227,17 @@ class Family:
     """Facts and rules of one family.
 
     Attributes:
-        model_type: as in config.json; name: for people; text_models: the backbones that are known to work.
+        model_type: as in config.json; name: the family's name in messages; text_models: the supported backbones.
         model_class, processor, image_processor, video_processor: classes of transformers. The processor of a text model
             is its tokenizer; a family without a video processor takes no videos.
         image_id_key, video_id_key, closing_id_key: keys of config.json for the ids of visual tokens and of the token
             that closes them; closing_marker: the closing token's text, if only the tokenizer knows its id.
         pixel_limits: images are scaled to an area between two limits, which a run can change.
-        whole_video_limit: a video's limit is for all its frames together.
+        whole_video_limit: the pixel limit of a video is for all its frames together.
         equal_videos: the videos of one prompt need equally many frames.
-        repeats_last_frame: a video has at least `temporal_patch_size` frames, the last one repeated.
-        streams: the vision tower takes any whole number of temporal patches of a video, or of pictures, by themselves,
-            and `get_rope_index` gives the positions of all of them, or a token's position is its place.
+        repeats_last_frame: a video with fewer than `temporal_patch_size` frames is filled up with its last frame.
+        streams: a video can be read in chunks: the vision tower encodes any number of temporal patches or pictures by
+            themselves, and positions are the tokens' indices or come from `get_rope_index`.
         smaller_by: how a picture gets fewer tokens: `SIDES` (smaller sides), `TILES` (fewer tiles), None (not
             possible).
         classes_version: version of classes that transformers does not have, part of the fingerprint of random weights;
@@ -268,7 +272,7 @@ class Family:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """Media that a prompt can contain: of `image` and `video`."""
+        """Return the media that a prompt can contain: `image`, `video`, both or none."""
         kinds = (("image", self.image_processor), ("video", self.video_processor))
         return tuple(kind for kind, processor in kinds if processor)
 
@@ -281,12 +285,12 @@ class Family:
         """Count the visual tokens of one image in a prompt of `images` images; 0 for a model without images.
 
         Raises:
-            UnsupportedError: a side more than 200 times the other, if the family refuses this.
+            UnsupportedError: one side is more than 200 times the other, and the family refuses such images.
         """
         return 0
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
-        """Count the visual tokens of a video of `frames` >= 1 sampled frames; 0 and UnsupportedError as in `image_tokens`."""
+        """Count the visual tokens of a video of `frames` >= 1 sampled frames; for 0 and errors see `image_tokens`."""
         return 0
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
@@ -331,7 +335,8 @@ class Family:
             values["vision_feature_layer"] = min(features, depth) if features >= 0 else max(features, -(depth + 1))
 
     def register_classes(self) -> None:
-        """Register classes that transformers does not have with its Auto classes. May be called again."""
+        """Register model classes of our own with transformers' Auto classes, for models that transformers lacks. May be
+        called again."""
 
     def processor_class(self) -> Any:
         """Return the class of the family's processor."""

@@ -29,12 +29,13 @@ class ModelFacts:
     """The facts of one model. Token ids are empty tuples if the model has none.
 
     Attributes:
-        name: the family's name, for people; model_type: `model_type` of config.json.
+        name: the family's name in messages; model_type: `model_type` of config.json.
         image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them.
         closing_marker: text of a closing token whose id only the tokenizer knows; the id is in `closing_token_ids` if
             `model_facts` was given a tokenizer.
-        num_layers: layers of the text model that are compressed, all but those of `states`; num_query_heads,
-            num_kv_heads, head_dim: of each of these layers; states: layers that keep a window or a recurrent state.
+        num_layers: number of compressed layers of the text model, which are all layers but those in `states`.
+        num_query_heads, num_kv_heads, head_dim: shape of each compressed layer.
+        states: the layers that keep a window or a recurrent state instead.
         max_context: longest context of the text model, None if its config does not say.
         sinks: see `base.TextModel`.
     """
@@ -60,7 +61,7 @@ class ModelFacts:
 
     @property
     def multimodal(self) -> bool:
-        """True if some of the model's tokens are visual."""
+        """True if the model has tokens for images or videos."""
         return bool(self.image_token_ids or self.video_token_ids)
 
     @property
@@ -145,8 +146,8 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
     """Count the tokens of the prompt's context, after which a protocol cuts the prompt.
 
     The context ends with the last visual token, or with its closing token if that follows directly. InternVL's closing
-    token is known only with a tokenizer (here or in `model_facts`); without one its context ends with the last visual
-    token.
+    token is known only if this function or `model_facts` gets a tokenizer; otherwise its context ends with the last
+    visual token.
 
     Args:
         input_ids: [T] or [1, T], one prompt without padding on the right.
@@ -172,7 +173,7 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
 
 
 def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
-    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: the model's facts or
+    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or its
     config."""
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
     size = _BYTES[dtype] if isinstance(dtype, str) else dtype.itemsize
@@ -185,8 +186,8 @@ def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
 
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
-    """Return the share of the bytes of all state after a prompt of `tokens` that stays with `kept` entries per KV head.
-    Windows and recurrent states count as well."""
+    """Return the fraction of all state bytes after a prompt of `tokens` that is left if `kept` entries per KV head
+    stay. Windows and recurrent states count as kept."""
     entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
     return (kept * entry + beside) / (tokens * entry + beside)
 
@@ -210,8 +211,8 @@ def _marker_ids(marker: str | None, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _refuse_other_layers(known: Family, backbone: TextModel, text: Any, kinds: list[str]) -> None:
-    """Refuse layers with an unsupported kind. Entries outside a sliding window are lost to the model itself, so a budget
-    over all tokens has no meaning for such layers."""
+    """Refuse layers of an unsupported kind. A sliding layer, for example, drops tokens itself, so a budget over all
+    tokens has no meaning for it."""
     partial = [i for i, kind in enumerate(kinds) if kind != FULL and kind not in backbone.beside]
     if partial:
         beside = f", or {' or '.join(backbone.beside)}" if backbone.beside else " in every layer"
@@ -232,7 +233,8 @@ _OLDER = {"dtype": "torch_dtype"}
 
 
 class StatedConfig:
-    """Keys of a config.json under the attributes of transformers' configs; all that `facts.model_facts` reads."""
+    """A config.json as an object with the attributes of transformers' configs, without transformers. It has all that
+    `model_facts` reads."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -251,7 +253,7 @@ class StatedConfig:
 
 
 def read(folder: str | Path) -> StatedConfig | None:
-    """Return the config.json of a folder; None if it cannot be read or does not state enough."""
+    """Return the config.json of a folder; None if it cannot be read or lacks a key that `stated` needs."""
     try:
         values = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -260,7 +262,7 @@ def read(folder: str | Path) -> StatedConfig | None:
 
 
 def stated(values: Mapping[str, Any]) -> StatedConfig | None:
-    """Return the config of these keys of config.json; None if a key is missing, or the model is not supported."""
+    """Wrap the content of a config.json; None if a needed key is missing, or the model is not supported."""
     known = families().get(str(values.get("model_type")))
     text = values.get("text_config", values)
     if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
@@ -282,7 +284,8 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
 
 
 def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json states the kind of every layer, all kinds are known, and layers of one kind are alike."""
+    """Tell whether a config.json states the kind of every layer and all that the backbone reads, and all kinds are
+    supported."""
     if not backbone.states_all(text):
         return False
     if text.get("layer_types") is not None:

@@ -1,9 +1,9 @@
 """gpt-oss, arXiv 2508.10925: text models with a sliding window in every other layer, learned sinks and mixtures of
 experts.
 
-A sink is one score per query head beside those of the keys in each softmax. It has no value, so its share goes to no
-key. The classes have no `sdpa` attention. Rotations are YaRN's, and cos and sin are given for half of a head's
-dimensions.
+A sink is a learned score of a query head that joins the keys' scores in each softmax. It has no value vector, so its
+share of the probability goes to no key. The classes of transformers have no `sdpa` attention. Rotations are YaRN's, and
+the model computes cos and sin for half of a head's dimensions.
 """
 
 from __future__ import annotations

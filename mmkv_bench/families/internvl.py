@@ -2,7 +2,7 @@
 
 The grid is the one with the nearest aspect ratio. If there is more than one tile, the whole image follows as a further
 tile. 2x2 patches make a token, 256 a tile; a frame is one tile. The classes of transformers take a video as one
-<img>...</img> block per frame, so there is no video token; only the text of the closing token is known.
+<img>...</img> block per frame, so there is no video token. Of the closing token only the text is known, not the id.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class InternVL(Family):
 
 
 def tile_grid(size: Size, tile: int, least: int, most: int) -> tuple[int, int]:
-    """Return (columns, rows) of the grid with the nearest aspect ratio. Among equally near grids, return the largest one of
-    which the image fills more than half. tile: pixels of a tile; least, most: numbers of tiles."""
+    """Return (columns, rows) of the grid with the nearest aspect ratio. Among equally near grids, return the largest one
+    that the image fills by more than half. tile: pixels of a tile; least, most: numbers of tiles."""
     width, height = size
     grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
     best, nearest = (1, 1), math.inf

@@ -1,10 +1,10 @@
 """LLaVA with a CLIP tower: LLaVA-1.5, LLaVA-NeXT and LLaVA-NeXT-Video.
 
-LLaVA-1.5          arXiv 2310.03744: 336x336 in patches of 14 = 576; the shorter edge is scaled to the tower's and the
-                   middle cut out, so no token shows the parts outside of it
-LLaVA-NeXT         blog of 2024-01-30 (AnyRes): the whole squashed into 336x336; then the image in tiles of the
-                   best-fitting resolution, scaled with its aspect and padded on both sides, in rows across all tiles
-                   without the rows or columns that are padding, with a newline token per row
+LLaVA-1.5          arXiv 2310.03744: 336x336 in patches of 14 = 576; the shorter edge is scaled to the tower's side and
+                   the middle is cut out, so no token shows the rest of the image
+LLaVA-NeXT         blog of 2024-01-30 (AnyRes): first the whole image, squashed into 336x336; then the image at
+                   the best-fitting resolution, scaled with its aspect, padded on both sides and cut into tiles. Its
+                   tokens are ordered by rows across all tiles, each row with a newline token, and without padding
 LLaVA-NeXT-Video   images as LLaVA-NeXT; frames of 24x24 patches pooled by 2x2 = 144
 """
 

@@ -1,8 +1,9 @@
 """LLaVA-OneVision and LLaVA-Video: a SigLIP tower of 384x384 pixels.
 
-LLaVA-OneVision   arXiv 2408.03326 section 3.3: a single image as LLaVA-NeXT, 729 tokens a tile, beyond 9 tiles' worth of
-                  tokens blended bilinearly (384 is not a multiple of the patch of 14: the last 6 pixels of a tile are in no
-                  patch); several images each padded to a square, 729 and a newline; frames pooled to 196, one newline
+LLaVA-OneVision   arXiv 2408.03326 section 3.3: a single image as LLaVA-NeXT, 729 tokens a tile, interpolated to fewer
+                  beyond 9 tiles' worth of tokens (384 is not a multiple of the patch of 14: the last 6 pixels of a tile are
+                  in no patch); several images each padded to a square, 729 tokens and a newline; frames pooled to 196
+                  tokens, with one newline after the video
 LLaVA-Video       the released code: images as LLaVA-OneVision; frames pooled to 14x14, or averaged to 13x13 as
                   arXiv 2410.02713 says, with a newline token per row (mm_newline_position=grid)
 """
@@ -74,7 +75,7 @@ class LlavaVideo(LlavaOneVision):
 
 
 def _most_tiles(aspect: str) -> int:
-    """Return the number of tiles in a setting such as `anyres_max_9`: 9."""
+    """Return the number at the end of a setting such as `anyres_max_9`: the largest number of tiles."""
     return int(aspect.removeprefix("anyres_max_"))
 
 

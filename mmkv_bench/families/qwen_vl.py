@@ -1,7 +1,7 @@
 """Qwen-VL: images keep their aspect; their area is scaled between two limits and cut into squares, one token each.
 
 Qwen2-VL, Qwen2.5-VL   arXiv 2409.12191 section 2.1: sides rounded to multiples of 28, area scaled into [min_pixels,
-                       max_pixels], one token per 28x28; frames in pairs, each pair as many tokens as one image
+                       max_pixels], one token per 28x28; a pair of frames has as many tokens as one image
 Qwen3-VL               likewise with 32x32; a video's limits are for all its frames together
 """
 
@@ -78,7 +78,8 @@ class Qwen3VL(QwenVL):
 
 
 def area(part: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the least and the most pixels, under either of the names that checkpoints use."""
+    """Return the smallest and the largest image area in pixels from a processor's settings, under either of the two key
+    names that checkpoints use."""
     size = part.get("size") or {}
     return part.get("min_pixels") or size["shortest_edge"], part.get("max_pixels") or size["longest_edge"]
 
@@ -89,10 +90,11 @@ def _side(part: Mapping[str, Any]) -> int:
 
 
 def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_pairs: int = 1) -> int:
-    """Count the squares after scaling: sides rounded to whole squares, then the area brought within the limits.
+    """Count the squares of one scaled image or frame: sides are rounded to whole squares, then scaled until the area is
+    within the limits `low` and `high`.
 
-    The area is that of `frames` frames; the area compared with the limits is that of `whole_pairs` frames with rounded
-    sides.
+    As in transformers' video processor, the limits are compared with the rounded area times `whole_pairs`, but the
+    scale is computed from the unrounded area times `frames`.
     """
     width, height = size
     if max(size) > 200 * min(size):

@@ -87,7 +87,8 @@ def image_tokens(
     """Count the visual tokens of one image of width x height pixels in a prompt of `images` images.
 
     Raises:
-        UnsupportedError: a model without images, or a side more than 200 times the other if a family refuses this.
+        UnsupportedError: a model without images, or an image with one side more than 200 times the other, if the family
+            refuses such images.
     """
     _check_takes(model_type, "image")
     return family(model_type).image_tokens(settings, (width, height), images, limits)
@@ -99,7 +100,8 @@ def video_tokens(
     """Count the visual tokens of a video of `frames` >= 1 frames (after sampling) of width x height pixels.
 
     Raises:
-        UnsupportedError: a model without videos, or a side more than 200 times the other if a family refuses this.
+        UnsupportedError: a model without videos, or frames with one side more than 200 times the other, if the family
+            refuses such frames.
     """
     _check_takes(model_type, "video")
     return family(model_type).video_tokens(settings, frames, (width, height), limits)
@@ -119,7 +121,7 @@ def token_boxes(
         `visual` boxes; None for a token that shows no part of an image: a newline, or nothing but padding.
 
     Raises:
-        UnsupportedError: a family without such a rule, or a processor whose settings cut images differently.
+        UnsupportedError: the family has no rule for boxes, or the processor's settings cut images differently.
     """
     boxes = family(config.model_type).boxes(ImagePrompt(config, processor, inputs, sizes))
     if len(boxes) != visual:
@@ -142,7 +144,7 @@ def check_chunks(known: Family) -> None:
 
 
 def check_no_states(known: Family, states: bool) -> None:
-    """Raise UnsupportedError for a family with `states`, which cannot be read under a cap (`protocol=stream`)."""
+    """Raise UnsupportedError if layers keep a window or a recurrent state: `protocol=stream` cannot evict from them."""
     if states:
         raise UnsupportedError(
             f"protocol=stream evicts while it prefills, but {known.name} has layers that keep a window or a "
@@ -151,7 +153,7 @@ def check_no_states(known: Family, states: bool) -> None:
 
 
 def check_smaller(one: Family) -> None:
-    """Refuse families whose pictures have equally many tokens at every size. Raises UnsupportedError."""
+    """Raise UnsupportedError for a family whose pictures cannot get fewer tokens (`Family.smaller_by` is None)."""
     if one.smaller_by is None:
         supported_families = ", ".join(sorted(kind for kind, other in families().items() if other.smaller_by))
         raise UnsupportedError(
@@ -167,11 +169,12 @@ def apply_limits(
     video_max_pixels: int | None = None,
     frames: int | None = None,
 ) -> None:
-    """Change a processor's pixel limits to those of a run.
+    """Set a processor's pixel limits to the limits of a run.
 
     Args:
         min_pixels, max_pixels: limits of the area that an image is scaled to, before it is cut into patches.
-        video_max_pixels: largest area of one frame; frames: frames of a video, for processors that limit whole videos.
+        video_max_pixels: largest area of one frame; frames: number of frames of a video, by which the limit is
+            multiplied for processors that limit whole videos.
 
     Raises:
         ConfigError: a processor without such limits, or limits that exclude each other.

@@ -4,7 +4,7 @@ An image is scaled to a longest edge, small images up, and both sides are stretc
 tiles, the whole image follows, squashed into one more tile. A pixel shuffle makes one token of scale_factor x
 scale_factor patches: 64 per tile of 512x512 (patches of 16, 4x4 a token), 81 per tile of 384x384 (patches of 14, 3x3;
 the last 6 pixels of a tile are in no patch). A frame of a video is one tile with image tokens, so there is no video
-token; only the text of the closing token is known.
+token. Of the closing token only the text is known, not the id.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class SmolVLM(Family):
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """Return the same images, and a longest edge of fewer whole tiles, at least one."""
+        """Return the images unchanged, and a smaller longest edge for the image processor: a whole number of tiles, at
+        least one."""
         part = processor.image_processor
         tile = _edge(part.max_image_size)
         return list(images), {"size": {"longest_edge": tile * max(1, round(share * _edge(part.size) / tile))}}

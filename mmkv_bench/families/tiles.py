@@ -24,8 +24,9 @@ POOLINGS = ("average", "bilinear")
 def grid(
     image: int, rows: Sequence[Span | None], columns: Sequence[Span | None], newline: bool = False
 ) -> list[Box | None]:
-    """Return boxes row by row. rows, columns: parts of the image's height and width, None outside of the image; newline:
-    each row ends with a token that shows no part."""
+    """Return the boxes of a grid of tokens, row by row. rows, columns: the part of the image's height that each row
+    shows, and of its width for each column, None outside of the image; newline: each row ends with a token that shows no
+    part."""
     boxes: list[Box | None] = []
     for row in rows:
         boxes += [Box(image, *row, *column) if row and column else None for column in columns]
@@ -36,8 +37,9 @@ def grid(
 def tile_after_tile(
     image: int, rows: int, columns: int, spans: Callable[[int], Sequence[Span | None]]
 ) -> list[Box | None]:
-    """Return the boxes of an image in tiles, row by row of tiles, and the whole image as one more tile if there are
-    several. spans: maps a number of tiles side by side to the parts of the image that their tokens show."""
+    """Return the boxes of an image that is cut into tiles, tile after tile; of several tiles, the whole image follows
+    as one more. spans: maps the number of tiles side by side to the part of the image that each of their tokens
+    shows."""
     down, across, whole = spans(rows), spans(columns), spans(1)
     side, boxes = len(whole), list[Box | None]()
     for row in range(rows):
@@ -48,18 +50,18 @@ def tile_after_tile(
 
 
 def even(count: int) -> list[Span]:
-    """Return `count` equal parts of the whole."""
+    """Divide a height or width into `count` equal spans, as fractions of the whole."""
     return [(Fraction(i, count), Fraction(i + 1, count)) for i in range(count)]
 
 
 def patches(edge: int, patch: int, tiles: int = 1) -> list[Span]:
-    """Return the pixels of the whole patches of each of `tiles` tiles side by side."""
+    """Return the (start, end) pixels of every whole patch along `tiles` tiles side by side, each `edge` pixels long."""
     return [(t * edge + i * patch, t * edge + (i + 1) * patch) for t in range(tiles) for i in range(edge // patch)]
 
 
 def parts(pixels: Sequence[Span], start: Any, length: Any) -> list[Span | None]:
-    """Return pixels as parts of an image that begins at pixel `start` and is `length` pixels long; None for pixels outside
-    of it."""
+    """Convert pixel spans to fractions of an image that begins at pixel `start` and is `length` pixels long; None for
+    spans outside of the image."""
     zero, one = Fraction(0), Fraction(1)
     spans = [
         (max(Fraction(first - start) / length, zero), min(Fraction(last - start) / length, one))
@@ -72,9 +74,10 @@ class Tiling(NamedTuple):
     """An image in AnyRes tiles.
 
     Attributes:
-        padded: width and height that the image is scaled and padded to; cut: rows and columns of patches that are
-            padding, at each end; shape: rows and columns of the tokens that are left, without the newline token after
-            each row.
+        padded: width and height that the image is scaled and padded to.
+        cut: rows of patches at the top, and columns at the left, that are padding; as many are padding at the other
+            end.
+        shape: rows and columns of the tokens that are left, without the newline token after each row.
     """
 
     padded: Size
@@ -95,7 +98,8 @@ def anyres(
     Args:
         resolutions: allowed (height, width); edge: side of a tile in pixels; per_tile: patches per side of a tile;
             size: size of the image.
-        most_tiles: tiles' worth of tokens beyond which rows and columns are blended; None: any number.
+        most_tiles: if the image has more tokens than this many tiles, rows and columns are interpolated to fewer; None:
+            never.
     """
     width, height = size
     tiled_height, tiled_width = _best_resolution(resolutions, size)
@@ -155,7 +159,8 @@ def clip_tokens(settings: Settings) -> int:
 
 
 def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[int, int]:
-    """Return the (height, width) that keeps most of the image's pixels; of equal ones, that with the least padding."""
+    """Return the (height, width) that keeps most of the image's pixels; among equal ones, the one with the least
+    padding."""
     width, height = size
 
     def rank(resolution: Sequence[int]) -> tuple[int, int]:

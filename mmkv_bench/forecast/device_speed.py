@@ -50,7 +50,8 @@ class DeviceSpeed:
         bandwidth: bytes per second of a read-only pass over memory; a copy, which writes too, reaches less.
         rates: dtype -> operations per second of a large square product; a multiplication and an addition are two.
         memory_bytes: memory of the device; for `cpu`, of the machine.
-        torch: version of torch. measured: the day, as `2026-11-22`.
+        torch: version of torch.
+        measured: the day of the measurement, as `2026-11-22`.
         load: load of the machine in the minute before; None if unknown (older files).
     """
 
@@ -85,7 +86,7 @@ def slug_of(name: str, kind: str, threads: int) -> str:
 
 
 def folder() -> Path:
-    """Return the folder of the files."""
+    """Return the folder with the files of measured devices."""
     return cache_dir() / "devices"
 
 

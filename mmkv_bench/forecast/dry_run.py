@@ -1,10 +1,11 @@
-"""Dry runs: operations on tensors without numbers. Allocations are counted, nothing is computed, and no device is needed.
+"""Dry runs: the real code on tensors without values, called numbers here. Allocations are counted, nothing is computed, and no
+device is needed.
 
 The tensors are torch's fake tensors, which have a shape, a dtype and a device that this machine need not have. But selection
-reads numbers: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers too
-(`FakeValuesMode`). The numbers are true if all their sources have numbers (token types, budgets, indices). They are made up if
-a method computes something small from tensors without numbers (scores of tokens). What is read is then consistent and
-of the right size, but which entries are kept means nothing.
+reads numbers: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers too (`FakeValuesMode`).
+Their numbers are right if all their sources have numbers (token types, budgets, indices). Numbers are made up if a method
+computes something small from tensors without numbers (scores of tokens). Then shapes and counts are right, but which entries are
+kept means nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
 class Kernels(TorchFunctionMode):
     """Replacements for kernels that behave differently with fake tensors than on a real device.
 
-    Attention is a fused kernel: its output and one number per query row, no scores. With fake tensors it would become plain
-    products of T x T numbers, which fit on no device. A tensor of Python numbers is made on the host and moved.
+    A device's fused attention kernel allocates its output and one number per query row, but no scores. With fake tensors torch
+    would use plain products with T x T scores, which fit on no device. `torch.tensor(numbers, device=...)` makes the tensor on
+    the host and moves it.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -64,14 +66,15 @@ class Kernels(TorchFunctionMode):
 
     @staticmethod
     def _back_to_back(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return output, sums and random state, as the attention kernel for heads stored back to back does."""
+        """Return output, row sums and random state like the kernel for sequences of different lengths, stored back to back."""
         rows, heads = query.shape[:2]
         sums = query.new_empty(heads, rows, dtype=torch.float32)
         return query.new_empty(rows, heads, value.shape[-1]), sums, query.new_empty(2, dtype=torch.uint64)
 
 
 def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Return the tensors of transformers' grouped products, which sort rows by numbers that fake tensors do not have.
+    """Allocate what transformers' grouped expert products allocate, and return their output. The original sorts rows by numbers
+    that fake tensors lack.
 
     Args:
         module: the experts' module.
@@ -90,8 +93,8 @@ def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
 
 
 class DryPeaks(Peaks):
-    """Peaks of a dry run. Numbers are made up in the phases that read them: selection, reduction and decoding. Scoring reads
-    none: its sums go over blocks, of which only some are run."""
+    """Peaks of a dry run. Numbers are made up in selection, reduction and decoding, which read them. They are not made up in
+    scoring, which reads none and runs only some of its blocks."""
 
     def __init__(self, counters: Counters, made_up: FakeValuesMode):
         super().__init__(counters)
@@ -110,19 +113,21 @@ class DryPeaks(Peaks):
 
 @contextmanager
 def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
-    """Make tensors fake within the context; the counter counts those on its kind of device."""
+    """Enter a context in which new tensors are fake. `counter` counts the storages on its kind of device. Yield the mode that
+    makes up numbers.
+    """
     made_up = FakeValuesMode()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up
 
 
 class DryModel:
-    """A model without weights, whose prompts are counted; use it within `without_numbers`.
+    """A model without weights, for counting the memory of prompts. Use it within `without_numbers`.
 
     Args:
         config: transformers config.
         dtype, attention: as for a run.
-        counter: counter of the model's storages, from the first on.
+        counter: counts all storages of the model.
         made_up: the mode that makes numbers up.
     """
 

@@ -36,13 +36,14 @@ _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Facts about prompts and the device that the user gave or that were measured before; None or empty: unknown.
+    """Facts about prompts and the device, given by the user or measured before. None or empty means unknown.
 
     Attributes:
         prompt_tokens: prompt lengths to plan for.
         visual_tokens: visual tokens of each prompt.
         images: width and height in pixels of a prompt's images; the images and a question then determine the prompt's length.
-        memory: bytes of the device. bandwidth: bytes per second. rate: operations per second. device: its name.
+        memory, bandwidth, rate: of the device: bytes, bytes per second, operations per second.
+        device: name of the device.
     """
 
     prompt_tokens: Sequence[int] = ()
@@ -63,15 +64,16 @@ class Workload:
         new_tokens: most tokens of an answer; None if unknown.
         cells: cells that read the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
-        fed: (tokens, entries before them) -> number of such pieces that are fed after a prefill: chunks of a context that is
-            fed again, or turns of a conversation.
-        weight_reads: number of times that decoding reads the weights; entry_reads: number of entries that it reads. None if
-            answers have no known length.
-        streams: pairs (cap, or None without a limit; number of prompts) of prompts that are read as streams.
+        fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a chunk of a
+            context that is fed again, or a turn of a conversation.
+        weight_reads: number of times that decoding reads the weights; None if the length of answers is unknown.
+        entry_reads: number of cache entries that decoding reads; None in the same case.
+        streams: pairs (cap, number of prompts), for prompts that are read as streams. The cap is None without a limit.
         chunk: tokens of a stream's chunk.
-        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at all but the last, and what
-            follows the last is never read.
-        batch: sequences decoded together. together: their prompts are prefilled in one pass, not one by one.
+        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the last. The
+            stream after the last share is never read.
+        batch: number of sequences decoded together.
+        together: whether the prompts of a batch are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
     """
 
@@ -97,15 +99,16 @@ class BudgetForecast:
 
     Attributes:
         label: the budget, or `full`.
-        scope: when its methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or never
+        scope: when methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or never
             (`full`).
         methods: methods with this budget and scope.
         kept: entries per KV head kept of a prompt.
-        kv: bytes of the batch's caches then, with windows and recurrent states of uncompressed layers.
-        read: useful bytes of the first decode step. ms: its least milliseconds, None without a bandwidth.
+        kv: bytes of the batch's caches after compression, with windows and recurrent states of uncompressed layers.
+        read: useful bytes of the first decode step.
+        ms: least milliseconds of that step; None without a bandwidth.
         speed_up: speed-up over the full cache that the roofline allows; without a bandwidth, by bytes alone.
         needs: bytes that the device must have at least.
-        batch: most sequences that fit into the device's memory, None if this is unknown.
+        batch: most sequences that fit into the device's memory; None if unknown.
     """
 
     label: str
@@ -122,8 +125,13 @@ class BudgetForecast:
 
 @dataclass(frozen=True)
 class DatasetForecast:
-    """Forecast of one dataset at one length and batch. source: see `PromptLength`. sequences: number decoded together. hours:
-    None if unknown. chunk: tokens of a stream's chunk; 0 without streams."""
+    """Forecast of one dataset at one length and batch.
+
+    source: see `PromptLength`.
+    sequences: number of sequences decoded together.
+    prefill_hours, decode_hours: None if unknown.
+    chunk: tokens of a stream's chunk; 0 without streams.
+    """
 
     dataset: str
     tokens: int
@@ -141,8 +149,8 @@ class DatasetForecast:
 class Forecast:
     """Forecast of a plan.
 
-    held, read: bytes of weights that the device holds and that a step reads, None if unknown. missing: sentences about what is
-    unknown or not counted.
+    held, read: bytes of weights on the device, and bytes of weights that a decode step reads; None if unknown.
+    missing: sentences about what is unknown or not counted.
     """
 
     given: Assumptions
@@ -205,8 +213,8 @@ def prefills(plan: Plan, coverage: Coverage) -> int:
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
-    """Return the work on one dataset, with `samples` samples to answer. A step reads the weights once per batch of forks, and the
-    entries of every cell."""
+    """Return the work on one dataset, with `samples` samples to answer. Cells that share a prefill decode in batches of
+    `fork_batch`. A step reads the weights once per batch, and the entries of every cell."""
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
@@ -237,12 +245,16 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
 
 
 def _turn(length: PromptLength, new: int | None) -> int:
-    """Return the least tokens of a question and its answer. In a prompt without pictures the question's length is unknown: 0."""
+    """Return a lower bound on the tokens of a question and its answer. All text beside pictures is the question; without pictures
+    its length is unknown and counts as 0.
+    """
     return (length.tokens - length.visual if length.visual else 0) + (new or 0)
 
 
 def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Map (tokens, entries before them) to the number of such pieces fed after prefills: chunks of contexts, and turns."""
+    """Return `Workload.fed`: (tokens, entries before them) -> number of pieces fed after prefills. Pieces are chunks of contexts
+    and turns.
+    """
     fed: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -335,8 +347,8 @@ def _budget(
 
 
 def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
-    """Return the bytes besides the weights at the largest of three moments: at the end of the answers; while caches that were
-    prefilled one by one are joined layer by layer, with one layer held twice; and while the last prompt is prefilled.
+    """Return the bytes needed in addition to the weights, the most of three moments: at the end of the answers; while caches that
+    were prefilled one by one are joined layer by layer, with one layer held twice; and while the last prompt is prefilled.
 
     The last prompt holds its keys and values (with a method of scope `layer`, one whole layer at a time) and the tensors
     of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times.
@@ -357,9 +369,9 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 
 
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
-    """Return the bytes needed beside the weights while a stream is read. Every layer has slots for the kept entries and a
+    """Return the bytes needed in addition to the weights while a stream is read. Every layer has slots for the kept entries and a
     chunk, one layer is copied while entries are evicted, and one MLP works on a chunk. Without a cap nothing is evicted.
-    A question that comes earlier has a copy of the cache."""
+    Questions before the stream's end are answered from copies of the cache."""
     capped = kept < work.length.tokens
     *copies, slots = (min(kept, math.ceil(share * work.length.tokens)) + work.chunk * capped for share in work.ask_at)
     layers = model.decoder.compressed + capped
@@ -369,7 +381,7 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Group the methods by budget and scope, `full` first."""
+    """Group the methods by budget and scope (see `BudgetForecast`), `full` first."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
@@ -380,7 +392,7 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """Return a sentence if the model is on several devices, or has to be."""
+    """Return a sentence if the model is spread over several devices, or has to be because its weights exceed one."""
     if device_map is not None:
         return [
             f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "

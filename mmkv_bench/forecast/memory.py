@@ -1,4 +1,4 @@
-"""Peak memory of every cell by phase at true shape, counted without a device in a dry run of the real code."""
+"""Peak memory of every cell by phase at the model's true shape, counted in a dry run of the real code, without a device."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ QUESTION = "What is the total that the last row of the table on this page states
 
 @dataclass(frozen=True)
 class DryPrompt:
-    """A prompt of a dry run. types: token types int `[1, T]`. inputs: a processor's output for a prompt with media. chunk:
-    tokens of a stream's chunk; 0 without a stream."""
+    """A prompt of a dry run.
+
+    types: token types, int `[1, T]`.
+    inputs: a processor's output for a prompt with media.
+    chunk: tokens of a stream's chunk; 0 without a stream.
+    """
 
     types: Tensor
     inputs: Mapping[str, Tensor] | None = None
@@ -63,8 +67,9 @@ class DryPrompt:
 class CellPeaks:
     """Peak bytes of one cell at one length and batch.
 
-    peaks: phase -> bytes, in the order of `PHASES`. error: one sentence if there are none. fits, largest_batch: None without a
-    device memory.
+    peaks: phase -> bytes, in the order of `PHASES`.
+    error: one sentence if there are no peaks.
+    fits, largest_batch: None if the device's memory is unknown.
     """
 
     cell: str
@@ -211,7 +216,8 @@ def document(counted: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, An
 
 def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: int) -> CellPeaks:
     """Return the peaks of a batch, from those of one sequence. If prompts are prefilled together, each sequence holds everything
-    except the weights. One by one, a prefill adds to the kept entries of the other sequences, which are joined layer by layer.
+    except the weights. If they are prefilled one by one, each prefill comes on top of the kept entries of the sequences before
+    it. At the end the caches are joined layer by layer.
 
     slots: bytes of one answer's slots, which are allocated when caches are joined.
     """
@@ -274,8 +280,8 @@ def _transformers_config(plan: Plan) -> Any:
 
 
 def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
-    """Map labels to (method, budget, whether it reads a stream), with each combination once. Dataset, seed and other protocols
-    do not change a peak."""
+    """Map labels to (method, budget, whether the cell reads a stream), one label per combination. Dataset, seed and other
+    protocols do not change a peak."""
     built = {
         (method.name, method.compressor.reading): method.compressor
         for method in build_methods(plan.entries, stand_ins)  # type: ignore[arg-type]
@@ -291,7 +297,10 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
 
 
 def _held(plan: Plan, cache: int) -> list[str]:
-    """Return sentences about the caches that a run holds beside one cell's. cache: bytes of the longest prompt's whole cache."""
+    """Return sentences about the caches that a run holds in addition to the cache of one cell.
+
+    cache: bytes of the longest prompt's whole cache.
+    """
     answering, prefilling = caches_held(plan)
     notes = []
     if answering:

@@ -26,8 +26,8 @@ class Passes:
 
     Attributes:
         prefills: number of prefills of whole prompts or contexts, without streams.
-        streams: cap, or None without a limit -> number of streams; all questions of a stream share one reading.
-        replays: cell -> number of contexts fed again after their prefill, for this cell and cells that share its scores.
+        streams: cap (None without a limit) -> number of streams. All questions about a stream share one reading.
+        replays: cell -> number of contexts fed again after their prefill, for this cell and the cells that share its scores.
         turns: cell -> number of a conversation's turns that are fed again.
     """
 
@@ -50,7 +50,9 @@ def questions_per_document(part: DatasetShare) -> float | None:
 
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
-    """Count what is fed to the model for `samples` samples of a dataset, if they include all questions of each document."""
+    """Count what is fed to the model for `samples` samples of a dataset, assuming that they include all questions of each
+    document.
+    """
     made = Passes()
     if not plan.answering.shares_prefill:
         for cell in part.cells:
@@ -83,7 +85,7 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
         others = [cell for cell in cells if cell not in once]
         shared += others
         if once:
-            made.prefills += samples if rule.knows in ("joint", "paraphrase") else documents
+            made.prefills += samples if rule.knows == "paraphrase" else documents
         made.replays.update(dict.fromkeys(_replaying(others), samples))
         made.replays.update(dict.fromkeys(_replaying(once), samples if rule.knows == "paraphrase" else documents))
     again = sum(protocol(cell.protocol).prefills_again and cell.budget is not None for cell in shared)
@@ -92,7 +94,7 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
-    """Count the whole caches of documents that a run holds: while questions are answered, and during one more prefill.
+    """Count the uncompressed document caches that a run holds while questions are answered, and during one more prefill.
 
     If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
     """
@@ -101,12 +103,11 @@ def caches_held(plan: Plan) -> tuple[int, int]:
     once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]
     if not once or not plan.answering.shares_prefill:
         return 0, 0
-    joint = any(rule.knows == "joint" for rule in once)  # the first prompt's cache stays during the other prefills
-    return len(once), len(once) - 1 + joint
+    return len(once), len(once) - 1
 
 
 def notes_of(plan: Plan) -> list[str]:
-    """Return a sentence for each dataset whose number of documents is known only from its data."""
+    """Return a sentence for each dataset whose number of documents is unknown until its data are opened."""
     return [
         f"the number of questions per document of {part.dataset} is known only from its data: every question counts as a document"
         for part in plan.parts
@@ -119,7 +120,9 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return a key that is equal for protocols that share a prefill: lengths for a prompt of four tokens, two of them context."""
+    """Return a key that is equal for two protocols if they share a prefill: the lengths that the protocol prefills of an example
+    prompt (four tokens, two of them context).
+    """
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     states = plan.family is not None and bool(plan.family.states.layers)
@@ -127,7 +130,7 @@ def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
 
 
 def _replaying(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one of the cells, all of one protocol, for each scorer that needs the context fed again."""
+    """Return one cell for each scorer that needs the context fed again. cells: cells of one protocol."""
     return list({cell.compressor.eviction.scorer: cell for cell in cells if _replays(cell)}.values())
 
 

@@ -44,7 +44,7 @@ class PromptLength:
 
     source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the embedded
     pages), `picture` (a model that scales every image to one size), `lengths` (setting of scenario=efficiency), `assumed`.
-    frames: number of a video's frames, or of pictures, as a stream counts them; None if unknown.
+    frames: number of frames or pictures that a stream would read; None if unknown.
     """
 
     tokens: int
@@ -82,8 +82,8 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
 
 
 def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
-    """Return the length that follows from a dataset's images: its pages, or one image if the model scales all images to one size;
-    otherwise an assumed length."""
+    """Return the length that follows from a dataset's images: drawn pages, or one image if the model scales all images to one
+    size. Otherwise return an assumed length."""
     spec, family = part.spec, plan.family
     prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _SHAPES]
     one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
@@ -122,7 +122,9 @@ def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
 
 
 def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Return the sizes in pixels of the images of a page's prompt; for a mix of kinds, those of the kinds with one image."""
+    """Return the image sizes in pixels of a prompt with drawn pages. If a task mixes kinds with one and several images, assume
+    one image.
+    """
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 

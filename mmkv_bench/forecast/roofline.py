@@ -129,7 +129,8 @@ class Roofline:
         itemsize: bytes of a weight, and of a number in the full cache.
         bandwidth: bytes per second of a read-only pass.
         rate: operations per second in the model's dtype; None if it was not measured.
-        device: name of the device. load: load of the machine at the measurement; None if unknown.
+        device: name of the device.
+        load: load of the machine during the measurement; None if unknown.
     """
 
     decoder: Decoder
@@ -150,7 +151,7 @@ class Roofline:
         return step_bytes(self.weights, useful / batch, batch)
 
     def step_ms(self, useful: float, batch: int = 1) -> float:
-        """Return the least milliseconds of such a step."""
+        """Return the least milliseconds of a decode step. Arguments as in `step_bytes`."""
         states, decoder = self.decoder.states, self.decoder
         linear = states.linear * (states.conv * self.itemsize + states.recurrent * 4)
         entries = decoder.mean_entries((useful / batch - linear) / self.itemsize)
@@ -158,7 +159,7 @@ class Roofline:
         return roofline_ms(self.step_bytes(useful, batch), self.bandwidth, operations, self.rate)
 
     def step_s(self, useful: float, batch: int) -> float:
-        """Return the least seconds of such a step."""
+        """Return the least seconds of a decode step. Arguments as in `step_bytes`."""
         return self.step_ms(useful, batch) / MS
 
 
@@ -187,20 +188,23 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
 
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
-    """Return the roofline of rows that were timed before, from an earlier measurement; None unless all rows have the same one."""
+    """Return the roofline of timed rows from a stored measurement of their device. Return None if there is none or the rows have
+    different ones.
+    """
     found = set(stored_rooflines(store, rows).values())
     return found.pop() if len(found) == 1 else None
 
 
 def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
-    """Return a function from a table's context to its roofline, or to None if this is unknown. It reads nothing before the first
-    call."""
+    """Return a function from a table's context (such as model and device) to its roofline, None if unknown. Rows are read at the
+    first call."""
     rooflines = cache(lambda: stored_rooflines(store, store.timings()))
     return lambda context: rooflines().get(tuple(context[name] for name in _KEY))
 
 
 def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
-    """Map `_KEY` to rooflines, for timed cells whose model's shape is on this machine and whose device was measured before.
+    """Map the values of the columns `_KEY` to a roofline, for timed cells whose model's shape is on this machine and whose device
+    was measured before.
 
     No connection is made, and nothing is measured. rows: rows of the table `timings`.
     """

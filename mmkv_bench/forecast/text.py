@@ -36,8 +36,10 @@ _BOUNDS = (
 
 
 def text(forecast: Forecast, tables: str | None = None) -> str:
-    """Format the forecast for a terminal: the device, a table per group of datasets with equal numbers, and notes. tables:
-    printed instead of these tables."""
+    """Format the forecast for a terminal: the device, a table per group of datasets with equal numbers, and notes.
+
+    tables: text to print instead of these tables.
+    """
     given = forecast.given
     lines = [f"device     {_device(given)}"] if forecast.read is not None else []
     sections = [_section(datasets, given) for datasets in _alike(forecast.datasets)]
@@ -57,7 +59,7 @@ def document(forecast: Forecast) -> dict[str, Any]:
 
 
 def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
-    """Group datasets with equal tables."""
+    """Group datasets whose tables would be equal."""
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
         place = next((place for place, group in enumerate(groups) if _table(group[0]) == _table(one)), len(groups))

@@ -1,7 +1,7 @@
-"""Hours of a plan at the rate of stored rows of its model: time between commits, per row.
+"""Hours that a plan will take, from stored rows of its model: the time between two commits, divided by the rows of a commit.
 
-Rows of a commit share a prefill, so a row costs less in a large commit than in a small one. So commits with about as many rows as
-the plan has cells count, if there are any. Rows that `pack --slim` wrote have no commit times and do not count.
+Rows of a commit share a prefill, so a row costs less in a large commit than in a small one. So if there are commits with about as
+many rows as the plan has cells, only these count. Rows that `pack --slim` wrote have no commit times and do not count.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rate:
-    """Rate of one dataset.
+    """Rate at which one dataset's missing rows will probably be made, from commits of stored rows.
 
     Attributes:
         missing: number of missing rows.
-        seconds: time per row, the median over commits; None if no stored row has times. commits: number of commits. rows: median
-            number of rows per commit.
-        own: the commits are of this dataset; otherwise they are of the model's other datasets.
-        alike: the commits have about as many rows as this plan's will have.
-        slim: number of the model's stored rows without times. devices: devices of the rows.
+        seconds: time per row, the median over commits; None if no stored row has times.
+        commits, rows: number of commits, and median number of rows per commit.
+        own: whether the commits belong to this dataset, not to other datasets of the model.
+        alike: whether the commits have about as many rows as this plan's commits will have.
+        slim: number of the model's stored rows without times.
+        devices: devices of the rows.
     """
 
     dataset: str
@@ -99,7 +100,7 @@ def _line(rate: Rate) -> str:
 
 
 def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (dataset, seconds per row, rows) of every commit that follows one of the same writer and dataset."""
+    """Return (dataset, seconds per row, number of rows) of every commit that follows a commit of the same writer and dataset."""
     named = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
     dataset, worker = (np.asarray(one.indices, np.int64) for one in named)
     when = rows["committed_at"].cast(pa.int64()).to_numpy()

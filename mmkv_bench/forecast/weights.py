@@ -1,4 +1,4 @@
-"""Bytes of a model's weights before it is loaded. A card, a forecast and a dry run compare them with a device."""
+"""Bytes of a model's weights, known before the model is loaded. Used by a run's card, forecasts and dry runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class ModelBytes:
     Attributes:
         decoder: shape of the text model.
         itemsize: bytes of a number.
-        weights: bytes of all parameters; None if their number is unknown. step_weights: bytes that a decode step reads.
+        weights: bytes of all parameters; None if their number is unknown.
+        step_weights: bytes of weights that a decode step reads.
         kv_per_token: bytes of a token's keys and values in the compressed layers.
     """
 

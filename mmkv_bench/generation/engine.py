@@ -28,7 +28,7 @@ from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures, ForkMeasures
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, check_time, gather, plan, read_answers
 from mmkv_bench.generation.meter import Meter
-from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, merge_scores, prefill, slack
+from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, merge_scores, prefill, prefill_together, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
@@ -189,20 +189,16 @@ class Engine:
         meter: Meter,
         reserve: int,
     ) -> Prefilled:
-        """Prefill the first of the prompts; scores and summaries are means over all of them."""
+        """Prefill the first of the prompts; scores and summaries are means over all of them, which share the context."""
         name = cells[0].protocol
-        made: list[Prefilled] = []
-        for source in sources:
-            own = dataclasses.replace(lengths, prefilled=source.length)
-            meter.seconds.clear()  # count each prefill separately; the seconds are added up below
-            one = prefill(self.session, source, cells, {name: own}, meter, reserve, replays=not made)
-            made.append(one)
-            if len(made) > 1:
-                one.cache = made[0].cache  # only its scores are needed
-        if len(made) > 1:
-            merge_scores(made, cells, name)
-            self.session.cache = made[0].cache  # the last question's cache is not used
-        return dataclasses.replace(made[0], shared=True, lengths={name: lengths})
+        each = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
+        if len(sources) == 1:
+            made = prefill(self.session, sources[0], cells, each[0], meter, reserve)
+        else:
+            together = prefill_together(self.session, sources, cells, each, meter, reserve)
+            merge_scores(together, cells, name)
+            made = together[0]
+        return dataclasses.replace(made, shared=True, lengths={name: lengths})
 
     # ------------------------------------------------------------------ one prefill
     @staticmethod

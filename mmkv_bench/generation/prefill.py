@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -187,7 +187,6 @@ def prefill(
     lengths: Mapping[str, Lengths],
     meter: Meter,
     reserve: int,
-    replays: bool = True,
 ) -> Prefilled:
     """Run the model over the prompt once and score each layer for all cells.
 
@@ -195,30 +194,102 @@ def prefill(
         session: open on the model; afterwards it observes nothing.
         prompt: the part of the prompt to prefill. lengths: lengths of the whole prompt under each cell's protocol.
         reserve: slots for the tokens that `full` will append.
-        replays: feed the context again for scorers that need it; otherwise they have no scores.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
     """
     recording = Recording(cells, lengths, meter.now)
-    model, cache = session.model, session.new_cache(reserve)
+    cache = session.new_cache(reserve)
     session.expect(recording, prompt.types, prompt.identity)
     try:
-        with vision_clock(model, meter.phase), meter.phase("prefill"):
+        with vision_clock(session.model, meter.phase), meter.phase("prefill"):
             output = feed(session, prompt.inputs, cache, next(iter(lengths.values())).candidates)
-            positions = session.position_ids
-        logits = output.logits[0, -1].float()
-        if bool(logits.isnan().any()):
-            raise NonFiniteLogitsError("the prefill gave NaN logits")
-        seconds = dict(meter.seconds)
-        seconds["prefill"] = max(seconds["prefill"] - sum(recording.seconds.values()), 0.0)  # vision is part of it
-        if replays and recording.needs.replay and session.prompt is not None:
-            recording.replay(session.text, prompt.words, session.prompt)
+        return _recorded(session, prompt, recording, cache, output, meter, [recording])
     finally:
         session.expect(None, None, prompt.identity)
+
+
+@torch.no_grad()
+def prefill_together(
+    session: Session,
+    prompts: Sequence[EncodedPrompt],
+    cells: Sequence[CellSpec],
+    lengths: Sequence[Mapping[str, Lengths]],
+    meter: Meter,
+    reserve: int,
+) -> list[Prefilled]:
+    """Prefill the context that several prompts begin with once, then the rest of each prompt behind it.
+
+    All results share one cache, which ends as the first prompt's. The first result has the seconds of all prefills, and the
+    scores of scorers that need the context fed again.
+
+    Args:
+        lengths: per prompt, as for `prefill`. reserve: slots behind the first prompt; every prompt has to fit in them.
+
+    Raises:
+        NonFiniteLogitsError: NaN in the logits of some prompt's last token.
+    """
+    recordings = [Recording(cells, of_prompt, meter.now) for of_prompt in lengths]
+    model, first, end = session.model, prompts[0], next(iter(lengths[0].values())).candidates
+    cache = session.new_cache(reserve + first.length - end)
+    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
+    made: list[Prefilled] = []
+    context: PromptBatch | None = None
+    session.expect(recordings[0], first.types[:, :end], first.identity)
+    session.prompt_length = first.length  # so that the context's observations wait for the rest
+    try:
+        with vision_clock(model, meter.phase), meter.phase("prefill"):
+            model(**first.context(end).inputs, **options)
+        context, last = session.prompt, last_positions(session.position_ids, end, first.input_ids.device)
+        assert context is not None, "it was just fed"
+        states = cache.copied_states()
+        for prompt, recording in reversed(list(zip(prompts, recordings, strict=True))):
+            for layer in cache.compressed:
+                layer.forget(layer.seen - end)
+            cache.put_states(states)
+            session.go_behind(recording, context, prompt.length, prompt.types, prompt.identity)
+            ids = prompt.input_ids[:, end:]
+            with meter.phase("prefill"):
+                output = model(ids, position_ids=following(last, 1, ids.shape[1], 1).contiguous(), **options)
+            replayed = recording if prompt is first else None
+            made.append(_recorded(session, prompt, recording, cache, output, meter, recordings if replayed else []))
+        cache.put_states(states)
+    finally:
+        if context is not None:
+            context.observations.clear()  # they refer to it, and it to the cache
+        session.prompt_length = None
+        session.expect(None, None, first.identity)
+    return [replace(one, states=cache.states) for one in reversed(made)]
+
+
+def _recorded(
+    session: Session,
+    prompt: EncodedPrompt,
+    recording: Recording,
+    cache: CompressedCache,
+    output: Any,
+    meter: Meter,
+    timed: Sequence[Recording],
+) -> Prefilled:
+    """Return what a prefill has made.
+
+    Args:
+        output: the model's output for the prompt's last token.
+        timed: recordings whose seconds of scoring are part of the meter's prefill; empty for a prompt without times or
+            replay.
+    """
+    positions, logits = session.position_ids, output.logits[0, -1].float()
+    if bool(logits.isnan().any()):
+        raise NonFiniteLogitsError("the prefill gave NaN logits")
+    seconds = dict(meter.seconds) if timed else {}
+    if timed:
+        scoring = sum(sum(one.seconds.values()) for one in timed)
+        seconds["prefill"] = max(seconds["prefill"] - scoring, 0.0)  # vision is part of it
+    if timed and recording.needs.replay and session.prompt is not None:
+        recording.replay(session.text, prompt.words, session.prompt)
     return Prefilled(
         prompt=prompt,
-        lengths=lengths,
+        lengths=recording.lengths,
         cache=cache,
         states=cache.states,
         logits=logits,

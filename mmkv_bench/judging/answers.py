@@ -94,9 +94,10 @@ class AnswerCache:
 
 
 class JudgeAnswers:
-    """All questions of a run's score stage, with their answers and failures. Without settings there is no judge.
+    """All questions that scorers of a run ask the judge, with answers and failures. settings: None if the run has no judge.
 
-    counts: number of questions `asked` and answered, `cached`, and `failed`. Each question counts once.
+    counts: key `asked` -> number of questions that the judge answered, `cached` -> answered from the cache, `failed` -> without
+    an answer. Each question counts once.
     """
 
     def __init__(self, settings: JudgeSettings | None = None) -> None:
@@ -112,7 +113,7 @@ class JudgeAnswers:
 
     @property
     def gone(self) -> str | None:
-        """Return the reason why the judge is gone, or None while it answers or was not asked."""
+        """Return the reason why no more questions are sent to the judge's endpoint; None while questions may be sent."""
         return self._endpoint.gone if self._endpoint else None
 
     @property
@@ -121,13 +122,14 @@ class JudgeAnswers:
         return len(self._pending)
 
     def as_asked(self, question: Question) -> Question:
-        """Return the question with the temperature at which it is asked."""
+        """Return the question with the temperature that the settings prescribe, if they prescribe one."""
         temperature = self.settings.temperature if self.settings else None
         return question if temperature is None else dataclasses.replace(question, temperature=float(temperature))
 
     def look_up(self, question: Question) -> str:
-        """Return the answer to a question from `as_asked`. Raises JudgeError if there is none. A new question then waits for
-        `fetch`."""
+        """Return the stored answer to a question. If there is none, note the question for the next `fetch` and raise JudgeError.
+
+        question: as returned by `as_asked`."""
         if self.settings is None:
             raise JudgeError("no judge was asked (judge=none)")
         digest = question.digest(self.settings.model, self.settings.address)

@@ -40,7 +40,9 @@ class AskedQuestion:
 
 
 class ScoringPass:
-    """A pass over one task.
+    """One pass of a task's scorer over its samples. It gives the scorer the known answers and collects the other questions.
+
+    An owner is the sample (position) for which a question is asked, or None while lmms-eval aggregates.
 
     asked       the questions in order
     unanswered  {owner: {metric or None: reason}}: a filler replaced the missing answer, so the scorer's result is worthless
@@ -69,7 +71,9 @@ class ScoringPass:
         return owner in self.unanswered or owner in self.refused
 
     def answer(self, question: Question, example: str | None = None) -> str:
-        """Return the answer, for code that handles JudgeError. Raises JudgeError without an answer."""
+        """Return the judge's answer, for scorers of this package, which expect JudgeError if there is none.
+
+        example: not used here; a `Probe` returns it in place of an answer."""
         try:
             return self._look_up(None, question)
         except JudgeError as error:
@@ -78,7 +82,8 @@ class ScoringPass:
             raise
 
     def fill(self, question: Question) -> str:
-        """Return the answer as text, for lmms-eval's scorers; a filler without an answer."""
+        """Return the judge's answer, for lmms-eval's scorers, which cannot handle a missing answer. If there is none, return a
+        filler text and record that the sample's score is worthless."""
         metric = None
         if (known := metric_of(self.judged, question)) is not None:
             metric, question = known.metric, dataclasses.replace(question, readable=known.readable)
@@ -101,7 +106,7 @@ class ScoringPass:
 
 
 class Probe(ScoringPass):
-    """A pass that asks no judge and records a scorer's questions, as far as the scorer gets."""
+    """A pass without a judge that only records the questions that a scorer asks, until the scorer needs a real answer."""
 
     def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
         super().__init__(JudgeAnswers(), judged)
@@ -159,8 +164,8 @@ def ask_all(
 
     temperature: temperature of the judge. max_tokens: most tokens of an answer.
     readable: tells whether the scorer can read an answer. An unreadable answer is not stored, and the question is repeated.
-    example: an answer of the right form, with which later questions are made when the prompts are hashed. Without it the hash
-    ends with this question.
+    example: an answer of the right form. It stands for the judge's answer while the task's prompts are hashed, so that questions
+    that depend on the answer are hashed too. Without it the hash ends with this question.
 
     Raises JudgeError if a question has no answer (yet).
     """

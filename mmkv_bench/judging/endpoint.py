@@ -55,11 +55,11 @@ Keep = Callable[[Question, Reply], None]
 
 
 class Endpoint:
-    """The endpoint `<url>/chat/completions`, which is asked until it is gone. `gone`: the reason. The key is in no message or
-    reply.
+    """Client of the endpoint `<url>/chat/completions`. The key never appears in a message or reply.
 
-    An endpoint is gone if it refuses the key or the model, if it never answered and one question has no attempts left, or if
-    `LOST_IN_A_ROW` questions in a row failed. Unreadable answers and refusals of one question do not count.
+    gone: the reason why the client has stopped asking, or None. It stops if the endpoint refuses the key or the model, if the
+    endpoint never answered and one question has no attempts left, or if `LOST_IN_A_ROW` questions in a row failed. Unreadable
+    answers and refusals of one question do not count.
     """
 
     def __init__(self, settings: JudgeSettings) -> None:

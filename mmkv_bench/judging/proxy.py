@@ -24,8 +24,9 @@ LARGEST = 64 << 20  # maximum bytes of a question
 
 
 class Proxy(socketserver.ThreadingTCPServer):
-    """A server with an address from the start that answers only after `listen`. `token`: the key given to scorers, so that
-    other processes cannot ask in their name."""
+    """Local server that stands in for OpenAI. Its address is known once it is made, but it answers only after `listen`.
+
+    token: the key that scorers get, so that other processes cannot ask in their name."""
 
     daemon_threads = True
 

@@ -105,8 +105,8 @@ class JudgedMetric:
 
 
 def metric_of(judged: tuple[JudgedMetric, ...], question: Question) -> JudgedMetric | None:
-    """Return the metric that asks this question, or None. Only the first message is read: it has no model's text if a task has
-    several metrics."""
+    """Return the metric of `judged` that asks this question, or None. The metric is recognised by its `mark` in the first
+    message only, because later messages may contain the mark as part of a model's answer."""
     instructions = question.text(of=1)
     return next((metric for metric in judged if metric.mark in instructions), None)
 

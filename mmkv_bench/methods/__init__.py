@@ -1,1 +1,1 @@
-"""Methods: compressors built from a configuration or a user's file, rules on which parts go together, and promises of all."""
+"""Methods: compressors built from a configuration or a user's file, rules on their parts, checks of their promises."""

@@ -43,7 +43,7 @@ _PACKAGE = "mmkv_bench."
 
 
 class CalibrationSource(Protocol):
-    """A source of measurements for parts; `calibrate.artefact.Calibrations` is one."""
+    """A source of calibration data for methods; `calibrate.artefact.Calibrations` implements it."""
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
         """Return the data with which a part of this method is built; spec: the configuration's value (`auto`, or a path)."""
@@ -76,7 +76,8 @@ def compressor_of(
     calibrations: CalibrationSource | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Compressor:
-    """Build the `Compressor` of an effective node. given: parts built already, which a method file would define otherwise."""
+    """Build the `Compressor` of an effective node. given: parts that are built already, so that no method file is read for
+    them."""
     from mmkv_bench.compression.compressor import Compressor
 
     if node.get("base") == FULL:
@@ -106,7 +107,7 @@ def compressor_of(
 
 
 def _outside(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the parts whose code is not in this package; empty for methods that are not in `OUTSIDE`."""
+    """Build the parts of a method whose code is not in this package (kvpress, a user's file); none for other methods."""
     if node.get("base") == CUSTOM:
         return method_file.parts(node, name)
     if node.get("base") == KVPRESS:
@@ -120,9 +121,10 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
     """Return an effective node in the form that rows and a cell's identity store.
 
     Code outside of this package is named by its content (a file's checksum, a package's version), never by its path.
-    Two marks let tables tell methods apart, whoever wrote them: a scorer that gets the full cache's answer is a
-    ceiling, and a formula may exceed its budget. Parameters added later are absent at their defaults. Parameters that
-    only half precision reads are absent in any other `dtype` (of the model, None while unknown).
+    Two marks are added for tables: one if the scorer reads the full cache's answer (the method is a ceiling), one if
+    the paper's own formula may exceed the budget. A parameter that was added after the first rows of a method is left
+    out at its default. A parameter that only half precision uses is left out if `dtype`, the model's, is another (None:
+    unknown).
     """
     marks = {READS_ANSWER: True} if compressor.needs.answer else {}
     marks |= {OVER_BUDGET: True} if compressor.exceeds_as_printed and compressor.reading != "released" else {}
@@ -132,8 +134,11 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
 
 
 def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
-    """Drop parameters that were added after the method's first cells (`later` of a part's class or of the method's file)
-    and that have their class's defaults or change nothing (`halves`), so that those cells keep their hashes and rows."""
+    """Drop parameters that were added after the method's first cells, so that these cells keep their hashes and rows.
+
+    Such a parameter is in `later` of a part's class or of the method's file. It is dropped at its class's default, and
+    at a precision of the model that ignores it (`halves`).
+    """
     form = dict(node)
     for part in PARTS:
         built, spec = getattr(compressor, part), form.get(part)
@@ -208,11 +213,11 @@ def method(
     Args:
         name: a method of docs/methods.md; a file of your own (`"mine.py"`, any parts, as `method=mine.py` takes it); or
             a scorer of your own, as an object or a class. A scorer gets the other parts of `custom`: uniform budgets,
-            the highest scores beside the last token, eviction.
+            selection of the last token and the highest scores, eviction.
         reading: `paper`, or `released` for what the paper's released code does.
         calibrations: artefacts of one model. Without them a calibrated method can be inspected but refuses to work.
-        parameters: those of the method, as in docs/methods.md (`window=16`); for a file or a scorer those of its
-            constructors, and `sinks`, `recents` and `window` of the selector.
+        parameters: the method's parameters, as in docs/methods.md (`window=16`); for a file or a scorer, the arguments
+            of its constructors, and `sinks`, `recents` and `window` of the selector.
 
     Returns:
         A frozen `Compressor`; its parts are frozen dataclasses, so equal settings compare equal.
@@ -252,7 +257,7 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
 
 
 def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compressor:
-    """Build the parts of a Python file as a run does with `method=<file>`; the method is named by the file's stem."""
+    """Build a user's Python file as a run does with `method=<file>`; the method's name is the file's stem."""
     arguments = {key: value for key, value in parameters.items() if key not in SELECTOR}
     selector = {key: value for key, value in parameters.items() if key in SELECTOR}
     return compressor_of(

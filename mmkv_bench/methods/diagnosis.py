@@ -63,7 +63,7 @@ class Finding:
 
     Attributes:
         place: `path:line`, or the file. fault: what is wrong. fix: what to write, "" if unknown.
-        error: text of the exception, if there was one; two promises with the same error have one cause.
+        error: text of the exception, if there was one. Promises broken by the same error have one cause.
     """
 
     place: str
@@ -80,12 +80,12 @@ class Finding:
 
 
 def hidden(check: Check, broken: Collection[Check]) -> bool:
-    """Tell whether a promise cannot be checked while the promises in `broken` are broken."""
+    """Tell whether a promise cannot be checked because one of the promises in `broken` is broken."""
     return any(one in broken for one in (invariants.scores_are_finite, *_NEEDED.get(check, ())))
 
 
 def tried(check: Check, made: Compressor, path: str) -> Finding | None:
-    """Run one check; return None if the promise is kept."""
+    """Run one check; return what is wrong, or None if the promise is kept."""
     try:
         fault = check(made)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
@@ -106,8 +106,8 @@ def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
-    """Diagnose an exception: at the last line of the file in its traceback, otherwise at the method whose result was
-    refused."""
+    """Return the finding for an exception. It names the last line of the user's file in the traceback or, if the result
+    of a method was refused, the line of this method."""
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
     need, scored = _UNDECLARED.search(text), _SCORED.search(text)
@@ -127,8 +127,8 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 
 
 def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
-    """Return what to write for an undeclared need. If a parameter of the class gives the number, its name replaces the
-    number."""
+    """Return the instruction to declare an undeclared need. If a parameter of the class has the needed number, the
+    instruction names the parameter."""
     text = Path(path).expanduser().read_text(encoding="utf-8")
     at: list[Any] = [n for n in ast.walk(ast.parse(text)) if getattr(n, "lineno", line + 1) <= line <= n.end_lineno]  # type: ignore[attr-defined]
     name = next((node.name for node in at if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
@@ -146,7 +146,8 @@ def _declaration(need: str, number: str | None, made: Compressor, path: str, lin
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:
-    """Return the line of a part's method in a file, otherwise of its class; None if the class is not defined in the file."""
+    """Return the line of a part's method in a file, or the line of its class if the class inherits the method; None if the
+    file does not define the class."""
     tree = ast.parse(Path(path).expanduser().read_bytes())
     name = type(part).__name__
     cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)

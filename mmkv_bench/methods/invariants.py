@@ -1,8 +1,8 @@
-"""Promises of every method, as checks of one composed method.
+"""What every method promises, as checks of one composed method.
 
 `mmkv-bench check` runs the checks on a user's file with the problems of `toy_layers`. The tests run them on every
-shipped method with problems of their own. Seven checks test its parts on random layers, two test whole answers of the
-embedded model. A check returns what is broken, or None; the first line of its docstring is the promise.
+shipped method with problems of their own. Seven checks test the method's parts on random layers, two test whole answers
+of the embedded model. A check returns what is broken, or None; the first line of its docstring is the promise.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def summaries(made: Compressor, layers: Sequence[Observation], budget: int, seed
 
 
 def select(made: Compressor, problem: Problem, layers: Sequence[Observation] | None = None) -> list[Tensor]:
-    """Score, summarise, divide and select an observed prompt as a run does; return the kept indices per layer."""
+    """Let a method score an observed prompt, divide the budget and select entries, as a run does; return the kept
+    indices per layer."""
     layers, budget = problem.observe(made.needs) if layers is None else layers, problem.budget
     return _divide(made, problem, layers, scores(made, layers, budget), summaries(made, layers, budget))
 
@@ -194,8 +195,8 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
 
 
 def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
-    """Return pairs of a parameter's name and the scorer with that number changed, if it accepts the change; first the
-    scorer itself."""
+    """Return (parameter, scorer) pairs: the scorer itself under the name "", then copies with one number changed, for
+    every change that the scorer accepts."""
     copies = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)

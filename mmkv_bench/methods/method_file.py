@@ -42,8 +42,8 @@ SHOWN = 16
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` begins the file's
-    settings."""
+    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` is the common prefix
+    of the file's settings on the command line."""
 
     path: str
     sha256: str
@@ -75,8 +75,9 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
 def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all constructor arguments of the file's classes: the given ones, and the plain defaults of the others.
 
-    A whole number given for a real one becomes real, so that 3 and 3.0 are one cell. An argument that two classes have
-    with different defaults is left out: each class uses its default, and the file's checksum covers both.
+    An integer given for a float argument becomes a float, so that 3 and 3.0 are the same cell. An argument that two
+    classes have with different defaults is left out, because each class uses its own default, and the file's checksum
+    covers both.
 
     Raises:
         ConfigError: no class has a given argument, or a required argument is not given.
@@ -132,8 +133,8 @@ def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
     """Build the file's parts for an effective node of `conf/method/custom.yaml`; method: its name in the run.
 
     Raises:
-        ConfigError: see `load` and `build`; also a parameter of the default selector for a file that defines its own
-            selector.
+        ConfigError: see `load` and `build`; also if a parameter of the default selector is given, but the file defines
+            a selector.
     """
     source = load(node["path"], node["name"], method)
     changed = [key for key, value in SELECTOR.items() if node[key] != value]
@@ -155,7 +156,8 @@ def identity_form(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: str, part: str = "scorer") -> None:
-    """Write a method file to start from: one part that runs as it is, with a scorer beside parts that need one.
+    """Write a method file to start from: one part that runs unchanged, and a scorer as well if the part is not a
+    scorer.
 
     Args:
         path: a .py file that does not exist, in an existing folder. part: one of scorer, allocator, selector, reducer,
@@ -187,8 +189,7 @@ def write(path: str, part: str = "scorer") -> None:
 
 
 def _skeleton(part: str) -> str:
-    """Return the text of a file with one part of `skeletons.py`, a scorer beside parts that need one, and the imports they
-    use."""
+    """Return the text of a file with one part of `skeletons.py`, a scorer if the part is not one, and their imports."""
     text = (files("mmkv_bench.methods") / "skeletons.py").read_text(encoding="utf-8")
     head, *sections = re.split(r"^# ---- ", text, flags=re.MULTILINE)
     titled = {
@@ -216,7 +217,8 @@ def _used(imports: str, code: str) -> str:
 
 
 class _HashedText(InspectLoader):
-    """A loader of the text that was hashed; the usual loader would read the file again, or older bytecode."""
+    """A module loader that runs the text that was hashed; the usual loader would read the file again, or older
+    bytecode."""
 
     def __init__(self, text: str, file: str):
         self.text, self.file = text, file
@@ -230,7 +232,7 @@ class _HashedText(InspectLoader):
 
 @cache
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
-    """Run the file as a module, once per content: shared scores rely on the identity of its classes."""
+    """Run the file as a module, once per content: cells share scores only if their scorers have the same class object."""
     check_text(file, text, path)
     refuse_openings()
     name = f"{PREFIX}{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"

@@ -101,7 +101,8 @@ def check_text(file: str, text: str, path: str) -> None:
 
 
 def _outside(node: ast.AST) -> tuple[str, str] | None:
-    """Return how a node depends on code or data outside of the file, and what to write instead; None if it does not."""
+    """Return how a syntax node depends on code or data outside of the file, and what to write instead; None if it does
+    not depend on any."""
     if isinstance(node, ast.Name) and node.id in BUILTINS:
         return f"uses {node.id}", "write the code itself"
     name = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
@@ -131,7 +132,7 @@ def _places(spec: ModuleSpec) -> list[Path]:
 # ---------------------------------------------------------------- files that are opened
 @cache
 def refuse_openings() -> None:
-    """Refuse files that method files open from now on; installed once per process."""
+    """Install, once per process, the hook that refuses files opened by method files."""
     sys.addaudithook(_on_event)
 
 

@@ -1,4 +1,5 @@
-"""Nodes of methods as plain Python values: read from `conf/method`, resolved under a reading, written for rows.
+"""Configuration nodes of methods as plain Python values: read from `conf/method`, resolved for a reading (`paper` or
+`released`), written for rows.
 
 A node holds flat parameters, parts that refer to the parameters by interpolation, `released` (parameters that the
 paper's released code sets differently), and `later` (parameters added after rows of the method were stored). Composed
@@ -27,7 +28,8 @@ _REFERENCE = re.compile(r"\$\{(\.+)([\w.]+)\}")
 
 
 def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that users override, without parts and bookkeeping; interpolations stay as they are."""
+    """Return the parameters that users may override, without parts and keys such as `released`; interpolations are not
+    resolved."""
     return {key: value for key, value in node.items() if key not in _NOT_PARAMETERS}
 
 
@@ -46,8 +48,8 @@ def under_reading(
 
     Args:
         name: the method's name, for messages. reading: `paper` or `released`.
-        defaults: the node without the user's overrides. If given, whole numbers given for real parameters become real
-            (so that 3 and 3.0 are one cell), and a parameter that is both overridden and set by `released` is refused.
+        defaults: the node without the user's overrides. With it, integers given for float parameters become floats (so
+            that 3 and 3.0 are the same cell), and a parameter that is both overridden and set by `released` is refused.
 
     Raises:
         ConfigError: unknown reading, a `released` key that the node lacks, an interpolation without a target.
@@ -90,8 +92,8 @@ def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Ma
 
 
 def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace every `${..key}` by its target: one dot is the mapping that contains the reference, each further dot the
-    mapping around it. References inside the target are resolved from the target's own position."""
+    """Replace every `${..key}` by its target. One dot stands for the mapping that contains the reference, each further
+    dot for the mapping one level up. References inside a target are relative to the target."""
 
     def value(raw: Any, path: tuple[Any, ...], via: tuple[tuple[Any, ...], ...] = ()) -> Any:
         if isinstance(raw, Mapping):
@@ -128,7 +130,8 @@ def _copied(value: Any) -> Any:
 
 # ---------------------------------------------------------------- in rows
 def parameters_json(node: Mapping[str, Any], decoding: str | None = None) -> str:
-    """Return flat parameters as sorted JSON, for the `parameters` column. decoding: a policy that the user put in place."""
+    """Return flat parameters as sorted JSON, for the `parameters` column. decoding: the decode policy, if the user replaced
+    the method's own."""
     policy = {} if decoding is None else {DECODING: decoding}
     return json.dumps(flat_parameters(node) | policy, sort_keys=True)
 

@@ -1,7 +1,7 @@
 """Rules on which parts of a method make sense together.
 
-An objection is named by what it refuses; its sentence says what is refused, why, and what is allowed instead. Parts
-that no rule names go with all others: they interact only through scores, caps and indices.
+Each rule has a name and a sentence that says what is refused, why, and what is allowed instead. Parts that no rule
+mentions can be combined with all others: they interact only through scores, caps and indices.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def refuse(compressor: Compressor) -> None:
-    """Raise CompatibilityError with the first objection to a method's parts."""
+    """Raise CompatibilityError with the sentence of the first rule that a method's parts break."""
     for _, objection in objections(compressor):
         raise CompatibilityError(f"{compressor.name}: {objection}")
 
@@ -135,7 +135,8 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
 
 
 def _protects(selector: Selector) -> bool:
-    """Tell whether tokens stay whatever their score; for `TopK` its parameters tell, without torch."""
+    """Tell whether a selector keeps some tokens whatever their scores. For `TopK` its parameters are enough, so torch
+    is not needed."""
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
     return bool(selector.protected(8, 4, None).any())
@@ -202,8 +203,8 @@ def _of_decoding(c: Compressor) -> Iterator[tuple[str, str]]:
 
 
 def _retrieval_objection(c: Compressor) -> str | None:
-    """Return an objection, or None. HybridKV's retrieval needs HybridKV's head classes; merged entries must not be read
-    again."""
+    """Return why chunk retrieval does not fit the other parts, or None. HybridKV's retrieval needs HybridKV's head
+    classes, and would read entries again that a reducer has merged."""
     if c.decoding is not None and c.decoding.retrieves and c.reducer is not None and c.reducer.merges:
         return (
             f"{_name(c.decoding)} can read every entry of the prompt again, but {_name(c.reducer)} has merged the "

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 # ---- beside
 class SkeletonWindowScorer(WindowScorer):
-    """SnapKV's scores as they are; a method needs a scorer, whose class stands in this file."""
+    """SnapKV's scores, unchanged. Every method file must define a scorer."""
 
 
 # ---- scorer: what stays in the cache, and why.
 @dataclass(frozen=True)
 class SkeletonScorer(Scorer):
-    """Scores an entry by the attention that the prompt's last `window` queries pay to it."""
+    """A scorer that ranks entries by the attention of the prompt's last `window` queries."""
 
     window: int = 16  # a parameter of yours: methods.<this file>.args.window=32
 
@@ -48,7 +48,8 @@ class SkeletonScorer(Scorer):
 # ---- allocator: which layers and KV heads get how much of the budget.
 @dataclass(frozen=True)
 class SkeletonAllocator(Allocator):
-    """Half of a layer's budget goes to every KV head alike, the rest to whichever heads hold the highest scores."""
+    """An allocator that divides a part of a layer's budget (`least`) equally among its KV heads, and the rest by the
+    highest scores."""
 
     least: float = 0.5  # a parameter of yours: methods.<this file>.args.least=0.3
 
@@ -64,7 +65,8 @@ class SkeletonAllocator(Allocator):
         return [self._heads(score, min(budget, score.shape[1])) for score in scores]
 
     def _heads(self, score: Tensor, budget: int) -> Tensor:
-        """Entries of each head of one layer, int64 [KV heads] on the CPU, that add up to budget * KV heads."""
+        """Return the number of entries of each head of one layer, int64 [KV heads] on the CPU, that add up to budget *
+        KV heads."""
         import torch
 
         heads = score.shape[0]
@@ -78,7 +80,8 @@ class SkeletonAllocator(Allocator):
 # ---- selector: what stays whatever its score.
 @dataclass(frozen=True)
 class SkeletonSelector(TopK):
-    """The highest scores, beside sinks, the last tokens, and the first token after each image or video."""
+    """A selector that keeps sinks, the last tokens and the first token after each image or video, then the highest
+    scores."""
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
         keep = super().protected(length, budget, types)  # bool [tokens]; `sinks` and `recents` are TopK's parameters
@@ -92,7 +95,8 @@ class SkeletonSelector(TopK):
 # ---- reducer: what is left of evicted entries in those that stay.
 @dataclass(frozen=True)
 class SkeletonReducer(Evict):
-    """Kept entries as they are, and a share of the prompt's average value in each."""
+    """A reducer that keeps the selected keys unchanged and mixes a share of the prompt's average value into each
+    value."""
 
     share: float = 0.1  # a parameter of yours: methods.<this file>.args.share=0.2
 
@@ -111,7 +115,8 @@ class SkeletonReducer(Evict):
 # ---- decoding: what goes while the answer grows.
 @dataclass(frozen=True)
 class SkeletonPolicy(Holding):
-    """While an answer is decoded every head stays as large as it was: a new token costs the oldest entry but `first`."""
+    """A decode policy that keeps every head's size: each new token evicts the oldest entry, not counting the `first`
+    entries, which stay."""
 
     hold: Literal["ratio", "size"] = (
         "size"  # "ratio": heads grow with the answer, by the share of the prompt that they kept

@@ -22,7 +22,8 @@ _DIM, _WIDTH = 8, 12
 
 
 def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, identity: str = "x") -> list[Observation]:
-    """Return observations of `LAYERS` layers with random weights, as a prefill gives them: an image inside text."""
+    """Return observations of `LAYERS` layers with random weights, as a prefill gives them. The prompt is an image
+    inside text."""
 
     def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.double()[:, None] * 100.0 ** (-torch.arange(_DIM // 2, dtype=torch.float64) / (_DIM // 2))

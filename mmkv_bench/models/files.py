@@ -153,7 +153,7 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
 
 
 def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:
-    """Return the message for an answer of the hub; None if the hub did not answer."""
+    """Return the error message if the hub answered with an error; None if the hub did not answer."""
     from huggingface_hub import errors
 
     if isinstance(cause, errors.GatedRepoError):
@@ -175,7 +175,7 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
 
 
 def _unreached(what: str, cause: BaseException) -> str | None:
-    """Return the message for a hub that did not answer, or answered something that its client could not use; else None."""
+    """Return the error message if the hub did not answer, or sent an answer that its client could not use; else None."""
     import httpx
     from huggingface_hub import errors
 

@@ -193,9 +193,10 @@ def set_up(
 
 
 def _fits(path: str, revision: str | None) -> bool:
-    """Tell whether the weights and one more shard fit into free memory, so that they can be read instead of mapped.
+    """Tell whether the weights and one more shard fit into free memory, so that the weights can be read instead of memory-mapped.
 
-    Mapped weights would change with their file."""
+    Mapped weights would change with their file.
+    """
     import psutil
 
     folder = Path(path) if Path(path).is_dir() else cached_folder(path, revision)
@@ -204,9 +205,10 @@ def _fits(path: str, revision: str | None) -> bool:
 
 
 def stock(attention: str) -> str:
-    """Return the attention of text layers outside a session; inside, the session runs the requested attention.
+    """Return the transformers attention to use outside a compression session. Inside, the session runs the requested attention.
 
-    Only this project runs flash-attn: given the name, transformers would look for its own kernels."""
+    For flash-attn this is sdpa, because transformers would look for its own kernels.
+    """
     return "sdpa" if attention == "flash_attention_2" else attention
 
 
@@ -262,9 +264,10 @@ def quiet_transformers() -> None:
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
-    """Return the number of threads of a run: `model.threads` if set, else torch's (`OMP_NUM_THREADS`, or all cores).
+    """Return the number of threads of a run: `model.threads` if set, else `OMP_NUM_THREADS` if set, else torch's default.
 
-    Without both settings a small model on a CPU gets one thread."""
+    Without these settings, a small model on a CPU gets one thread.
+    """
     import torch
 
     if setting is not None:

@@ -29,7 +29,8 @@ vocabulary has the size of the config's embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,7 @@ def build_tokenizer(
     free = [index for index in range(max(vocab_size, max(taken, default=0) + 1)) if index not in taken]
     # the alphabet of byte-level BPE writes a blank as Ġ
     vocabulary = dict(special_tokens) | dict(zip(sorted(pre_tokenizers.ByteLevel.alphabet()), free, strict=False))
-    vocabulary |= {f"Ġ{word(n)}": index for n, index in enumerate(free[BYTES:])}
+    vocabulary |= {f"Ġ{word}": index for word, index in zip(words(), free[BYTES:], strict=False)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -198,13 +199,11 @@ def build_tokenizer(
     )
 
 
-def word(index: int) -> str:
-    """Return the made-up word number `index` >= 0: two or more syllables of a consonant and a vowel; all words differ."""
-    syllables: list[str] = []
-    while index or len(syllables) < 2:
-        index, digit = divmod(index, len(_SYLLABLES))
-        syllables.append(_SYLLABLES[digit])
-    return "".join(reversed(syllables))
+def words() -> Iterator[str]:
+    """Yield made-up words without end, two or more syllables of a consonant and a vowel each; all words differ."""
+    yield from map("".join, product(_SYLLABLES, repeat=2))
+    for longer in count(2):  # no longer word begins with the first syllable, as no number begins with 0
+        yield from map("".join, product(_SYLLABLES[1:], *[_SYLLABLES] * longer))
 
 
 def _check(size: int, special_tokens: Mapping[str, int], settings: Mapping[str, Any]) -> None:

@@ -88,7 +88,7 @@ def values(name: str, count: int, device: torch.device, start: int = 0) -> Tenso
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Apply a bijection of int32 in which every input bit reaches every output bit (multiplications wrap around)."""
+    """Apply a bijective hash to int32 in place: every input bit affects every output bit. Multiplications wrap around."""
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -104,7 +104,7 @@ def _keys(name: str) -> tuple[int, int]:
 
 
 def _fill(model: nn.Module, device_of: Any) -> None:
-    """Replace every parameter without storage by a parameter with its values; tied parameters stay tied."""
+    """Replace every parameter without storage (meta device) by a parameter with values. Tied parameters stay tied."""
     import torch
 
     text = {id(module) for module in text_model(model).modules()}
@@ -176,7 +176,7 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 
 
 def _place(places: Mapping[str, Any], name: str) -> Any:
-    """Return the device of the longest module name in the map that contains the parameter.
+    """Return a parameter's device: that of the innermost module in the map that contains the parameter.
 
     Raises:
         ConfigError: no entry of the map contains the parameter.

@@ -99,7 +99,7 @@ class Decoder:
     """The shape of a text model with gated MLPs and attention; some layers may have linear attention.
 
     Attributes:
-        layers, hidden, intermediate: blocks, width of the residual stream, width of the MLP.
+        layers, hidden, intermediate: number of blocks, width of the residual stream, width of the MLP.
         query_heads, kv_heads, head_dim: sizes of the attention.
         vocabulary: rows of the embedding table and of the head.
         tied: the head is the embedding table.
@@ -132,7 +132,7 @@ class Decoder:
 
     @property
     def attention(self) -> int:
-        """Number of layers with keys and values, sliding layers included; the other layers are linear."""
+        """Number of layers with keys and values, including sliding-window layers. The other layers have linear attention."""
         return self.layers - self.states.linear
 
     @property
@@ -142,12 +142,14 @@ class Decoder:
 
     @property
     def table(self) -> int:
-        """Parameters of the embedding table; an untied head has as many."""
+        """Number of parameters of the embedding table. An untied head has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def matrices(self) -> int:
-        """Parameters that one layer with attention multiplies with each token; of the experts only those that a token takes."""
+        """Number of parameters in the matrices that one layer with attention applies to a token. Of experts, only the ones that a
+        token is routed to count.
+        """
         queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
         return self.hidden * ((2 + self.gated) * queries + 2 * entries) + self._mlp
 
@@ -184,7 +186,7 @@ class Decoder:
 
     @property
     def parameters(self) -> int:
-        """All parameters of the text model; a tied embedding table counts once."""
+        """Number of all parameters of the text model. A tied embedding table counts once."""
         idle = 0
         if self.experts is not None:
             idle = (self.experts.count - self.experts.active) * (self.experts.matrices + self.experts.biases)
@@ -192,7 +194,9 @@ class Decoder:
 
     @property
     def read(self) -> int:
-        """Parameters that a decode step of one sequence reads: layers, last norm and head. A batch may take more experts."""
+        """Number of parameters that a decode step of one sequence reads: layers, last norm and head. A batch may read more
+        experts.
+        """
         return self.blocks + self.table
 
     @property

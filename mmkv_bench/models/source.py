@@ -142,7 +142,9 @@ class Source:
 
     @cached_property
     def commit(self) -> str | None:
-        """Return the commit of a hub id, which is asked for once and used for everything; None for folders and random weights."""
+        """Return the commit of a hub id. The hub is asked once, and everything is read at this commit. None for folders and
+        random weights.
+        """
         return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
@@ -166,7 +168,9 @@ class Source:
             check_tokenizer(Path(self.place))
 
     def _require_same(self, config: Any) -> None:
-        """Refuse another model, or another checkpoint of the family: its rows would have this model's name."""
+        """Refuse a config of another model, or of another checkpoint of the family, because its rows would have this model's
+        name.
+        """
         expected = (self.settings.shape or {}).get("model_type")
         if expected is not None and config.model_type != expected:
             raise ConfigError(
@@ -240,7 +244,9 @@ class Source:
         return self._adapted(weights), commit
 
     def _adapted(self, weights: str) -> str:
-        """Return the fingerprint `weights`, combined with the files of adapter and tokenizer and the template, if any is set."""
+        """Combine the fingerprint `weights` with the adapter's files, the tokenizer's files and the template, as far as they are
+        set.
+        """
         beside = self._beside()
         if beside:
             files = digest_of((file.name, file) for file in beside)

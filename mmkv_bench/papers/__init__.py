@@ -1,1 +1,1 @@
-"""The papers' tables: printed numbers, the numbers that rows hold at the same addresses, and verdicts."""
+"""The papers' tables: printed numbers, our measurements of the same quantities, and verdicts on their agreement."""

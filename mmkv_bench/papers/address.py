@@ -108,11 +108,12 @@ class MethodSettings:
         return self.base == "full" or keeps_all
 
     def parameters(self, reading: str) -> str:
-        """Return the parameters under a reading that differ from the defaults of the base method (`canonical`)."""
+        """Return the parameters that differ from the base method's defaults (`canonical`). reading: `paper` or `released`."""
         return "{}" if self.base == "full" else _resolved(self, reading)
 
     def version(self, reading: str) -> int:
-        """Return this code's version of the numbers under a reading (column `method_version`; 1 if the column is null)."""
+        """Return the version of the method in this code, with which the column `method_version` of rows is compared (null counts
+        as 1). reading: `paper` or `released`."""
         return _version(self, reading)
 
     def __str__(self) -> str:
@@ -123,10 +124,10 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class Address:
-    """Address of a number.
+    """Everything that determines one number of a paper's table: what was measured, with which method and settings.
 
     Attributes:
-        metric: `mean` for a mean over several addresses.
+        metric: name of the metric; `mean` for a mean over several addresses.
         minus: the method whose number is subtracted.
         max_new_tokens, cut_prompt, frames: None if the data set's settings apply.
         samples: None if all samples of the data set are asked.
@@ -153,13 +154,13 @@ class Address:
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """The part of the address that a paper prints: the key by which cells and printed numbers are matched."""
+        """The fields that a paper's table states, as texts. By this key, table cells and printed numbers are matched."""
         texts = (self.model, self.dataset, self.metric, str(self.method), str(self.minus or ""), self.budget_kind)
         return *texts, self.budget, *(str(n or "") for n in (self.length, self.new_tokens, self.batch))
 
     @property
     def runs(self) -> bool:
-        """True if the model can be run."""
+        """True unless the model is one that cannot be run (`config/unavailable.yaml`)."""
         return self.model not in UNAVAILABLE
 
     def __str__(self) -> str:
@@ -169,7 +170,7 @@ class Address:
 
 
 def address(parts: Mapping[str, Any]) -> Address:
-    """Make an address from a mapping with keys of `KEYS`.
+    """Make the description of a number from a mapping with keys of `KEYS`, as table layouts state it.
 
     Raises:
         ConfigError: a key is missing or unknown, or names something that does not exist.
@@ -226,9 +227,10 @@ def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
 
 @cache
 def canonical(base: str, parameters: str) -> str:
-    """Return the parameters (JSON of a row) that differ from the defaults of the base's file, as sorted JSON.
+    """Reduce a row's parameters (JSON) to those that differ from the defaults of the method `base`, as sorted JSON.
 
-    A parameter that a row lacks was added later and has its default. Marks and calibration files are left out.
+    A parameter that an old row lacks counts as default, because it was added later. Entries of `parameters` that are no
+    parameters of the method, such as checksums of calibrations, are left out.
     """
     settings = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
     if base in _options("method"):

@@ -33,14 +33,15 @@ _EPSILON = 1e-9  # points of a curve that are closer than this are equal
 
 @dataclass(frozen=True)
 class DiagnosticEvidence:
-    """Diagnostics in all stores that are evidence. `measurements` has one row per measurement."""
+    """The stored diagnostics that may be compared with papers. measurements: one row per measurement, with its settings."""
 
     evidence: Evidence
     measurements: pd.DataFrame
 
     @classmethod
     def of(cls, evidence: Evidence) -> DiagnosticEvidence:
-        """Select diagnostics of real weights and data; for stand-ins, select those of the embedded model."""
+        """Select the stored diagnostics of real weights and data. If the evidence is for a stand-in table, select those of the
+        embedded model instead."""
         if not len(evidence.diagnostics):
             return cls(evidence, evidence.diagnostics)
         table = evidence.diagnostics.drop_duplicates("measurement").set_index("measurement")
@@ -50,7 +51,9 @@ class DiagnosticEvidence:
         return cls(evidence, table[real & ~table["dataset"].str.endswith(FIXTURE)])
 
     def measured(self, address: Address, whole: int) -> Measurement:
-        """Read the diagnostics at an address: its curves by layer, and the mean over layers. whole: samples of the data set."""
+        """Return the measured diagnostic that `address` describes: its curves by layer, and the mean over layers.
+
+        whole: number of samples of the whole data set; with fewer, the measurement is marked as a part."""
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
             return Measurement(NOT_RUN)
@@ -83,7 +86,7 @@ class DiagnosticEvidence:
 
 
 def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -> bool:
-    """Tell whether a measurement has the analysis, model, data and method of an address."""
+    """Tell whether a measurement is of the analysis, model, data and method that `address` states. row: the measurement."""
     if (row["name"], row["model"], row["dataset"]) != (diagnostic.name, address.model, address.dataset):
         return False
     method = row["settings"].get("method")
@@ -100,7 +103,8 @@ def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -
 
 
 def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Select the measurements under the address's conditions. If there are none, return all with their mismatches."""
+    """Select the measurements with the answer length and frames that `address` states. If there are none, return all
+    measurements, and sentences on how they differ."""
     mismatches = []
     for name, wanted, values in (
         ("max_new_tokens", address.max_new_tokens, table["settings"].map(lambda settings: settings.get("tokens"))),
@@ -125,7 +129,9 @@ def _differences(table: pd.DataFrame) -> str:
 
 
 def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str], address: Address) -> Curve | None:
-    """Average one line over heads within a layer, and over layers within a sample."""
+    """Average the values of one line of a figure, first over heads within a layer, then over layers within a sample.
+
+    line: (label, quantity, part) as in `Diagnostic.lines`. Return None if the rows have no values of the line."""
     label, quantity, part = line
     points = rows[(rows["quantity"] == quantity) & ((rows["part"] == part) | (part == "*"))]
     stretch = diagnostic.stretch(address)

@@ -47,7 +47,10 @@ Shared = tuple[tuple[str, str], ...]
 
 
 class RunFacts(NamedTuple):
-    """Facts that all rows of one run of an address share."""
+    """Facts that all rows of one run share; a run is one measurement of one number, with all its seeds.
+
+    mismatches: facts that contradict the paper. shared: facts that a compared number must share. version: version of the
+    method. libraries: versions of torch and transformers."""
 
     mismatches: tuple[str, ...]
     shared: Shared
@@ -57,17 +60,17 @@ class RunFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """Rows at an address.
+    """Result of looking for the rows of one number (`Address`).
 
     Attributes:
         state: found, none or ambiguous.
         rows: positions in the evidence's cells, one per seed.
         why: for `ambiguous` the differences between candidates, for `none` the rows that nearly match.
-        mismatches: facts that contradict the address; the number is then shown and not judged.
+        mismatches: facts that contradict what the paper states; the number is then shown and not judged.
         missing: required seeds without rows.
         unstated: facts that neither the paper nor a file of `conf` states.
         shared: facts that a compared number must share.
-        passed: differences to the runs of this address that do not count.
+        passed: how the chosen run differs from further runs of the same number, which are not used; "" without such runs.
     """
 
     state: str
@@ -82,10 +85,11 @@ class Match:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cells of all stores that count as evidence.
+    """Stored cells whose numbers may be compared with papers, from several stores.
 
-    roots: folders of the stores. cells: columns of the table `cells`, and `store`, a position in `roots`. refused: number of
-    cells that do not count. stand_in: the cells are all of the embedded model.
+    roots: folders of the stores. cells: rows of the table `cells`, with the column `store`, a position in `roots`.
+    refused: number of stored cells that were left out, such as cells with random weights or made-up data.
+    stand_in: the cells are those of the embedded model, to fill stand-in tables; no paper is compared.
     """
 
     roots: tuple[Path, ...]
@@ -130,7 +134,9 @@ class Evidence:
         return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
     def match(self, wanted: Address, like: Shared | None = None) -> Match:
-        """Find the rows at an address. like: consider only rows that share these facts."""
+        """Find the rows from which the number `wanted` is computed. If several runs measured it, choose one (`_rank`).
+
+        like: consider only rows with exactly these facts, so that two numbers can be compared."""
         rows = self.candidates(wanted)
         if not len(rows):
             return Match(NONE)
@@ -162,7 +168,9 @@ class Evidence:
         return Match(FOUND, tuple(rows.tolist()), "", best.mismatches, missing, unstated, best.shared, passed)
 
     def candidates(self, wanted: Address) -> np.ndarray:
-        """Return every row at an address, under any facts, int [n]."""
+        """Return the positions of all rows with the model, data, method, protocol and budget of `wanted`, int [n].
+
+        Rows whose conditions contradict the paper's are included; `match` sorts them out."""
         base, reading = wanted.method.base, wanted.reading
         method = base, wanted.method.parameters(reading), "" if base == "full" else reading
         key = (wanted.model, wanted.dataset, *method, wanted.protocol, wanted.budget_kind, wanted.budget)
@@ -170,7 +178,9 @@ class Evidence:
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
-        """Rank a run of an address; the run with the greatest rank counts."""
+        """Return the sort key of one run that measured the number `wanted`. The run with the greatest key is used.
+
+        key: facts of the run. rows: positions of its rows."""
         size = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
         answers: dict[str, float] = {}
         for record in (self._records[row] for row in rows.tolist()):
@@ -199,7 +209,10 @@ class Evidence:
         return {name: tuple(sorted({str(value) for value in cells[name]})) for name in VERSIONS if name in cells}
 
     def _has_calibration(self, row: int, wanted: Mapping[str, Any]) -> bool:
-        """Tell whether a row's calibration has the wanted source; without one, whether it is the model's default calibration."""
+        """Tell whether a row was made with the calibration that an address states.
+
+        wanted: the stated source (data, samples, instruction); if it is empty, the row must have used no calibration or the
+        model's default one."""
         used = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
         if not isinstance(used, Mapping):
             return not wanted
@@ -217,7 +230,7 @@ class Evidence:
         )
 
     def _differences(self, rows: np.ndarray) -> str:
-        """List the differences between cells of one address, and the stores of these cells."""
+        """Describe how cells that measured the same number differ, and name their stores."""
         cells = self.cells.iloc[rows]
         parameters = [json.loads(text) for text in cells["parameters"]]
         columns = {name: [str(value) for value in cells[name]] for name in _MAY_DIFFER}
@@ -230,7 +243,7 @@ class Evidence:
 
     @cached_property
     def _by_key(self) -> Mapping[tuple[str, ...], np.ndarray]:
-        """Key of an address -> positions of its rows."""
+        """(model, dataset, method, protocol, budget) as texts -> positions of the rows."""
         rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, cell in enumerate(self._records):
             fraction, entries = cell["budget_fraction"], cell["budget_entries"]
@@ -273,7 +286,8 @@ def _stores(root: Path) -> list[Path]:
 
 
 def _stand_ins(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells that are no evidence for any paper's number."""
+    """Mask the cells that must not be compared with any paper: random weights (unless only times count), the embedded model, or
+    fixture data."""
     weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
     paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
     tiny = cells["config"].map({text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()})
@@ -324,7 +338,8 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that an address requires: stated by the address, by files of `conf` or by a rule.
+    """Return the facts that rows must have to measure the number `address`: name -> value, from the paper (`address`), from the
+    files of `conf`, or from a rule.
 
     actual: the facts of the row; the row's commit determines the fingerprint that its weights must have.
     """
@@ -357,14 +372,16 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
 
 
 def requirements(address: Address) -> str:
-    """List the facts that rows need to count at an address, as text."""
+    """List, as text, the facts that rows must have so that their number can be compared with the paper's at `address`."""
     every = required_facts(address, {"weights": HUB, "commit": None})
     named = [f"{name} {_text(value)}" for name, value in every.items() if value is not None and name != "fingerprint"]
     return f"{', '.join(named)}; no {', '.join(name for name, value in every.items() if value is None)}"
 
 
 def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
-    """List the facts of a row that contradict an address, as `max_pixels 50176, the table has none`. only: check only these."""
+    """List the facts of a row that contradict the required facts, as `max_pixels 50176, the table has none`.
+
+    actual: facts of the row. only: names of the facts to check; None: all."""
     required = required_facts(address, actual).items()
     wrong = {name: value for name, value in required if actual.get(name) != value and (only is None or name in only)}
     return tuple(f"{name} {_text(actual.get(name))}, the table has {_text(value)}" for name, value in wrong.items())
@@ -381,7 +398,8 @@ def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that define random weights. Positions are left out: they may be widened for longer prompts."""
+    """Return the facts that timed passes with random weights must share: the model's shape, and its processor. The number of
+    positions is left out, because it may be raised for longer prompts."""
     shape = json.loads(json.dumps(model.get("shape") or {}))
     (shape.get("text_config") or {}).pop("max_position_embeddings", None)
     return {"shape": shape, "processor": model.get("processor")}

@@ -1,4 +1,4 @@
-"""Reader that finds the number of an address in result rows.
+"""Reader that computes the numbers of the papers' tables (`Address`) from result rows.
 
 The tables of the stores are read once, and only for the cells that some address needs.
 """
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceReader:
-    """Numbers of addresses, found in the evidence."""
+    """Computes the numbers that addresses describe from the evidence. addresses: all that will be asked for."""
 
     def __init__(self, evidence: Evidence, addresses: Sequence[Address]) -> None:
         self.evidence = evidence
@@ -65,12 +65,12 @@ class EvidenceReader:
     def measured(
         self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()
     ) -> Measurement:
-        """Return the number at an address.
+        """Return the measured number that an address describes, or the reason why there is none.
 
         Args:
-            address: the address.
-            parts: for a mean, the addresses that are averaged.
-            like: per part, facts that the rows must share; None: any rows.
+            address: description of the number.
+            parts: for a mean, the addresses whose numbers are averaged.
+            like: facts that the rows must have, one entry per part (or one for `address`); None: any rows.
         """
         if parts:
             return average([self._one(*one) for one in zip(parts, like or [None] * len(parts), strict=True)])
@@ -222,7 +222,8 @@ class EvidenceReader:
         return Measurement(MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Subtract another method's number. It must be measured under the same conditions (`minuend.shared`)."""
+        """Subtract the number of the method `address.minus` from `minuend`. Both must be measured under the same conditions
+        (`minuend.shared`)."""
         (base,) = _operands(address)
         other = self._number(base, *minuend.shared)
         if minuend.value is not None and other.state == NOT_RUN:
@@ -237,7 +238,8 @@ class EvidenceReader:
 
 
 def _without_rows(address: Address, one: Measurement) -> Measurement:
-    """Compute a number that needs no rows; otherwise say what it needs."""
+    """Fill in a number that was not run: computed from shapes or counted in a dry run, if either is possible. Otherwise state as
+    its reason what a run would need. A number that was run is returned unchanged."""
     if one.state != NOT_RUN or one.why:
         return one
     for state, number in ((COMPUTED, cache_size(address)), (PLANNED, planned_peak(address))):
@@ -247,12 +249,14 @@ def _without_rows(address: Address, one: Measurement) -> Measurement:
 
 
 def _whole_size(address: Address) -> int:
-    """Return the number of samples of a complete number; 0 if unknown. A stand-in is complete with any number."""
+    """Return how many samples must be answered for a complete number; 0 if this is unknown, or if a stand-in table of the
+    embedded model is filled, for which any number is enough."""
     return 0 if address.model == STAND_IN else samples_of(address.dataset)
 
 
 def _operands(address: Address) -> tuple[Address, ...]:
-    """Return the other addresses that a number needs: the subtracted one, or the profile to which a distance is measured."""
+    """Return the addresses of the other numbers from which the number at `address` is computed: the number that is subtracted,
+    or the layer profile to which a distance is measured. Most numbers need none."""
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
@@ -277,7 +281,7 @@ _SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
 
 
 class StoreTables:
-    """Tables of all stores by the hash of a cell, each read once and only for the cells that some address needs.
+    """Tables of all stores by the hash of a cell, each read once and only for the cells that some number needs.
 
     Scores and prompts of a cell are joined over all its copies. Anything else comes from the first store with the cell.
     """
@@ -290,13 +294,14 @@ class StoreTables:
             self._cells.setdefault(evidence.roots[store], []).append(cell)
 
     def sheet(self, cells: Sequence[str], metric: str) -> tuple[Sheet, list[int]] | None:
-        """Return the scores and the cells' positions in them; None if two stores have different scores of a cell."""
+        """Return the sheet of all scores, and the positions of `cells` in it. Return None if two stores have different scores of
+        one of these cells, because it is then unknown which to use."""
         if any((cell, metric) in self._contradictions for cell in cells):
             return None
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
     def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
-        """Read one store after the other, when a table is needed."""
+        """Apply `read` to one store after the other, with the hashes of its cells that are needed, and yield the results."""
         from mmkv_bench.store.store import Store
 
         yield from (read(Store(root), cells) for root, cells in self._cells.items())
@@ -335,7 +340,7 @@ class StoreTables:
 
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
-        """Cell -> digests of its samples with their prompts, one per answer."""
+        """Cell -> sorted digests of (sample id, prompt hash) of its answers. Equal digests mean equal questions."""
         from pandas.util import hash_pandas_object
 
         columns = ["cell", "sample_id", "prompt_hash"]

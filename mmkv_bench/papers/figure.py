@@ -120,8 +120,10 @@ def _analyses(table: FilledTable) -> dict[str, Figure]:
 
 
 def _curves(table: FilledTable) -> dict[str, Figure]:
-    """Draw a panel per block and column over the values of `across`. Without `across`, draw a panel per block over the
-    columns."""
+    """Draw numbers as lines, one line per row of the table.
+
+    The x axis has the values of `across`, with a panel per block and column. If the layout has no `across`, the x axis has the
+    columns, with a panel per block. Return {"": figure}."""
     layout = table.layout
     split = len(layout.across) > 1
     panels: dict[tuple[int, int], list[FilledCell]] = {}
@@ -162,7 +164,7 @@ def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[s
 
 
 def _radar(table: FilledTable) -> dict[str, Figure]:
-    """Draw percents of `full`, with one axis per column."""
+    """Draw a radar chart: each method's numbers in percent of the full cache's, one axis per column. Return {"": figure}."""
     layout = table.layout
     full = {one.cell.column: one.measured.value for one in table.cells if one.cell.address.method.base == "full"}
     columns = [column for column, value in full.items() if value]

@@ -59,16 +59,17 @@ PublishLocation = tuple[object, ...]
 
 @dataclass(frozen=True)
 class FilledCell:
-    """One cell with its numbers.
+    """One table cell with its printed and measured numbers.
 
     Attributes:
         printed: the printed value; None if the paper has none.
-        measured: our number.
+        measured: our number, under the table's own reading of the method.
         readings: name of a further reading -> our number under it.
-        tolerance: None if nothing can be judged.
-        verdict: verdict on the number as the table reads it, or None.
+        tolerance: tolerance of the printed number; None if nothing can be judged.
+        verdict: verdict on `measured`, or None.
         words: name of a further reading -> verdict on its number.
-        drop: verdict on the difference to `full`. counted: `full` agrees, so that the drop counts.
+        drop: verdict on the difference to `full`, or None.
+        counted: whether `drop` counts, because `full` agrees with the paper.
         ratio: our ratio and the printed ratio to `full`, if these were compared.
     """
 
@@ -112,7 +113,9 @@ class PrintedFull(NamedTuple):
 
 @dataclass(frozen=True)
 class _PairedFull:
-    """The measured full cache paired with a number. why: reason why they cannot be compared. gate: verdict on full."""
+    """The measured full cache beside which a method's number is judged.
+
+    why: reason why the two cannot be compared, or "". gate: verdict on the full cache's own number."""
 
     full: FilledCell
     why: str = ""
@@ -125,13 +128,14 @@ def is_full(cell: TableCell) -> bool:
 
 
 def column_of(address: Address) -> PublishLocation:
-    """Return the part of an address that a method shares with the full cache of its column."""
+    """Return what a method's number has in common with the full cache's number in the same column: model, data, metric, and
+    the shape of timed passes."""
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
 def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[PublishLocation, PrintedFull]:
-    """Map the printed full caches of a table by everything that a method and its full share, with conditions and parts of
-    means."""
+    """Collect the numbers of the full cache that a table prints. The key has all that a method's number must share with the
+    full cache's to be compared with it: model, data, metric, conditions, protocol, and the parts of a mean."""
     full_cells: dict[PublishLocation, PrintedFull] = {}
     for cell in layout.cells:
         one = printed.get(cell.address.printed)
@@ -141,9 +145,9 @@ def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) ->
 
 
 def full_of(cell: TableCell, fulls: Mapping[PublishLocation, PrintedFull], paper: str) -> PrintedFull | None:
-    """Return the full cache for a cell; None for full itself, and if the paper prints none.
+    """Return the printed full cache with which a cell is compared; None for a cell of `full`, and if the paper prints none.
 
-    fulls: `fulls_of` its table. paper: name of the paper whose other tables count too, or "".
+    fulls: `fulls_of` the cell's table. paper: name of the paper whose other tables are searched next; "" for none.
     """
     if is_full(cell):
         return None
@@ -160,7 +164,8 @@ def _place(cell: TableCell) -> PublishLocation:
 
 @cache
 def _fulls_of_paper(paper: str) -> Mapping[PublishLocation, PrintedFull]:
-    """Return the full caches of all tables of a paper. If several tables print one, take the first whose number we compare."""
+    """Return `fulls_of` all tables of a paper. If several tables print the same full cache, the first whose printed number may
+    be compared with ours is taken."""
     layouts = [layout for layout in map(load, table_ids()) if layout.paper == paper]
     full_cells = [one for layout in layouts for one in fulls_of(layout, of_table(layout.id)).values()]
     full_cells.sort(key=lambda one: one.printed.status not in (COMPARABLE, OPEN, RATIOS))
@@ -200,7 +205,9 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
 
 
 def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _PairedFull:
-    """Find the measured full cache in rows that share the facts of a number."""
+    """Find the full cache's number that was measured under the same conditions as `number`, and judge it.
+
+    full: the printed number of the full cache."""
     at, parts = full.cell.address, full.cell.parts
     measured, why = reader.measured(at, parts, number.shared), ""
     if number.shared and measured.value is None:
@@ -227,7 +234,7 @@ def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
 
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
-    """Judge a number under one reading; None if it has no verdict yet."""
+    """Judge one measured number of a table cell beside the printed one; None if there is nothing to judge yet."""
     if one.printed is None or measured.value is None or measured.state not in (*WHOLE, PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
@@ -287,11 +294,14 @@ class Lead:
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A filled table.
+    """A paper's table filled with measured numbers and verdicts.
 
-    pairs: numbers of all other pairs that our intervals separate: with the printed sign, with the opposite sign. versions:
-    column -> distinct values behind its numbers. refused: number of cells that are no evidence. sources: position in the
-    evidence -> rows folder and hash.
+    leads: the printed leads of the paper's method over its strongest baseline.
+    pairs: of all other pairs of methods that our intervals separate, the number with the paper's sign and the number with
+    the opposite sign.
+    versions: column of `cells`, such as `torch` -> its distinct values in the rows behind the numbers.
+    refused: number of stored cells that were not used, because their weights or data are not real.
+    sources: position in the evidence's cells -> rows folder and hash.
     """
 
     layout: TableLayout
@@ -308,7 +318,7 @@ class FilledTable:
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, proposed: bool) -> Counter[str]:
-        """Count verdicts on levels, for the paper's proposed method or for all others.
+        """Count verdicts on the numbers themselves (not drops), for the paper's proposed method or for all others.
 
         Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
         """
@@ -327,7 +337,7 @@ def fill(
         printed: printed values by address; None: those of results/reference.
 
     Raises:
-        ConfigError: a stand-in with printed numbers.
+        ConfigError: `printed` is given for a stand-in layout, whose numbers no paper prints.
     """
     if printed is None:
         printed = {} if layout.stands_for else of_table(layout.id)
@@ -377,7 +387,8 @@ def _order(
 
 
 def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
-    """Yield groups of methods in one column and at one budget that have a printed number of the same kind."""
+    """Yield the cells that a paper compares with each other: at least two methods with printed scores in one column and at one
+    budget. The full cache, differences and costs are left out."""
     groups: dict[tuple[object, ...], list[FilledCell]] = {}
     for one in cells:
         at = one.cell.address

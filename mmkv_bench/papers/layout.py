@@ -55,9 +55,11 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class TableItem:
-    """One row, column, block or value of `across`.
+    """One row, column, block or value of `across` of a table layout.
 
-    mean: labels of columns or keys of addresses; ("all",): all other columns; (): no mean.
+    parts: keys that the item adds to the addresses of its cells. only: the item has cells only where addresses have these
+    values. mean: what a column averages: labels of columns, or keys of addresses; ("all",): all other columns; (): no mean.
+    readings: further readings that replace the table's; None: the table's.
     """
 
     label: str
@@ -69,10 +71,12 @@ class TableItem:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell: its position, its address, and for a mean the addresses of its parts.
+    """One cell of a table layout: where it stands and which number it shows.
 
-    across: None if a method without a budget has one cell for all values.
-    readings: name -> (address, parts), for the further readings that change something.
+    block, row, column, across: its positions in the layout's lists; across is None if one cell serves all values of `across`
+    (a method without a budget).
+    address: description of the number. parts: for a mean, the addresses that are averaged.
+    readings: name of a further reading -> (address, parts) under it; only for readings that change the number.
     """
 
     block: int
@@ -91,7 +95,9 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """A table with its cells, in the order of blocks, rows, columns and `across`. A stand-in has no paper and no number."""
+    """Layout of a paper's table, with its cells in the order of blocks, rows, columns and `across`.
+
+    A stand-in is such a layout filled by the embedded test model; it has no paper and no table number."""
 
     id: str
     paper: str
@@ -121,14 +127,14 @@ class TableLayout:
         return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
 
     def labels(self, cell: TableCell) -> dict[str, str]:
-        """Return the labels of a cell's block, row, column and value of `across`, by these names."""
+        """Return the labels of a cell's `block`, `row`, `column` and `across`, by these keys; "" if `across` is None."""
         items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
         across = "" if cell.across is None else self.across[cell.across].label
         return dict(zip(("block", "row", "column", "across"), (*(item.label for item in items), across), strict=True))
 
     @property
     def needed(self) -> list[Address]:
-        """Every address that the table's numbers are made from, with further readings."""
+        """Addresses of all numbers that the table needs, those of further readings and of parts of means included."""
         readings = [parts or (at,) for cell in self.cells for at, parts in cell.readings.values()]
         return [one for each in (*(cell.needed for cell in self.cells), *readings) for one in each]
 
@@ -211,7 +217,7 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
 
 
 def _label(parts: Mapping[str, Any]) -> str:
-    """Make a label from the values that an item adds."""
+    """Make a label for a row or column from the keys and values that it adds to its cells."""
     words = []
     for key, value in parts.items():
         if key == "with":
@@ -259,7 +265,10 @@ def _parts(
     row: Sequence[TableCell],
     reading: str = "",
 ) -> tuple[Address, ...]:
-    """Return the addresses that a mean averages: other columns of its row, a group's data sets, or those that the file lists."""
+    """Return the addresses that a cell averages, if it is a mean; otherwise (). They are other columns of its row, addresses that
+    the layout's file lists, or the data sets of a group.
+
+    keys, at: keys and address of the cell. column: its column. row: the row's cells. reading: name of a further reading."""
     if not column.mean:
         if at.metric != MEAN:
             return ()
@@ -304,7 +313,7 @@ def _readings(
 
 
 def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
-    """Join all parts of an address. A key with two different values is an error."""
+    """Join the keys that table, block, row, column and `across` state for one cell. Two values for one key are an error."""
     merged: dict[str, Any] = {}
     for parts in all_parts:
         for key, value in parts.items():

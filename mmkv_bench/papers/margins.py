@@ -51,9 +51,10 @@ _Methods = Mapping[tuple[str, ...], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Margin:
-    """Margin of a metric. Printed value = scale x our value.
+    """How far measured and printed values of one metric may differ, in the printed unit; if `relative`, as shares of the value.
 
-    margin, step (change by a repeated run) and gate are in the printed unit; if `relative`, they are shares of the printed value.
+    scale: printed value / our value. margin: allowed difference. step: how much a repeated run changes the value.
+    gate: allowed difference for the full cache; None: `margin`.
     """
 
     scale: float
@@ -64,7 +65,7 @@ class Margin:
 
     @property
     def tolerance(self) -> float:
-        """Margin for the full-cache gate."""
+        """Allowed difference for the full cache, whose number must agree before methods are judged."""
         return self.margin if self.gate is None else self.gate
 
 
@@ -125,7 +126,8 @@ def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Toleran
 
 
 def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
-    """Return the tolerance of the ratio of a method's time or peak to full's. Both are rounded; no effect is a ratio of 1."""
+    """Return the tolerance of the ratio of a method's time or memory peak to full's. It allows for the rounding of both printed
+    numbers. Its rival is a ratio of 1, no effect."""
     half = sum(log1p(one.half / one.known) for one in (method, full))
     fixed = margin(cell.address.dataset, cell.address.metric)
     return _within_gap(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(method.known / full.known)))
@@ -176,7 +178,7 @@ def _gap(one: float, other: float, relative: bool) -> float:
 
 
 def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
-    """Return the printed part of an address without its method, and without its budget if `budget` is False."""
+    """Return the key of a table column: `Address.printed` without the method, and without the budget if `budget` is False."""
     model, dataset, metric, _, _, *rest = at.printed
     return (model, dataset, metric, *(rest if budget else rest[2:]))
 
@@ -216,7 +218,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Verdict:
-    """A word, and for `not comparable` and an `undecided` without an interval the reason."""
+    """Verdict on a number, as one word. why: reason, for `not comparable` and for `undecided` without an interval; else ""."""
 
     word: str
     why: str = ""
@@ -227,10 +229,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Tolerance of a printed number, in the printed unit; if `relative`, on the log scale.
+    """How far a measured number may differ from a printed one, in the printed unit; if `relative`, on the log scale.
 
-    half: half of its last digit. step: one answer's worth. rival: the method whose printed number reduced the margin.
-    full: the full cache's printed number is within the margin, so a method that drops nothing would agree.
+    half: half of the printed number's last digit. margin: allowed difference beyond rounding.
+    step: how much one answer more or less changes the number.
+    rival: the method whose printed number lies so near that it reduced the margin, or "".
+    full: the full cache's printed number is within the margin, so a method that drops nothing would agree too.
     """
 
     half: float
@@ -260,13 +264,15 @@ def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 
 def drop(
     measured: tuple[float, float], printed: tuple[float, float], tolerance: Tolerance, seeds: float = 0.0
 ) -> Verdict:
-    """Judge a method's difference to `full`. measured, printed: numbers of (method, full). tolerance: with half a digit of
-    both numbers."""
+    """Judge a method's difference to `full`.
+
+    measured, printed: (the method's number, full's number). tolerance: its `half` allows for the rounding of both numbers."""
     return _of_gap(_gap(*measured, tolerance.relative) - _gap(*printed, tolerance.relative), tolerance, seeds)
 
 
 def of_seeds(values: Sequence[float], relative: bool = False) -> float:
-    """Return half of the 95 % interval of M - P over seeds, with M and P both means over len(values) seeds; 0 without seeds."""
+    """Return how much seeds alone may make a measured and a printed number differ: half of the difference's 95 % interval, if
+    both are means over len(values) seeds. values: our number under each seed; with fewer than two, the result is 0."""
     if len(values) < 2:
         return 0.0
     from scipy.special import stdtrit

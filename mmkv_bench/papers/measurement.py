@@ -46,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Number at an address, in the unit of the printed one.
+    """Our number for one table cell (`Address`), in the unit of the printed number, or the reason why there is none.
 
     Attributes:
         state: one of STATES.
@@ -55,12 +55,13 @@ class Measurement:
         n, of: samples with an answer, and samples of the data set (0: unknown).
         mismatches: facts of the rows that contradict the address.
         unstated: facts that neither the paper nor a file of `conf` states.
-        rows: positions in the evidence.
+        rows: positions of the number's rows in the cells of `Evidence`.
         seeds: value per seed, if there are several seeds.
-        shared, questions: facts that a compared number must share, and questions, both per part of a mean.
-        passed: differences to the runs of the address that do not count.
-        curves: lines of a diagnostic; `value` is the first line's. made: versions. source: rows folder and measurement. drawn:
-            rows for the picture.
+        shared: for each part of a mean, the facts that a number must share to be compared with this one.
+        questions: for each part of a mean, what was asked and who scored it.
+        passed: how the used run differs from further runs of the same number, which are not used.
+        curves: lines of a diagnostic; `value` is the first line's. made: versions of libraries that made them.
+        source: rows folder and id of a diagnostic. drawn: rows from which the diagnostic is drawn.
         scores: scores for paired comparisons; None for means and reductions.
     """
 
@@ -177,7 +178,7 @@ def joined(*words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """List the facts of the model in which the parts of a mean differ."""
+    """Return a tuple with one sentence on the facts of the model in which the averaged measurements differ; () if in none."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
         values.setdefault(name, set()).add(value)
@@ -186,7 +187,7 @@ def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
-    """Combine parts seed by seed; a part without seeds is the same for every seed."""
+    """Combine measurements seed by seed. A measurement without seeds (a method that draws nothing) counts for every seed."""
     count = min((len(part.seeds) for part in parts if part.seeds), default=0)
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 

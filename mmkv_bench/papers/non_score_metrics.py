@@ -26,10 +26,12 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Reduction:
-    """A column that becomes a number: the mean over samples for a column of `responses`, the median over repeats for timed
-    passes.
+    """How a column of rows is reduced to the number of a table cell: the mean over samples for a column of `responses`, the
+    median over repeats for a column of timed passes.
 
-    The number is divided by `per`. layers: how entries kept per layer and head become a number.
+    per: divisor that converts to the printed unit.
+    layers: for shares that layers keep: `std` (spread over samples, averaged over layers) or `mad` (distance to the shares of
+    a profile); otherwise "".
     """
 
     column: str
@@ -66,10 +68,10 @@ class Diagnostic:
     Attributes:
         name: name of the analysis (`diagnostics.quantities.QUANTITIES` defines it).
         lines: (label, quantity, part) of each line; part `*`: any part in the rows.
-        of_method: the rows belong to a method at a budget.
-        at: point of the curve at which a layer's number is taken: from x to x (added up), the budget, or a parameter of
-            the method; None if there is no curve.
-        per: factor of the numbers.
+        of_method: the numbers depend on a method and its budget, not on the model alone.
+        at: where on the curve a layer's number is taken: (first x, last x) of a stretch that is added up, "budget", or the name
+            of a parameter of the method; None if each layer has one number and no curve.
+        per: factor by which the numbers are multiplied.
     """
 
     name: str
@@ -79,7 +81,8 @@ class Diagnostic:
     per: float = 1.0
 
     def stretch(self, address: Address) -> tuple[float, float] | None:
-        """Return the stretch of the curve from which the number of an address is taken."""
+        """Return (first x, last x) of the part of the curve from which the number is taken, with `at` replaced by the budget or
+        parameter that `address` states; None if there is no curve."""
         if not isinstance(self.at, str):
             return self.at
         place = float(address.budget if self.at == "budget" else address.method.setting(self.at))
@@ -134,7 +137,8 @@ _SIDES = tuple(range(28, 3585, 28))  # pixels
 
 
 def cache_size(address: Address) -> tuple[float, str] | None:
-    """Return (size in the metric's unit, how) of the cache after a prompt of the address's length, for a batch of one.
+    """Compute the cache's size after a prompt of `address.length` tokens, batch 1. Return (size in the metric's unit, how it was
+    computed).
 
     None if the metric is not a cache size, or if the size does not follow from the shape.
     """
@@ -147,7 +151,8 @@ def cache_size(address: Address) -> tuple[float, str] | None:
 
 
 def planned_peak(address: Address) -> tuple[float, str] | None:
-    """Return (GB, how) of a pass's peak counted in a dry run; None if the metric is not a peak, or no peak was counted."""
+    """Look up the peak memory that a dry run counted for a pass. Return (peak in GB, how it was counted); None if the metric is
+    no peak, or if the dry run was not made."""
     if address.metric != PEAK or address.batch not in (None, 1) or address.reading != READINGS[0]:
         return None
     key = (address.model, address.dataset, str(address.method), address.budget, address.length, address.new_tokens)
@@ -156,7 +161,7 @@ def planned_peak(address: Address) -> tuple[float, str] | None:
 
 
 def planned_lines() -> list[dict[str, str]]:
-    """Return the rows of the file `PEAKS`."""
+    """Return the peaks of memory that were counted in dry runs, a mapping of column to text for each row of `PEAKS`."""
     if not PEAKS.is_file():
         return []
     with PEAKS.open(encoding="utf-8", newline="") as file:
@@ -164,7 +169,8 @@ def planned_lines() -> list[dict[str, str]]:
 
 
 def missing_input(address: Address) -> str:
-    """Say what a number that was not run needs in addition to a device, and what is known about it; "" if nothing."""
+    """Say what is needed, besides a device, to measure a number that was not run, and what is known about the number already.
+    Return "" if a device is enough."""
     if address.metric in BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
         share = _entries(address) / (address.length or 1)
         return f"needs weights, which tell heads apart; a step reads {share:.1%} of full's entries"
@@ -197,7 +203,7 @@ def image_bounds(model: str) -> tuple[int, int]:
 
 @cache
 def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
-    """Map the address of a pass to its row of `PEAKS`."""
+    """Map a timed pass (model, dataset, method, budget, length, new tokens) to its row of the file `PEAKS`."""
     lengths = ("length", "new_tokens")
     return {
         (*(line[name] for name in PLANNED_COLUMNS[1:5]), *(int(line[name]) for name in lengths)): line

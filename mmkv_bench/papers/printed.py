@@ -60,9 +60,10 @@ _KINDS = {"tokens_per_head": int, "ratio": float}
 
 @dataclass(frozen=True)
 class Printed:
-    """One printed value.
+    """One value as a paper prints it.
 
-    number: None if it is unreadable. half: half of the last digit. line: line in the paper's text."""
+    value: the printed text. number: its number; None if it is unreadable. half: half of the last printed digit.
+    status: what the number may be compared with. reason: why. line: line in the paper's text."""
 
     value: str
     number: float | None
@@ -145,7 +146,7 @@ def names() -> Mapping[str, Any]:
 
 @cache
 def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
-    """Map the printed part of an address (`Address.printed`) to its printed value, for all values of a table.
+    """Return all values that a table prints: `Address.printed` of what the value is about -> value.
 
     Raises:
         ConfigError: `names.yaml` lacks a name, one address has two values, or the table is a stand-in, which no paper prints.
@@ -168,7 +169,7 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
 
 
 def printed_address(row: Mapping[str, Any], shared: Mapping[str, Any] | None = None) -> Address:
-    """Return the address of a printed value.
+    """Translate the paper's names of a printed value (model, method, column, ...) to an `Address`.
 
     Args:
         row: a row of `load`.

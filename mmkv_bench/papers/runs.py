@@ -1,4 +1,4 @@
-"""Commands that make the rows for an address."""
+"""Commands that measure the numbers of the papers' tables: runs, calibrations and diagnostics."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def experiment(name: str) -> str:
 
 
 def command(address: Address, experiments: Sequence[str] = ()) -> str:
-    """Return the command that runs all questions that an address needs; "" if it cannot be run.
+    """Return the command that measures the number at `address` completely; "" if its model cannot be run.
 
-    experiments: experiments of its table; timed passes are run by the experiment that plans them.
+    experiments: experiments that the number's table names; one of these runs timed passes.
     """
     if not address.runs:
         return ""
@@ -59,7 +59,7 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
 
 
 def commands(addresses: Iterable[Address]) -> list[str]:
-    """Return the commands of several addresses, each once. Methods and budgets of one diagnostic share a command."""
+    """Return the commands that measure several numbers, each command once. Methods and budgets of one diagnostic share one."""
     groups: dict[tuple[object, ...], list[Address]] = {}
     for one in addresses:
         key: tuple[object, ...] = (command(one),)
@@ -72,7 +72,7 @@ def commands(addresses: Iterable[Address]) -> list[str]:
 
 
 def artefact(address: Address) -> str:
-    """Return the file of the calibration that an address needs; "" if it needs none."""
+    """Return the file of the calibration that the method of `address` reads; "" if it reads none."""
     source = address.method.calibrated
     if not source:
         return ""
@@ -81,7 +81,7 @@ def artefact(address: Address) -> str:
 
 
 def calibrate(address: Address) -> str:
-    """Return the command that makes the calibration of an address."""
+    """Return the command that makes the calibration that the method of `address` reads."""
     source = address.method.calibrated
     words = [PROGRAM, "calibrate", address.method.base, "--model", address.model, "--samples", str(source["samples"])]
     words += ["--instruction", source["instruction"]] if "instruction" in source else []
@@ -89,7 +89,7 @@ def calibrate(address: Address) -> str:
 
 
 def setting(address: Address, names: Sequence[str]) -> str:
-    """Return the first of these experiments that runs the timed passes of an address; "" if none does."""
+    """Return the first of the experiments `names` that runs the timed passes that `address` describes; "" if none does."""
     if address.dataset not in SYNTHETIC:
         return ""
     wanted = (address.model, address.dataset.removeprefix("made_up_"), address.new_tokens)
@@ -111,7 +111,7 @@ def _setting(name: str) -> Mapping[str, Any]:
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:
-    """Return the command of a diagnostic for addresses that differ only in method and budget.
+    """Return the command that runs a diagnostic for several methods and budgets. addresses: equal in everything else.
 
     The command keeps existing measurements, and measures `full` too.
     """

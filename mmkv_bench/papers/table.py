@@ -105,7 +105,10 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
 
 
 def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[GridCell]:
-    """Yield the places of a row. A cell in several places, such as the full cache at all budgets, is printed once."""
+    """Yield the printed cells of one table row, a `GridCell` per column.
+
+    row: for each column, the cells that are printed together in it. A cell that belongs to several columns, such as the full
+    cache at all budgets, is printed once and spans them."""
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
         place, *covered = group
         cells = [cell for one in place for cell in cells_of(filled, one, reasons)]
@@ -294,7 +297,8 @@ def _missing(filled: FilledTable) -> str:
 
 
 def _verdicts(filled: FilledTable) -> list[str]:
-    """Count the verdicts on levels, drops, leads and pairs."""
+    """Return sentences that count the verdicts: on numbers (levels), on differences to full (drops), on the paper's leads over
+    baselines, and on the signs of all other differences."""
     groups = {f"{filled.layout.paper}'s own method": True, "all others": False}
     levels = [
         f"{who}: {words}" for who, proposed in groups.items() if (words := _counts(filled.verdicts(proposed), WORDS))
@@ -316,7 +320,7 @@ def _verdicts(filled: FilledTable) -> list[str]:
 
 
 def _layers(filled: FilledTable) -> list[str]:
-    """List the layers of diagnostics, one text per line of the figure, and the versions."""
+    """Return one sentence per line of a diagnostic with its number in each layer, and one with the versions that made them."""
     notes = []
     for one in filled.cells:
         for curve in one.measured.curves:

@@ -40,8 +40,9 @@ class DatasetIdentity:
         fingerprint: checksum of the content.
         prompt: what shapes a prompt (lmms-eval task, prompt texts, version).
         generation: generation settings.
-        context: `context_key` of the dataset, which counts if the protocol cuts the prompt.
-        questions: `questions_key` of the dataset, which counts then too: with it, `query_agnostic` compresses once per document.
+        context: `context_key` of the dataset. Part of the identity only if the protocol cuts the prompt.
+        questions: `questions_key` of the dataset. Part of the identity in the same case, because with such a key `query_agnostic`
+            compresses once per document.
     """
 
     fingerprint: str
@@ -53,7 +54,7 @@ class DatasetIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """Facts outside the configuration that planning needs; none has a default.
+    """Facts outside the configuration that planning needs.
 
     Attributes:
         model_fingerprint: checksum of weights, configuration and processor files.
@@ -136,7 +137,10 @@ def stored_rows(
 ) -> list[dict[str, Any]]:
     """Return rows of the table `cells`: cells, provenance, and the run's configuration.
 
-    resolved: `RunConfig.resolved`. provenance: from `identity.provenance`. prompt_format: prompt format of the loaded model."""
+    resolved: `RunConfig.resolved`.
+    provenance: the result of `identity.provenance`.
+    prompt_format: prompt format of the loaded model.
+    """
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
     return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
@@ -144,10 +148,12 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Method:
-    """One method of a run under one reading.
+    """One method of a run under one reading (a paper's text or its released code).
 
-    plain: the effective node (see `build.identity_form`), with the checksums of the calibrations that were used. decoding: text
-    of a decode policy that the user set. calibrations: checksum -> data behind the calibration."""
+    plain: the effective node (see `build.identity_form`), with the checksums of the calibrations that were used.
+    decoding: text of a decode policy that the user set.
+    calibrations: checksum -> data behind the calibration.
+    """
 
     name: str
     plain: Mapping[str, Any]
@@ -167,10 +173,11 @@ class Method:
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One method of a configuration under one of its readings.
+    """One method of a configuration under one reading (a paper's text or its released code).
 
     Attributes:
-        node: parameters and parts with the run's overrides. default: the same without overrides.
+        node: parameters and parts with the run's overrides.
+        default: parameters and parts without overrides.
     """
 
     name: str
@@ -309,8 +316,9 @@ def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | N
 def _untouched(
     entry: MethodEntry, plain: Mapping[str, Any], compressor: Compressor, dtype: str | None
 ) -> Mapping[str, Any]:
-    """Return the method's effective node without changed parameters. For a method from outside the package, the choice of its
-    file or press is not tuning. If such a method cannot be built without arguments, return `plain`: nothing counts as tuned."""
+    """Return the effective node that the method would have if the run changed no parameters. For a method from outside the
+    package, the choice of its file or press is not tuning. If such a method cannot be built without arguments, return `plain`, so
+    that nothing counts as tuned."""
     name, default, reading = entry.name, entry.default, entry.reading
     code_parameters = OUTSIDE.get(str(default["base"]))
     if code_parameters is None:
@@ -404,7 +412,9 @@ def _cell(
 
 
 def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an effective node that changes answers: everything except bookkeeping of readings."""
+    """Return the part of an effective node that can change answers: all keys but those that only describe the method and its
+    readings.
+    """
     if plain.get("base") == FULL:
         return {"base": FULL}
     return {key: value for key, value in plain.items() if key not in ("reading", "released", "later", "about")}

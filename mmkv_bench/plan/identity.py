@@ -84,7 +84,7 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
     """Return the provenance columns of the `cells` rows, for a run that generates in the precision `dtype`.
 
     Raises:
-        ConfigError: model.device=cuda without a CUDA device; the message states the memory of the weights.
+        ConfigError: model.device=cuda without a CUDA device. The message states the memory of the weights.
     """
     from mmkv_bench.store.provenance import collect
 
@@ -93,12 +93,14 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
 
 def state_cost(family: ModelFacts, dtype: str) -> StateCost:
-    """Return the bytes of a model's state in `dtype`."""
+    """Return the bytes of a model's state in `dtype`: of one entry per KV head in all compressed layers, and of windows and
+    recurrent states.
+    """
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 
 def cost_of(described: Any, dtype: str) -> StateCost | None:
-    """Return the bytes of a model's state; None if its shape or its precision is unknown."""
+    """Return `state_cost` of a described model, or None if its shape or its precision is unknown."""
     return None if described is None or dtype == UNKNOWN else state_cost(model_facts(described), dtype)
 
 
@@ -133,7 +135,8 @@ def usable_device(model: Model, dtype: str) -> str:
     """Return the kind of device for a run that generates.
 
     Raises:
-        ConfigError: model.device=cuda without a CUDA device, with the memory of the weights; see also `check_meant`.
+        ConfigError: model.device=cuda without a CUDA device (the message states the memory of the weights), or an error of
+            `check_meant`.
     """
     check_meant(model.device)
     device = devices.kind_of(model.device)

@@ -76,7 +76,7 @@ class Coverage:
         return found
 
     def answered(self, part: DatasetShare) -> np.ndarray:
-        """Mask cells and samples with a row that `retry` does not include, bool [cells, samples]."""
+        """Tell for each cell and sample whether it has a row whose status `retry` does not repeat: bool [cells, samples]."""
         statuses = self.statuses(part)
         answered = statuses >= 0
         for status in self.retry:
@@ -123,14 +123,16 @@ class Plan:
     """Typed facts about a run.
 
     Attributes:
-        out: folder of its rows.
+        out: folder of the run's rows.
         stage: `generate`, `score` or `both`.
         answering: settings for answering samples.
         judge, logger, primary, json: settings of the configuration.
         retry: statuses of stored rows that do not count as done.
         resolved: the configuration for rows and trackers, with datasets under their labels.
-        entries: methods. cells: all cells, by dataset. parts: the work per dataset in this process.
-        notes: sentences for the card: cells that are the same, and what an outline could not read.
+        entries: the methods.
+        cells: all cells, sorted by dataset.
+        parts: the work of this process, per dataset.
+        notes: sentences for the card, about merged cells and about what an outline could not read.
         family: facts about the model; None if an outline could not read its files.
         uncalibrated: for an outline, a sentence per method that lacks its calibration.
     """
@@ -196,8 +198,8 @@ class Plan:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Provenance columns of the cells' rows. Only a run that makes rows needs them, because they look for the device. Raises
-        the errors of `check_device`."""
+        """Provenance columns of the cells' rows. Computed on request, because only a run that makes rows needs them, and they
+        look for the device. Raises the errors of `check_device`."""
         return identities.provenance(self.model, self.cells[0].dtype)
 
     def check_device(self) -> None:
@@ -205,7 +207,7 @@ class Plan:
         identities.usable_device(self.model, self.cells[0].dtype)
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
-        """Return the coverage of the plan by a store. Rows that `retry` includes do not count.
+        """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.
 
         rows: rows of the plan's cells, if they were read already (see `Coverage`).
         """
@@ -213,7 +215,7 @@ class Plan:
         return Coverage(held, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Count the samples that lack a row in some cell: 0 if every process of a split run did its part."""
+        """Count the samples that lack a row in some cell. After a split run this is 0 unless a process failed."""
         coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
         return sum(coverage.missing(part) for part in self.parts)
 
@@ -222,5 +224,5 @@ class Plan:
         return replace(self, stage=stage, resolved={**self.resolved, "stage": stage})
 
     def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
-        """Return the same plan with the stored answers (cell -> ids of samples) that `retry=[changed]` makes again."""
+        """Return the same plan, in which the stored answers `changed` (cell -> ids of samples) are to be made again."""
         return replace(self, parts=[replace(part, changed=changed) for part in self.parts])

@@ -62,7 +62,8 @@ def make_plan(config: RunConfig) -> Plan:
 def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     """Make the plan of a validated configuration as far as possible without a connection and without opening data.
 
-    Cells with something unknown (`identity.UNKNOWN`) have hashes of no run; their number and labels are right.
+    If part of a cell's identity is unknown (`identity.UNKNOWN`), its hash matches no run, but labels and the number of cells are
+    right.
 
     Args:
         config: the configuration.
@@ -107,12 +108,12 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
 
 
 def _uncut(specs: Mapping[str, TaskSpec]) -> list[str]:
-    """Return the names of the datasets that do not state where a text prompt's document ends."""
+    """Return the names of the datasets without `context_key`, which states where a text prompt's document ends."""
     return [name for name, spec in specs.items() if not spec.context_key]
 
 
 def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
-    """Return a sentence if another model is asked the default dataset, which was made for the embedded model."""
+    """Return a note if no dataset was chosen for a model other than the embedded one, for which the default dataset was made."""
     if list(datasets) != ["pages"] or str(model.path).startswith(PACKAGE_SCHEME):
         return []
     return [
@@ -141,7 +142,7 @@ def _streamed(cells: Sequence[Cell]) -> list[tuple[Compressor, Budget | None]]:
 
 # ---------------------------------------------------------------------- datasets
 def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str, TaskSpec]:
-    """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two of these never
+    """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two sizes never
     share a table.
 
     Raises:

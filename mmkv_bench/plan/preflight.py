@@ -26,7 +26,11 @@ ROW = 4096
 
 @dataclass(frozen=True)
 class MissingInput:
-    """An input that a run lacks. kind: weights, data, calibration, judge or disk. what: a sentence."""
+    """An input that a run lacks.
+
+    kind: weights, data, calibration, judge or disk.
+    what: a sentence that describes the input.
+    """
 
     kind: str
     what: str
@@ -34,8 +38,12 @@ class MissingInput:
 
 @dataclass(frozen=True)
 class Disk:
-    """Disk space for a run. rows: bytes that the missing rows will take. row: bytes per row. measured: `row` is measured from the
-    store's rows, not assumed. free: free bytes at the store."""
+    """Disk space for a run.
+
+    rows: bytes that the missing rows will take.
+    row: bytes per row; `measured`: taken from the store's rows, not assumed.
+    free: free bytes at the store.
+    """
 
     rows: int
     row: float
@@ -97,7 +105,7 @@ def _judges(plan: Plan) -> Iterator[str]:
 
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
-    """Return the disk space that the missing rows need."""
+    """Return the disk space that the missing rows need, and the free space at the store."""
     missing = sum(int((~coverage.answered(part)).sum()) for part in plan.parts)
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]

@@ -49,8 +49,8 @@ def parse_shard(text: str | Shard) -> Shard:
 
 
 def in_shard(cluster: str, shard: str | Shard) -> bool:
-    """Tell whether a sample of this cluster (image, document, video or page) belongs to a shard. Every cluster belongs to
-    exactly one shard of any count, whatever the limit and the order of samples."""
+    """Tell whether a sample of this cluster (image, document, video or page) belongs to a shard. For any number of shards, a
+    cluster belongs to exactly one, which does not depend on the limit or the order of samples."""
     part = parse_shard(shard)
     return index_of(cluster, part.count) == part.index
 
@@ -66,7 +66,7 @@ def longest_first(costs: Mapping[str, float]) -> list[str]:
 
 
 def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
-    """Return the samples with a selection's ids and in its shard."""
+    """Return the samples that a selection includes: those with its ids (if any are given) and in its shard."""
     named, shard = selection.samples, parse_shard(selection.shard)
     return [ref for ref in refs if (named is None or ref.sample_id in named) and in_shard(ref.cluster, shard)]
 

@@ -31,8 +31,8 @@ _NAMED = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
-    """Return the stored answers that this run must make again, of any shard, and notes about changed answers in other cells,
-    which the run leaves unchanged.
+    """Return the stored answers of the plan's cells whose prompts have changed, of any shard, which this run must make again.
+    Also return notes about such answers in other cells, which the run leaves unchanged.
 
     Raises:
         ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
@@ -102,7 +102,9 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
 def differing_prompts(
     store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None
 ) -> tuple[pa.Table, pa.Table]:
-    """Return cell, sample and document of stored answers to other prompts, and of answers whose prompts cannot be made."""
+    """Return cell, sample and document of stored answers whose prompts have changed, and of answers whose prompts cannot be made
+    again.
+    """
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
     if not rows.num_rows:
@@ -131,7 +133,7 @@ _VERSIONS = ("torch", "transformers", "numerics_version", "method_version")
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
-    """Return a sentence if stored cells differ from the plan's cells only in versions, and these have no answers yet."""
+    """Return a note if cells of the plan have no answers yet, but the store has the same cells of other versions."""
     asked: dict[tuple[Any, ...], Any] = {tuple(cell.row()[name] for name in _ASKED): cell for cell in plan.cells}
     stored = store.cells(columns=("cell", *_ASKED, *_VERSIONS)).to_pylist()
     here = {row["cell"] for row in stored}

@@ -65,8 +65,8 @@ def validate(config: RunConfig) -> None:
 
 
 def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
-    """Check every variant: its name must not be another method's, and its parameters need names of its base's file and values
-    of the default's type.
+    """Check every variant: its name must not be another method's. Its parameters must exist in its base's file and have values of
+    the defaults' types.
 
     Args:
         variants: name -> changes.
@@ -281,7 +281,7 @@ def _check_values(config: RunConfig) -> None:
 
 
 def _stream(given: schema.Stream, names: Sequence[str]) -> None:
-    """Check `ask_at`, and that changed stream settings come with a protocol that streams."""
+    """Check `ask_at`, and refuse stream settings that differ from the defaults unless a protocol reads streams."""
     beyond = [share for share in given.ask_at if share > 1]
     if beyond:
         raise ConfigError(
@@ -327,7 +327,7 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
 
 
 def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
-    """Check gate.expected, which is one number: it needs one dataset, real data, and a metric to be compared with."""
+    """Check gate.expected. The number is one score, so the run needs exactly one dataset, with real data and a metric."""
     if gate.expected is None:
         return
     given = f"gate.expected={gate.expected}"
@@ -426,7 +426,7 @@ def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
 # ---------------------------------------------------------------------- missing devices and packages
 def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
     """Refuse at once model.device=cuda without a driver, decode=compiled without a compiler, and flash-attn without its package.
-    A store that exists already is an exception: if all its rows are there, the run needs none of these.
+    With an existing store nothing is refused yet, because the run needs none of these if no row is missing.
 
     Raises:
         ConfigError: see `no_cuda` and `devices/requirements.py`.
@@ -443,7 +443,10 @@ def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
 
 
 def no_cuda(model: Model, dtype: str) -> ConfigError:
-    """Return the refusal, which states the memory of the weights. dtype: `auto` if it is not known yet."""
+    """Return the error for model.device=cuda on a machine without CUDA. The message states the memory of the weights.
+
+    dtype: `auto` if it is not known yet.
+    """
     parameters = (model.about or {}).get("parameters")
     size = ""
     if parameters and model.layers is None:

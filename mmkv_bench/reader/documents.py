@@ -37,7 +37,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its only right answer. task: value, row or change; entry: number of the entry that is asked about."""
+    """A question with its only right answer. task: value, row or change. entry: number of the document's entry that is asked
+    about.
+    """
 
     task: str
     text: str
@@ -56,7 +58,9 @@ class Document:
 
 
 def as_text(paper: Document) -> str:
-    """Return the content as plain text, in reading order; a frame follows the time that the video prompt states for it."""
+    """Return the content as plain text, in reading order; in a video, each frame comes after the time that the video prompt
+    states for it.
+    """
     bodies = ["\n".join(line.text for line in page) for page in paper.pages]
     if paper.form == "video":
         return "\n\n".join(f"Frame from 00:{place:02d}:\n{body}" for place, body in enumerate(bodies))

@@ -106,7 +106,9 @@ class Draw:
     """A generator of one document's random content."""
 
     def __init__(self, seed: str, split: str, extra: Sequence[str] = ()):
-        """seed: any text; extra: further words of the split that sometimes replace names (training has more words)."""
+        """Start a generator. seed: any text. extra: further words of the split, which sometimes replace names (training has more
+        words).
+        """
         self._random, self.split, self._extra = random.Random(seed), split, extra
 
     def share(self) -> float:
@@ -118,7 +120,7 @@ class Draw:
         return int(self._random.random() * count)
 
     def one(self, items: Sequence):
-        """Return one item."""
+        """Return a random item."""
         return items[self.below(len(items))]
 
     def shuffled(self, items: Sequence) -> list:

@@ -58,14 +58,16 @@ def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
 
 @cache
 def _noise() -> np.ndarray:
-    """Return a sheet of noise and a smoother one, [2, 512, 512] float32 around 0, shared by all pages."""
+    """Return fine and smooth noise for pages, [2, 512, 512] float32 around 0. All pages share it."""
     fine = np.random.Generator(np.random.PCG64(1)).random((512, 512), dtype=np.float32) * 2 - 1
     smooth = (fine + np.roll(fine, 1, 0) + np.roll(fine, 1, 1) + np.roll(fine, (1, 1), (0, 1))) / 2
     return np.stack([fine, smooth])
 
 
 def backdrop_of(draw: random.Random, side: int, look: Style) -> np.ndarray:
-    """Return the paper's darkness (side, side) float32 in 0 (paper) to 1 (ink): gradient, ruled lines, boxes, logo, noise."""
+    """Draw a page's background (gradient, ruled lines, boxes, logo, noise) as darkness, (side, side) float32, 0 (paper) to 1
+    (ink).
+    """
     shade = np.zeros((side, side), dtype=np.float32)
     if draw.random() < 0.5:
         ramp = np.linspace(0, 0.25 * draw.random(), side, dtype=np.float32)
@@ -105,7 +107,9 @@ def backdrop_of(draw: random.Random, side: int, look: Style) -> np.ndarray:
 
 
 def inked(cover: np.ndarray, backdrop: np.ndarray, look: Style, draw: random.Random) -> np.ndarray:
-    """Mix paper and ink into a picture (side, side, 3) uint8; ink covers the backdrop."""
+    """Draw text in ink over the backdrop: return a picture (side, side, 3) uint8. cover: how much of a pixel the glyphs cover, 0
+    to 255.
+    """
     mix = cover * np.float32((0.8 + 0.2 * draw.random()) / 255)
     mix += backdrop * (1 - mix)
     mix *= 255

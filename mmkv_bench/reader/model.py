@@ -68,7 +68,8 @@ def tower_weights(model: Any) -> dict[str, Any]:
 
 
 def write_folders(gguf: Path, out: Path) -> None:
-    """Write the folders of `SIDES` with config, weights in float32, processor and tokenizer; the weights are one linked file.
+    """Write the folders of `SIDES` with config, weights in float32, processor and tokenizer; the folders share one weights file
+    by hard links.
 
     The LoRA's products are added in float64 and rounded once, so every machine writes the same bytes.
     """

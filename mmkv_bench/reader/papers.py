@@ -133,7 +133,7 @@ def paper(draw: Draw, form: str) -> Document:
 
 
 def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width) -> None:
-    """Add an entry with a key and one to three values, on one line or two."""
+    """Add an entry with a key and one to three values to `body`, on one line or two, and its questions to `questions`."""
     key_kind, makers = ("goods", {"price": "sum"}) if kind == "receipt" else TABLES[kind][1:]
     key = _make(draw, key_kind)
     while key.lower() in taken:
@@ -161,7 +161,7 @@ def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width
 
 
 def _field(draw, body, questions, label, value, width) -> None:
-    """Add a label with its value, on one line or two."""
+    """Add a label with its value to `body`, on one line or two, and a question about it to `questions`."""
     entry = 100 + len(body)
     if len(label) + len(value) + 2 <= width and draw.share() < 0.8:
         body.append(Line((label + draw.one((":", "")), value)))
@@ -171,7 +171,7 @@ def _field(draw, body, questions, label, value, width) -> None:
 
 
 def _note(draw, body, questions, taken) -> None:
-    """Add a note on two lines: whom to see, and when and where."""
+    """Add a note on two lines (whom to see, when and where) to `body`, and its questions to `questions`."""
     person = draw.person(13)
     while person.lower() in taken:
         person = draw.person(13)

@@ -101,14 +101,14 @@ def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: 
 
 
 def _width(cells: tuple[str, ...], glyphs: dict[str, Glyph], tracking: float, gap: float) -> float:
-    """Return the pixels that cells take on one line."""
+    """Return the width in pixels of cells side by side on one line."""
     signs = "".join(cells).replace(" ", "")
     spaces = sum(cell.count(" ") for cell in cells) + len(cells) - 1
     return sum(max(glyphs[sign].advance + tracking, NARROWEST) for sign in signs) + gap * spaces
 
 
 def _stops(page, glyphs, look: Style, side: int) -> list[float]:
-    """Return the left edges of columns in pixels, so that all cells of rows fit if possible."""
+    """Return the left edges of a page's columns in pixels. A column is as wide as its widest cell."""
     widest: list[float] = []
     for line in page:
         if line.heading or line.indent:

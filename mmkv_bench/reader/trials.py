@@ -1,4 +1,4 @@
-"""Samples for a reader: one counted question per document, the same on every machine.
+"""Samples for a reader: one scored question per document, the same on every machine.
 
 The splits `dev` and `test` share no name, word, value or typeface with each other or with training.
 """
@@ -29,7 +29,7 @@ FORMS_OF = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A document with questions and answers in turn, of which only the last counts; look: seed of the document's style."""
+    """A document with (question, answer) turns, of which only the last is scored. look: seed of the document's style."""
 
     paper: Document
     turns: list[tuple[str, str]]
@@ -47,7 +47,7 @@ def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
 
 
 def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
-    """Return the questions of a sample, the counted one last; none if the document has no fitting question."""
+    """Return the (question, answer) turns of a sample, the scored one last. Empty if the document has no such question."""
     kind = {"second": "value", "text": "value"}.get(task, task)
     draw = random.Random(f"question {'value' if task == 'text' else task} {number}")
     fitting = [question for question in paper.questions if question.task == kind]

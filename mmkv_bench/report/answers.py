@@ -30,7 +30,7 @@ _LEFT_OUT = ("config", "schema_version", "cell")  # shown elsewhere
 
 
 def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Map each cell to its row as its page prints it, in the order of the schema, without nulls."""
+    """Map each cell's hash to its row of `cells`, as the cell's page prints it: converted to JSON, without nulls."""
     rows = {}
     for row in cells.to_dict("records"):
         shown = {key: _plain(value) for key, value in row.items() if key not in _LEFT_OUT}
@@ -58,7 +58,8 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 
 def counted(rows: pa.Table) -> dict[str, Any] | None:
-    """Return counts of statuses and ranges of the columns `COUNTED` over the answers of a cell; None without answers."""
+    """Summarise a cell's answers: number, counts of statuses, minimum, mean and maximum of the columns `COUNTED`, and number of
+    answers over the budget. Return None without answers."""
     if not len(rows):
         return None
     statuses = rows["status"].to_pylist()
@@ -79,7 +80,7 @@ def endings(ended: Mapping[str, int]) -> str:
 
 
 def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
-    """Describe the sums of `counted` in sentences."""
+    """Describe a cell's answers in sentences. counts: summary from `counted`."""
     if counts is None:
         return ["No answers of this cell are stored."]
     sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
@@ -152,7 +153,7 @@ class AnswerTable:
         return self._rows.get(cell, self._none)
 
     def of_samples(self, cell: str, samples: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return columns of a cell's answers to these samples; all None for a sample without a row."""
+        """Return a cell's answers to these samples, with only these columns; all values are None for a sample without a row."""
         rows = self.rows(cell)
         place = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
         return rows.select(columns).take(pa.array(map(place.get, samples), pa.int64())).to_pylist()

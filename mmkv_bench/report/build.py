@@ -94,7 +94,8 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
 
 def _scored(root: Path, timed: bool) -> Rows | None:
-    """Return the rows of scores; None for a store with timed passes only."""
+    """Return the rows of a store with scores. timed: the store has timed passes; without scores the result is then None, and
+    otherwise ConfigError is raised."""
     from mmkv_bench.tables.rows import load
 
     try:
@@ -142,7 +143,9 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return the tables of several questions per document, each with its scores by place; and a sentence per failed store."""
+    """Return the tables of stores with several questions per document, and a sentence for each store that cannot be read.
+
+    Each table comes with the mean scores by the question's position (`by_place`)."""
     from mmkv_bench.tables.question_losses import NoQuestionsError, by_place, tables_with_scores
 
     asked, left_out = [], []
@@ -157,7 +160,7 @@ def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], lis
 
 
 def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]) -> None:
-    """Write the page of several questions per document: the tables, and charts of the scores by place."""
+    """Write the page of several questions per document: the tables, and charts of scores by the question's position."""
     lines: dict[str, int] = {}
     parts = []
     for number, (table, points) in enumerate(asked):

@@ -37,7 +37,9 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 def _method_traces(
     view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """Return one trace per method, with one point per line of the table. places: x of each line. styles: by method."""
+    """Return one plotly trace per method, with one point per table line.
+
+    lines, places: the table's lines and the x value of each. styles: method's label -> colour and marker."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
@@ -141,7 +143,7 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 
 
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
-    """Return a chart of scores against a question's place in its document's order, a line per mode; the full cache is dashed.
+    """Plot the score against a question's position among its document's questions: one line per mode, the full cache dashed.
 
     Args:
         line, full: rows of `tables.question_losses.by_place` for one method and budget, and for the full cache.

@@ -32,8 +32,8 @@ class Commands:
     def of(self, row: Mapping[str, Any], number: int, config: Mapping[str, Any]) -> dict[str, str]:
         """Return {"line": command, "note": sentence} for a cell.
 
-        row: row of `cells`. number: number of the cell's configuration, equal for equal ones. config: the parsed
-            configuration."""
+        row: the cell's row of `cells`. config: the cell's parsed configuration.
+        number: number of this configuration in the store, by which the comparison with the defaults is cached."""
         if number not in self._differing:
             try:
                 self._differing[number] = self._differences(config)
@@ -70,7 +70,9 @@ class Commands:
         return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}
 
     def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return key -> stored value, for the settings of a run that differ from the current values of its groups."""
+        """Return the settings that a command must state to repeat a run: key -> stored value.
+
+        They are those whose stored value differs from what the same model, datasets and methods compose to today."""
         from mmkv_bench.config.compose import compose
 
         named = [name for name in config["methods"] if name not in (config.get("variants") or {})]
@@ -90,7 +92,8 @@ class Commands:
 
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
-    """Return model, datasets and the settings on which their names depend."""
+    """Return the command-line choices of model and datasets, with the settings that choose the same data under these names
+    (`page_size`, `data`). labels: names of the datasets in the stored configuration."""
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]
     groups: dict[str, Any] = {"model": model if model in options("model") else "hf"}
@@ -103,14 +106,16 @@ def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
 
 
 def _option(config: Mapping[str, Any], label: str) -> str:
-    """Return the dataset's name on the command line: labels of pages have a size, labels of fixtures a suffix."""
+    """Return a stored dataset's name on the command line: without the size of page datasets, and without the fixture suffix."""
     node = config["datasets"][label]
     task = str(node.get("task") or "")
     return task if task.startswith("pages") else label.removesuffix(_FIXTURE)
 
 
 def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values below a node that differ now. Parts of a method follow from its parameters and are left out."""
+    """Return the stored values of one configuration node that differ from the current ones: `prefix.key` -> stored value.
+
+    stored, now: the node's content in the store and today. Keys that are no settings (`_NO_SETTINGS`) are left out."""
     changed = {}
     for key, value in _leaves(stored):
         other: Any = now

@@ -125,7 +125,8 @@ def datatable(
 
 
 def _ranked(fields: Sequence[Field]) -> pd.Categorical:
-    """Return a column whose texts sort by their keys. itables then writes each text once, and a rank per line."""
+    """Convert fields to a categorical column that sorts by their keys. itables then writes each text only once, which keeps
+    the page small."""
     import pandas as pd
 
     keys: dict[str, Any] = {}

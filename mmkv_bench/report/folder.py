@@ -101,7 +101,7 @@ class Folder:
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{value});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
-        """Return the name of the heat map of this shape (see `by_head`), which is written once."""
+        """Return the file name of an empty heat map with these properties (see `by_head`). Write it unless it exists already."""
         name = f"heads-{layers}-{heads}-{len(kinds)}-{digits}"
         if name not in self._heads:
             self._heads.add(name)

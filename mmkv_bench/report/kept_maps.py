@@ -107,8 +107,8 @@ def kept_section(
 
 
 def _grid(boxes: np.ndarray, image: int) -> tuple[list[float], list[float], list[list[list[int]]]]:
-    """Return the edges of columns and rows in the grid that an image's boxes make, and the tokens that cover each field. Boxes
-    may have any layout and overlap."""
+    """Divide an image into a grid by all edges of its tokens' boxes, which may overlap. Return the edges of the grid's columns
+    and rows, and for each field the tokens whose boxes cover it. boxes: as in `KeptTokens`."""
     tokens = np.flatnonzero(boxes[:, 0] == image)
     down, across = (np.unique(boxes[tokens][:, sides]) for sides in ([1, 2], [3, 4]))
     fields: list[list[list[int]]] = [[[] for _ in across[1:]] for _ in down[1:]]

@@ -69,7 +69,8 @@ class Prompts:
         self._folder, self._stored, self._prompts = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
-        """Return a sample's prompt. A page of a drawn dataset is drawn again, and used if it equals the answered page."""
+        """Return a sample's prompt. Images of datasets that this package draws are drawn again, and shown only if they equal the
+        images that the model was asked about (by `prompt_hash`)."""
         key = sample_id, prompt_hash or ""
         if key not in self._prompts:
             self._prompts[key] = self._prompt(*key)
@@ -105,7 +106,7 @@ class Prompts:
         return Prompt(row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing))
 
     def _images(self, name: str, images: Sequence[Image.Image]) -> tuple[list[str], list[float]]:
-        """Write images in the report's size. Return their addresses, and width over height of each."""
+        """Write images in the report's size. Return their paths relative to the report, and width / height of each."""
         paths: list[str] = []
         if self._folder is None:
             return paths, []

@@ -37,13 +37,13 @@ ScoreLine = dict[str, Any]
 
 
 def cost_value(line: ScoreLine, name: str) -> float | None:
-    """Return the median of `bytes` or `token`; None if the rows do not have it."""
+    """Return a line's median cost; None if the rows do not have it. name: `bytes` (held) or `token` (seconds per token)."""
     return None if line[name] is None else line[name].value
 
 
 @dataclass
 class ScoreView:
-    """A table of scores. number: its position in the report."""
+    """A table of scores as the report shows it. number: its position among the report's tables. axis: kind of budget."""
 
     number: int
     dataset: str
@@ -68,8 +68,8 @@ class ScoreView:
         return "<br>".join([*words, *filter(None, [line["fallbacks"]])])
 
     def leaders(self, budget: str) -> Markup | str:
-        """Return the methods that no other is proven better than, with their best score; `-` for none, "" if no line has the
-        budget."""
+        """Return markup with the best methods at a budget, those that no other is proven better than, and their best score.
+        Return `-` if no method is proven better than another, and "" if no line has the budget."""
         lines = [line for line in self.lines if line["budget"] == budget]
         best_lines = [line for line in lines if line["best"] and line["value"] is not None]
         if not best_lines:
@@ -174,10 +174,12 @@ class ScoreViews:
         return looks(line["label"] for line in self.lines)
 
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
-        """Give times of passes (`scenario=efficiency`) to lines that have no time. The passes may be in any store; model, method,
-        reading, parameters, protocol and budget must agree. Return a sentence about it if there are passes.
+        """Fill in the time per token of lines that have none, from timed passes (`scenario=efficiency`) of any store.
 
-        tables: tables of costs of all stores. Of passes, only the smallest batch with its longest prompt counts.
+        Lines and passes must agree in model, method, reading, parameters, protocol and budget. Only passes with the smallest
+        batch and, of these, the longest prompt are used. Return a sentence on the number of filled lines; [] without passes.
+
+        tables: tables of costs of all stores.
         """
         passes = [table for table in tables if table.per_pass]
         if not passes:
@@ -201,7 +203,9 @@ class ScoreViews:
         return [f"Times per token of {joined} of {len(self.lines)} lines come from {words}."]
 
     def table(self, stores: Sequence[str]) -> tuple[str, Markup]:
-        """Return (text of what all lines share, table of all lines). stores: folders of the stores."""
+        """Return one sortable table of the lines of all tables, as (sentence on the columns with one value, markup).
+
+        Columns in which all lines agree are left out of the table and named in the sentence. stores: folders of the stores."""
         columns = {header: list(map(field_of, self.lines)) for header, field_of in _COLUMNS.items()}
         columns["rows"] = [text_field(stores[line["store"]]) for line in self.lines]
         alike = [name for name in FILTERED if len({text for text, _ in columns[name]}) == 1 and name != "method"]
@@ -260,7 +264,9 @@ def _line(
     entry: Entry,
     costs: Mapping[tuple[Any, ...], Mapping[str, CostEntry]],
 ) -> ScoreLine:
-    """Return a table cell's record with the report's keys."""
+    """Return a table cell as a line of the report: its csv record, with label, rank, audit, fallbacks and costs.
+
+    costs: `_key` of a cell -> its costs, from `_costs`."""
     entries = costs.get(_key(table.context, CONTEXT, method.variant, table.axis, budget), {})
     held, device, token = (entries.get(cost.key) for cost in COSTS)
     return {
@@ -293,7 +299,7 @@ def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, Scor
 
 
 def _ranks(ranked: TaskRanks) -> FamilyRanks:
-    """Convert ranks for charts, with the note beside them."""
+    """Convert ranks over tasks for their chart: sort the methods by mean rank and write the note that stands beside it."""
     names = {line.label: line_label(line) for table in ranked.tables for line in table.methods}
     methods, means, ends = [names[label] for label in ranked.methods], ranked.means.tolist(), ranked.ranks.tolist()
     order = sorted(range(len(methods)), key=lambda at: (sum(means[at]), means[at][1], text_field(methods[at])[1]))
@@ -328,7 +334,7 @@ def audit_words(audit: Audit) -> str:
 def _key(
     context: Mapping[str, str], names: Iterable[str], variant: tuple[Any, ...], axis: str, budget: str
 ) -> tuple[Any, ...]:
-    """Return the key of a line in any table: columns of its context, its method and its budget."""
+    """Return a key by which lines of different tables are matched: context columns `names`, method, kind of budget, budget."""
     return *(context[name] for name in names), *variant, axis if budget else "none", budget
 
 

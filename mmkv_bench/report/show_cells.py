@@ -42,7 +42,9 @@ _COMPARED = 20_000  # largest number of sample ids that are searched for similar
 
 @dataclass(frozen=True)
 class NamedCells:
-    """Cells and the sample that words choose. sample: an id, or None. one: the words chose exactly one cell."""
+    """What the arguments of `mmkv-bench show` choose: cells (hashes), and a sample's id or None.
+
+    one: the arguments chose exactly one cell, and not merely because the store has only one."""
 
     cells: list[str]
     sample: str | None
@@ -67,7 +69,7 @@ class StoreCells:
 
     @cached_property
     def digits(self) -> int:
-        """Number of letters of a hash that distinguishes all cells, at least 8."""
+        """Number of leading letters of the hashes that are enough to distinguish all cells, at least 8."""
         return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def short(self, cell: str) -> str:
@@ -93,8 +95,10 @@ class StoreCells:
         return list(node.get("metrics") or [])
 
     def named(self, words: Sequence[str]) -> NamedCells:
-        """Return the cells, and the sample, that words choose. One word may be a sample's id. Of several words of one kind
-        (methods, datasets, ...) a cell has to match one.
+        """Find the cells, and the sample, that the arguments of `mmkv-bench show` choose.
+
+        Each word is a method, dataset, budget, other column value, beginning of a hash, or (one word) a sample's id. A cell must
+        match every kind of word that is given, and at least one word of each kind.
 
         Raises:
             ConfigError: a word matches nothing, or no cell matches all words.
@@ -117,7 +121,8 @@ class StoreCells:
         return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
-        """Return (the kind of a word, the cells that it matches)."""
+        """Return what a word is, such as `method` or `dataset`, and the cells that it matches. A word of no other kind may be the
+        beginning of a hash; the kind is then `method`, and the set is empty if no hash begins so."""
         for kind, words_of in _WORDS.items():
             fitting = {cell for cell, row in self.rows.items() if word in words_of(row)}
             if fitting:
@@ -138,7 +143,7 @@ class StoreCells:
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
-    """Return the spellings of a cell's budget."""
+    """Return the spellings by which a user may name a cell's budget: `64`, or both `0.2` and `20%`."""
     if row["budget_fraction"] is not None:
         fraction = Decimal(row["budget_fraction"])
         return {row["budget_fraction"], f"{fraction.normalize():f}", f"{(fraction * 100).normalize():f}%"}

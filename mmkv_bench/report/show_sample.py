@@ -30,10 +30,12 @@ _COLUMNS = (
 def show_sample(
     console: Console, cells: StoreCells, sample: str, chosen: Sequence[str], remade: bool = False, prompt: bool = False
 ) -> dict[str, list[str]]:
-    """Print a sample with the answers of these cells, and with the entries that they kept, if the rows have them and `remade` is
-    False.
+    """Print a sample with the answers of the chosen cells, and maps of the entries that they kept if the rows have them.
 
-    prompt: also print the prompts as the models read them.
+    Args:
+        chosen: hashes of the cells.
+        remade: leave out the maps, because the caller prints maps from a new run.
+        prompt: also print the prompts as the models read them.
 
     Returns:
         Dataset -> the cells that answered the sample, in the printed order.

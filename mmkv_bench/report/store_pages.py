@@ -42,7 +42,7 @@ _ANSWER = ("cell", "sample_id", "status", "error", "answer", "fallback", "entrie
 
 @dataclass(frozen=True)
 class GroupCell:
-    """A cell of a group. name: name of its page. budget: as text, "" without one."""
+    """A cell as the pages show it. cell: its hash. name: name of its page. label: its method. budget: as text, "" for none."""
 
     cell: str
     name: str
@@ -78,7 +78,10 @@ class CellGroup:
 
 @dataclass(frozen=True)
 class GroupAnswers:
-    """Answers of each cell of a group to the shown samples. total: number of samples with answers."""
+    """Answers of a group's cells to the samples that the report shows.
+
+    samples: ids of the shown samples. total: number of all samples with answers. answers: per cell, one row per shown sample.
+    metrics: names of the shown metrics. full: the answers of the group's `full` cell, or None."""
 
     samples: list[str]
     total: int
@@ -181,7 +184,7 @@ class StorePages:
         return _left_out(cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return columns of a cell with their values, booleans as in JSON."""
+        """Return (name, value as text) of the columns `names` of a cell's row, with booleans as `true` and `false`."""
         row = self._described[cell]
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
@@ -288,7 +291,8 @@ class StorePages:
 
 
 def _compressed(group: CellGroup, shown: GroupAnswers, place: int) -> list[str]:
-    """Return the hash of the first cell other than full that answered this sample, in a list; [] without one."""
+    """Return the first cell, other than the full cache, with an ok answer to the sample at position `place`, as a list of at most
+    one hash. The page's command to repeat a sample names this cell."""
     cells = zip(group.hashes, shown.answers, strict=True)
     return [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"][:1]
 
@@ -324,7 +328,7 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """Mark in an answer what follows its first difference from full's answer. Of a failed answer return the status.
+    """Return an answer as markup that marks what follows its first difference from full's answer; a failed answer's status.
 
     same: number of characters before the first difference, None without a difference."""
     if status is None:
@@ -339,7 +343,8 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the answers of all cells for the comparison of two cells, with each text once."""
+    """Return the data with which the page's script compares two cells that the reader picks: answers (each distinct text
+    once), failures, positions of the first difference from full, and scores."""
     texts: dict[str, int] = {}
     cells = [
         {

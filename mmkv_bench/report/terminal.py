@@ -107,9 +107,11 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
 class KeptMap:
     """Map of the tokens that a cell kept of a prompt.
 
-    title, words: lines above the map. share: float64 [tokens], share of layers and KV heads that keep each token. visual: int
-    [V], positions of the visual tokens. places: float64 [V, 5], image, top, bottom, left and right of each visual token as
-    fractions of the image's sides, -1 if it shows no part; None if unknown.
+    title, words: lines above the map.
+    share: float64 [tokens], for each token the share of pairs of layer and KV head that keep it.
+    visual: int [V], positions of the visual tokens.
+    places: float64 [V, 5], the visual tokens' image number, and top, bottom, left and right as fractions of the image's sides;
+    -1 if a token shows no part of an image. `places` is None if the model's arrangement is unknown.
     """
 
     title: str
@@ -147,7 +149,7 @@ def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.
 
     Args:
         places: as in `KeptMap`.
-        share: float64 [V].
+        share: float64 [V], share of layers and KV heads that keep each visual token.
         image: number of the image.
         width: largest number of columns; the finest tokens limit the number too.
     """

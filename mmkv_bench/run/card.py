@@ -25,8 +25,8 @@ _INDENT = " " * 11
 
 @dataclass(frozen=True)
 class PromptSize:
-    """Sizes of a dataset's first prompt: all tokens, visual tokens, and the tokens that a budget counts (fewer than all under
-    query_agnostic)."""
+    """Sizes of a dataset's first prompt: all tokens, visual tokens, and the tokens that the budget applies to (fewer than all
+    under query_agnostic)."""
 
     tokens: int
     visual_tokens: int
@@ -83,7 +83,7 @@ def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
 
 
 def _beside(family: ModelFacts) -> list[str]:
-    """Return a line about layers that are not compressed, or no line if all are."""
+    """Return a line about layers that are not compressed, or no line if all layers are compressed."""
     states = family.states
     kinds = [
         *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
@@ -152,7 +152,7 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
 
 
 def _of_all_state(family: ModelFacts, dtype: str, length: int, kept: int) -> str:
-    """Return the kept share of all state as text, or "" if all layers are compressed."""
+    """Return text with the share of the state of all layers that `kept` entries leave, or "" if all layers are compressed."""
     if not family.states.layers:
         return ""
     share = share_of_all_state(family, length, kept, dtype)

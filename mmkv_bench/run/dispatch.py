@@ -5,7 +5,8 @@ assignment (`Dispatcher`) and talks to each process over a socket. If a process 
 had not answered are free again for the others.
 
 Messages are JSON, one per line. {"take": [dataset, sample]} is answered by true or false. {"done": [dataset, sample]} has no
-answer. {"again": true} is answered, when no process can leave samples any more, by whether there are freed samples.
+answer. {"again": true} asks whether a process that died freed samples. The answer comes as soon as it is yes, or when no other
+process is at work.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Dispatcher:
             self._done.add(key)
 
     def again(self, owner: int) -> bool:
-        """Wait until no other process is at work or samples were freed since the last call. Return whether samples were freed."""
+        """Wait until samples are freed or no other process is at work. Return whether samples were freed since the last call."""
         with self._changed:
             self._waiting.add(owner)
             self._changed.notify_all()
@@ -110,7 +111,7 @@ class Dispatcher:
 
 
 class SampleQueueClient:
-    """The samples of this process. Without a dispatcher it gets all samples.
+    """This process's connection to the dispatcher, which assigns samples. Without a dispatcher the process gets all samples.
 
     check: called while this process waits; an exception ends the wait.
     """
@@ -130,7 +131,7 @@ class SampleQueueClient:
             self._send({"done": [dataset, sample]})
 
     def again(self) -> bool:
-        """Wait until all other work has ended. Return whether others left samples."""
+        """Wait until a process dies and leaves samples, or no other process is at work. Return whether there are such samples."""
         return self._asked({"again": True}, alone=False)
 
     def close(self) -> None:

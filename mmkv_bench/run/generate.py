@@ -1,4 +1,6 @@
-"""The generate stage: lmms-eval's loop asks, the engine answers with all cells at once, the store commits."""
+"""The generate stage: lmms-eval's loop makes requests, the engine answers each with all cells (settings of a method), the store
+commits.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def encoded(
 ) -> EncodedPrompt:
     """Encode the request's prompt within `timeout_s`.
 
-    share: share of the pictures' size; replays: see `encode` for both.
+    share, replays: see `encode`.
     tokens: cut the middle of the text to this number of tokens, but to no fewer than `LEAST_TEXT`.
 
     Raises:
@@ -128,9 +130,9 @@ class Commits(Protocol):
 
 
 class Answering:
-    """Answers requests of one dataset with the cells that have no row for them yet.
+    """Answers each request of one dataset with every cell that has no row for the sample yet.
 
-    It commits each sample, or each cell of a sample if cells share no prefill.
+    Rows are committed per sample, or per cell and sample if cells share no prefill.
 
     Args:
         loaded: the model.
@@ -139,7 +141,7 @@ class Answering:
         writer: destination of rows.
         after: called with each committed sample's rows (progress, tracking).
         committed: called with the number of rows of each commit, which is 1 if cells share no prefill.
-        measures: measures of the dataset besides its metrics (`specs.MEASURES`). They and fidelity need the fork engine:
+        measures: the dataset's measures in addition to its metrics (`specs.MEASURES`). These and fidelity need a shared prefill;
             `sharing=off` leaves them null.
         step: the result of `compiled_step`.
         watch: called with all results and their prompts before rows are stored.
@@ -252,8 +254,8 @@ class Answering:
             )
 
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
-        """Encode the request's prompt, with all questions about its document if a cell compresses it once for several
-        questions."""
+        """Encode the request's prompt. If a cell compresses a document once for several questions, encode all questions about it
+        too."""
         asked, device = request.document, self.loaded.device
         if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return self._encoded(request, identity, device)
@@ -291,7 +293,9 @@ class Answering:
     def _smaller(
         self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
     ) -> EncodedPrompt:
-        """Encode the prompt with this share of its text's tokens, or of its pictures' size."""
+        """Encode a smaller prompt: if `text`, with `share` of the tokens, cut from the text; else with pictures scaled to
+        `share`.
+        """
         sizes = {"tokens": int(share * whole.length)} if text else {"share": share}
         return self._encoded(request, identity, self.loaded.device, **sizes)
 
@@ -338,7 +342,9 @@ class Answering:
         yield self._engine.answer(prompt, specs, extras)
 
     def _extras(self, request: Request) -> ExtraMeasures:
-        """Return the request's extra measures. A reference without tokens is logged and is not a failure."""
+        """Return what to measure besides the answer. If the reference answer cannot be tokenized, a warning is logged and
+        measures that need it are left out.
+        """
         reference: tuple[int, ...] = ()
         continuation = "continuation" in self.measures
         if "ppl" in self.measures or continuation:

@@ -1,9 +1,10 @@
 """Checks that all rows of a cell have one origin. Stored rows must come from the same machine and prompts, and the files that
 a run reads must not change while it runs.
 
-A check costs one `stat` per file. If a file's state changed, its content is compared, so that a new time alone stops nothing.
-For a large file whose content is unknown (weights of the hub, identified by their commit) a new state counts as a change. Rows
-written since the last good check may belong to either content. They become failed rows, which `retry=[error]` answers again.
+A check costs one `stat` per file. If a file's state changed, its content is compared, because a new modification time alone is
+harmless. Large files whose content was never hashed (weights of the hub, identified by their commit) count as changed. After a
+change, rows written since the last good check may come from either content. They become failed rows, which `retry=[error]`
+answers again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ READ_BELOW = 1 << 26  # files with fewer bytes are read to know their content
 
 
 class Inputs:
-    """The files behind one dataset's answers.
+    """The files on which one dataset's answers depend. They must not change during a run.
 
     Args:
         model: files of weights, configuration and processor.
@@ -105,7 +106,7 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 
     Args:
         own: device, cpu and versions of this process (`provenance.collect`).
-        times: whether times will be added, which depend on the kind of CPU in any precision.
+        times: whether times will be added. Times depend on the CPU model in any precision.
 
     Raises:
         StoreError: a cell was begun on another device, in half precision on another kind of CPU, or under another lmms-eval.
@@ -131,8 +132,8 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel) -> None:
     """Compare the stored `prompt_format` of these cells with the loaded model's, because no hash covers it.
 
-    Rows older than the column have the same prompts, except for templates that take text or write the date, and for tokenizers
-    whose begin-of-text token was missing or doubled.
+    Rows older than the column are accepted, except for chat templates that take text or write the date, and for tokenizers whose
+    begin-of-text token was missing or doubled: older versions made other prompts of these.
 
     Raises:
         ConfigError: the cells have rows with another prompt format.

@@ -86,7 +86,7 @@ def launch(
         overrides: as for a run.
         processes: number of processes; None starts one per visible device.
         run: the command that starts every process.
-        seen: the devices of a job, whose run may be a shard; None uses this machine's devices.
+        seen: the devices of a job of a sweep, whose overrides may name a shard; None uses this machine's devices.
 
     Raises:
         ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, or no number of processes
@@ -143,8 +143,8 @@ def launch(
 
 
 def _stopped(failed: Sequence[ExitedProcess]) -> list[str]:
-    """Return log lines about stopped datasets if these alone explain the failures; the other datasets' answers are then
-    scored."""
+    """Return log lines about stopped datasets if no process failed for another reason, else no lines. If there are lines, the
+    other datasets are scored."""
     from mmkv_bench.run.report import STOPPED
 
     if any(end.code != 1 for end in failed):
@@ -256,7 +256,7 @@ def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
 
 
 def _prepare(plan: Plan, store: Store) -> None:
-    """Check the device, then make or open the data of datasets that lack answers: once, and not in every process."""
+    """Check the device, then make or open the data of datasets that lack answers. Done once, before processes start."""
     from mmkv_bench.evaluation.documents import documents
 
     coverage = plan.coverage(store)

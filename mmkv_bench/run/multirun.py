@@ -66,8 +66,8 @@ def show(overrides: Sequence[str], flags: Sequence[str]) -> int:
 
 
 def job(config: Any) -> int:
-    """Run one job in the process that the launcher started. A failure in this process is kept for the final report; elsewhere
-    an exception returns through the launcher."""
+    """Run one job in the process that the launcher started. If that is the process of the sweep, a failure is kept for its final
+    report; otherwise it is raised, and returns through the launcher."""
     from hydra.core.hydra_config import HydraConfig
 
     from mmkv_bench.run.run import run

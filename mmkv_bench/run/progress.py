@@ -40,7 +40,7 @@ class Progress:
         return self
 
     def advance(self, samples: int = 1, note: str = "") -> None:
-        """Count finished samples. `note` is shown behind them, for example a running accuracy."""
+        """Count finished samples. `note` is shown after the count, for example a running accuracy."""
         self.count += samples
         self._last = time.monotonic()
         if self._bar is not None:
@@ -121,11 +121,11 @@ _ERASE = "\r\x1b[2K"
 
 @contextmanager
 def waiting(what: str, stream: TextIO | None = None, log: bool = False) -> Iterator[None]:
-    """Show `what ...` on a terminal until the block ends. It is erased before an error's message is printed.
+    """Show `what ...` on a terminal until the block ends. The text is erased before an error's message is printed.
 
     Args:
         stream: destination, stderr by default; stdout stays for results.
-        log: also write it, permanently, to logs and pipes, as a sign that a run has begun.
+        log: if the stream is no terminal, write the text there, as a sign that a run has begun.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 def prompt_row(
     request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None, rendered: str | None
 ) -> dict[str, Any]:
-    """Return the row.
+    """Return a sample's row of the table `prompts`.
 
-    dataset: the name in the cells' rows. fingerprint: the model's fingerprint. visual: result of `visual_places`. rendered:
-    the prompt's text.
+    dataset: the dataset's name in the cells' rows.
+    fingerprint: the model's fingerprint.
+    visual: the result of `visual_places`.
+    rendered: the prompt's text.
     """
     return {
         "prompt_hash": request.prompt_hash,
@@ -47,8 +49,8 @@ def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
-    """Return the places of visual tokens, six numbers each: index in the prompt, number of the image, top, bottom, left, right
-    (-1 if the token shows no place).
+    """Return the position and the picture box of each visual token, six numbers per token: index in the prompt, number of the
+    image, top, bottom, left, right. The last five are -1 if the token shows no part of an image.
 
     Return None if the family's rule is unknown, or the prompt has videos.
     """

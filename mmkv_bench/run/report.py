@@ -30,8 +30,8 @@ class Report:
     """The report of one run.
 
     Args:
-        coverage: the stored part of the plan.
-        rows: the rows of its cells.
+        coverage: which rows of the plan are stored.
+        rows: the stored rows of the plan's cells.
     """
 
     def __init__(self, plan: Plan, store: Store, coverage: Coverage, rows: ReadOnce):
@@ -169,9 +169,9 @@ class Report:
         )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells in which no metric of a measure has a value for every sample.
+        """Return the cells in which none of the given metrics has a value for every sample.
 
-        metrics_of: cell to metrics, one of which shows that a sample was measured.
+        metrics_of: cell to metrics of one measure. Any of them shows that a sample was measured.
         """
         whole = {
             row["cell"]
@@ -181,7 +181,7 @@ class Report:
         return [cell for cell in metrics_of if cell not in whole]
 
     def _tables(self) -> str:
-        """Return tables of this run's cells. Kinds of a mix are left out; they are in the rows."""
+        """Return tables of this run's cells. Scores per kind of question are left out; rows have them."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.rows import frames

@@ -52,11 +52,11 @@ def run(config: RunConfig) -> int:
 
 
 def carry_out(plan: Plan) -> int:
-    """Carry out a plan. Return 0, or 1 if a row of the run is a failure (rows say how), or if one of several datasets stopped
-    because of its data or scorer (reported at the end).
+    """Carry out a plan. Return 0, or 1 if a row of the run is a failure (its row has the reason), or if one of several datasets
+    stopped because of its data or scorer (reported at the end).
 
     Raises:
-        MMKVError: the run as a whole stops; it has the exit code.
+        MMKVError: the run as a whole stops. The exception has the exit code.
     """
     started = time.perf_counter()
     scoring, store = plan.stage != "generate", Store(plan.out)
@@ -115,8 +115,8 @@ def carry_out(plan: Plan) -> int:
 
 
 def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
-    """Read the stored part of the plan. Its rows are read once for coverage, scores and tables, until something is written. A
-    run that only generates reads just what shows missing rows."""
+    """Read which rows of the plan are stored. Its rows are read once for coverage, scores and tables, until something is written.
+    A run that only generates reads no more than it needs to find missing rows."""
     rows = ReadOnce(store, plan.names, further=COVERAGE_COLUMNS)
     return rows, plan.coverage(store, None if plan.stage == "generate" else rows.responses)
 
@@ -128,7 +128,8 @@ def _unfinished(plan: Plan, coverage: Coverage) -> list[str]:
 
 
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
-    """Refuse to mix rows with and without sharing. Their answers are equal, but their times and memory are not.
+    """Refuse to mix rows with and without a shared prefill in one cell. Their answers are equal, but their times and memory are
+    not.
 
     Raises:
         ConfigError: the store has rows of these cells that were measured the other way.
@@ -217,7 +218,7 @@ def _generate(
     track: Tracker,
     stopped: dict[str, str],
 ) -> None:
-    """Answer what is missing. `stopped` gets the datasets that could not be finished."""
+    """Generate the missing answers. `stopped` gets the datasets that could not be finished."""
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
     from mmkv_bench.run.inputs import Inputs
@@ -264,7 +265,8 @@ def _answer(
 ) -> None:
     """Answer one dataset's missing samples, except those that other processes answer.
 
-    todo: number of samples whose cells share a prefill and are counted together. alone: number of single answers instead.
+    todo: number of samples, the unit of progress if cells share a prefill.
+    alone: number of answers, the unit of progress if they do not; else None.
     """
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.evaluation.question_groups import asks_groups
@@ -301,7 +303,9 @@ def _answer(
 
 @contextmanager
 def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
-    """Work on one dataset. If the run has others, a fault of its data or scorer is recorded and does not stop them."""
+    """Enter a block that works on one dataset. If the run has other datasets, a fault of this one's data or scorer is recorded in
+    `stopped` instead of raised.
+    """
     try:
         yield
     except (DataError, ScoringError) as error:

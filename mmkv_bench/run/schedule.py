@@ -17,7 +17,7 @@ _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
 
 
 def text(plan: Plan, coverage: Coverage) -> str:
-    """Return the model and one table per group of datasets with equal counts. coverage: the stored part of the plan."""
+    """Return the model and one table per group of datasets with equal counts. coverage: which rows of the plan are stored."""
     done = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
@@ -56,7 +56,7 @@ def _dataset(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
 
 
 def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
-    """Return one line per method and reading, with cells and rows added up."""
+    """Return one table line per method and reading (a paper's text or its released code), with sums of cells and rows."""
     answered, statuses = coverage.answered(part), coverage.statuses(part)
     groups: dict[tuple[str, str | None], list[int]] = {}
     for place, cell in enumerate(part.cells):

@@ -32,8 +32,8 @@ _OF_ANSWERS = ("sample_id", "answer", "status", "doc_id", "prompt_hash")
 class Answers:
     """The stored answers of a dataset's cells.
 
-    reach: cell to 1 + the last document that it answered, for all cells with an answer.
-    failed: documents whose answer failed in some cell.
+    reach: cell to 1 + the index of the last document that it answered, for all cells with an answer.
+    failed: indices of documents whose answer failed in some cell.
     """
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
@@ -58,8 +58,8 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Yield the cells in order, as many at a time as have `AT_ONCE` answers together. The answers of the current block are
-        in memory."""
+        """Split the cells, in order, into blocks of about `AT_ONCE` answers, and yield each block while its answers are in
+        memory."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
         for block in _some(cells, self._room, AT_ONCE):
             self._held = None  # free memory before the next block is read
@@ -67,8 +67,8 @@ class Answers:
             yield block
 
     def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
-        """Yield the cells of a block in order with their response rows, as many at a time as have `ROWS_AT_ONCE` answers
-        together."""
+        """Split the cells of the current block, in order, into pieces of about `ROWS_AT_ONCE` answers. Yield each piece with its
+        response rows."""
         assert self._held is not None, "a block that `blocks` gave last"
         for part in _some(block, self._counts, ROWS_AT_ONCE):
             yield part, self._held.of(*(cell.cell for cell in part))
@@ -98,7 +98,7 @@ def _some(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Ite
 
 
 class ByCell:
-    """A table whose rows of one cell stand together, split by cell. places: cell to (start, length)."""
+    """A table with adjacent rows for each cell, split by cell. places: cell to (first row, number of rows)."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -195,7 +195,11 @@ def _schema() -> pa.Schema:
 
 
 class Measuring:
-    """Extra metrics of a dataset's cells. cells: all cells of the dataset. answered: those that have answers."""
+    """Extra metrics of a dataset's cells (`extra_metrics.py`).
+
+    cells: all cells of the dataset.
+    answered: the cells that have answers.
+    """
 
     def __init__(self, store: Store, cells: Sequence[Cell], answered: Collection[str]) -> None:
         self._store = store
@@ -221,9 +225,10 @@ Row = dict[str, Any]
 
 @dataclass
 class StoredScores:
-    """The `samples` rows of a cell after merging stored scores, with columns for the cell's `metrics` rows.
+    """Result of `keep_judged`: a cell's `samples` rows, old and new scores merged, and values for its `metrics` rows.
 
-    judges: metric to the judge's columns. lmms_eval: metric to lmms-eval's aggregate, None if it is not of these samples.
+    judges: map of metric to the columns about its judge.
+    lmms_eval: map of metric to lmms-eval's aggregate; None if the aggregate covers other samples than these.
     reasons: metric to the reason why there is no aggregate.
     """
 
@@ -244,7 +249,7 @@ def keep_judged(
     ask for the rest.
 
     fresh: `samples` rows of this pass.
-    stored, metrics: the cell's stored rows of the tables samples and metrics.
+    stored, metrics: the cell's stored rows of the tables `samples` and `metrics`.
     scores: the result of this pass.
     """
     rows = {(row["sample_id"], row["metric"]): row for row in fresh}

@@ -42,12 +42,12 @@ def unscored(
     specs: Mapping[str, TaskSpec] | None = None,
     undigested: bool = False,
 ) -> list[str]:
-    """Return the cells that need scoring: never scored, other answers or samples than the scored ones, metrics that contradict
-    the scores, a scorer whose code or files changed, or work for the judge.
+    """Return the cells that need scoring. A cell does if it was never scored, its answers or samples differ from the scored ones,
+    its metrics contradict its scores, its scorer's code or files changed, or the judge has not judged it.
 
     rows: the cells' rows, if some were read already.
-    specs: dataset to task, for datasets whose scorers are checked.
-    undigested: also return cells whose scores are older than digests.
+    specs: dataset to task. Scorers are checked for changes in these datasets only.
+    undigested: also return cells whose scores were stored without a digest of the answers, by an older version.
     """
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
@@ -73,7 +73,7 @@ def unscored(
 def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
-    """Return the cells whose scores name other answers or another scorer than the present ones."""
+    """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer."""
     from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest
     from mmkv_bench.store.tally import tally
 
@@ -95,7 +95,9 @@ def _otherwise_scored(
 
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield cell, sample and status of answers and of scores, some cells at a time if there are many."""
+    """Yield (answers, scores) of the cells `names`, each with cell, sample and status. If there are many rows, split them by
+    cell.
+    """
     from mmkv_bench.store.packing import blocks
 
     columns = ("cell", "sample_id", "status")
@@ -118,7 +120,7 @@ def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
 
 
 def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
-    """Tell whether a stored metric lacks an answer of this judge, because it was not judged or had another judge."""
+    """Tell whether a metric needs this judge, because the stored scores are unjudged or come from another judge."""
     if judge.settings is None:
         return False
     if not_judged(row):
@@ -176,7 +178,9 @@ def score_dataset(
             yield from parts(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
     def parts(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
-        """Tables of a block, so that nothing of it is kept while the next one is read."""
+        """Yield the `samples` rows of a block. A function of its own, so that its variables are freed before the next block is
+        read.
+        """
         for part, rows in answers.parts(block):
             scored.begin(part)
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
@@ -199,13 +203,14 @@ def score_dataset(
 
 
 class _Scored:
-    """The rows of a dataset's cells during scoring, some cells at a time: unchanged rows and new ones.
+    """The rows of a dataset's cells during scoring, unchanged and new, for a few cells at a time.
 
     rows: rows of the current cells.
-    aggregates, judges: (cell, metric) to lmms-eval's aggregate, and to the judge's columns.
+    aggregates, judges: (cell, metric) to lmms-eval's aggregate, and to the columns about the judge.
     reasons: cell, or (cell, metric), to the reason why there is no aggregate.
-    answers: cell to the digest of the scored answers. scorer: digest of the scorer's code. files: returns the files opened so
-    far.
+    answers: cell to the digest of the scored answers.
+    scorer: digest of the scorer's code.
+    files: a function that returns the files that the scorer has opened so far.
     """
 
     def __init__(self, store: Store, cells: pa.Table, stale: set[str]) -> None:
@@ -226,7 +231,7 @@ class _Scored:
                 self._keep(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Start the rows of these cells."""
+        """Make these cells the current ones: drop the rows of the previous cells and read the stored rows of these."""
         names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in names if name in self._stale]))
@@ -261,7 +266,7 @@ class _Scored:
         self.reasons |= {(name, metric): why for metric, why in kept.reasons.items()}
 
     def metrics(self, samples: pa.Table) -> pa.Table:
-        """Return the rows of the table metrics computed from these samples rows, which must be complete for their metrics."""
+        """Return the rows of the table `metrics` computed from these `samples` rows. Each metric of a cell must be complete."""
         own = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
         found = metrics_rows(frame(samples), own, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges)
         pa.default_memory_pool().release_unused()

@@ -32,8 +32,8 @@ def settings(logger: Logger, shard: str) -> dict[str, Any]:
 
 
 def described(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return a resolved configuration for display: flat keys to filter by, several values joined by commas, and the whole
-    under `run`."""
+    """Return a resolved configuration for display: flat keys to filter by, lists joined by commas, and the whole configuration
+    under the key `run`."""
     return {
         "model": str(resolved["model"]["name"]),
         "weights": str(resolved["model"]["weights"]),
@@ -59,7 +59,7 @@ _SUMMARY = ("model", "dtype", "attention", "device", "dataset", "method", "budge
 
 
 def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
-    """Show the results of all rows in the folder, once for all runs, processes and attempts.
+    """Show the results of all rows in the folder as one summary, shared by all runs, processes and attempts.
 
     worked: whether this run generated or scored something. If not, nothing is written unless a summary exists.
     """
@@ -85,12 +85,12 @@ log = logging.getLogger(__name__)
 
 
 class DatasetTracker:
-    """The numbers of one dataset.
+    """The numbers of one dataset that a tracker shows while the run works.
 
-    Keys under the dataset's name: means over all cells of each sample, and the group's largest peak. Keys under
+    Keys under the dataset's name: each sample's means over all cells, and the largest memory peak of a shared prefill. Keys under
     `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers, and
-    for a cell that ran by itself (`measured` own) means of `ttft_s` and `tpot_s` and the largest peak. Times of a shared run
-    belong to no single cell and are not shown under a cell.
+    for a cell that shared no prefill (column `measured`: own) means of `ttft_s` and `tpot_s` and the largest memory peak. Times
+    of a shared run belong to no single cell and are not shown under a cell.
 
     Args:
         coverage: the stored rows when the run began.
@@ -116,7 +116,7 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one sample's rows. Numbers of single cells are sent from time to time, and with the last sample."""
+        """Add one sample's rows. Numbers per cell are sent from time to time, and with the last sample."""
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
@@ -138,7 +138,7 @@ class DatasetTracker:
         self._track.log(told)
 
     def close(self) -> None:
-        """Report the answers since the last report. They are unreported if another process had the last samples."""
+        """Report the answers since the last report. There are some if another process had the last samples."""
         if self._new:
             self._report()
             self._track.log(self._cells)
@@ -148,7 +148,7 @@ class DatasetTracker:
         self._new = False
 
     def _score(self) -> None:
-        """Score the answers since the last report. If the scorer fails, running scores end and nothing else."""
+        """Score the answers since the last report. If the scorer fails, only the running scores end."""
         waiting, self._unscored = self._unscored, []
         if self._scores is None or not waiting:
             return

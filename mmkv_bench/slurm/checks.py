@@ -22,10 +22,10 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def check_launcher(launcher: Mapping[str, Any]) -> None:
-    """Refuse settings under which a stopped job would not be queued again, or would work twice.
+    """Refuse settings under which a stopped job would not be queued again, or several tasks of a job would do the same work.
 
     Raises:
-        ConfigError: one of these settings.
+        ConfigError: the launcher has such a setting.
     """
     if launcher["timeout_min"] < _SHORTEST:
         raise ConfigError(
@@ -60,7 +60,7 @@ def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
-    """Return the number of GPUs per node that a job requests, in either of Slurm's forms. launcher: as for `devices_of`."""
+    """Return the number of GPUs per node that a job requests, in either of Slurm's spellings. launcher: as for `devices_of`."""
     named = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher["gres"] or ""))
     return max(int(launcher["gpus_per_node"] or 0), int(named[1] or 1) if named else 0)
 
@@ -76,7 +76,7 @@ def check_here() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of rows that several nodes cannot write to. Leaves nothing behind but the folder.
+    """Refuse a folder of rows that several nodes cannot write to. The folder is created; nothing else is left behind.
 
     Raises:
         ConfigError: the folder is in this machine's memory although the cluster has other nodes, or its file system has no

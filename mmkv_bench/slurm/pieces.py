@@ -1,5 +1,5 @@
-"""The jobs that a sweep still has to do. A job belongs to one run and shard, and to one dataset or several short ones. It
-forks methods, budgets and seeds."""
+"""The jobs that a sweep still has to do. A job belongs to one run and shard, and to one dataset or several short ones. All
+methods, budgets and seeds of the run are answered in the same job, from shared prefills."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SweepJob:
 
     @property
     def subjects(self) -> list[str]:
-        """Return the subjects of the job. Two jobs that may work on the same samples share a subject."""
+        """Return names of what the job works on. Two jobs that may work on the same samples share such a subject."""
         return [f"{self.model} {dataset}" for dataset in self.datasets]
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ def check(scenario: str, stage: str, shard: str) -> None:
     """Refuse settings that a sweep on Slurm cannot split.
 
     Raises:
-        ConfigError: only scores, only times, or a shard.
+        ConfigError: scenario=efficiency, stage=score, or a given shard.
     """
     if scenario == EFFICIENCY:
         raise ConfigError(
@@ -64,9 +64,10 @@ def check(scenario: str, stage: str, shard: str) -> None:
 
 
 def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig, opened: bool = True) -> list[SweepJob]:
-    """Return the missing jobs of one run of a sweep, which have a sample without a row in some cell.
+    """Return the jobs that one run of a sweep still needs. A job is needed if a sample lacks a row in some cell.
 
-    Datasets that only lack scores get no job. Rows alone decide, so any number of shards at any time leads to the same rows.
+    Datasets that only lack scores get no job. Only the stored rows decide. So a sweep may be continued with any number of shards,
+    and ends with the same rows.
 
     Args:
         job: the run's overrides.
@@ -124,7 +125,9 @@ def _together(
 
 
 def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
-    """Return the shards that contain one of these samples; all shards if only unopened data would tell."""
+    """Return the shards that contain one of the samples `wanting`. If that is unknown without opening the data, return all
+    shards.
+    """
     opened = part.spec.is_pages or (opened and part.counted == "data")
     if not wanting or count == 1 or not opened:
         return set(range(count)) if wanting else set()

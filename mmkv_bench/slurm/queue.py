@@ -1,4 +1,4 @@
-"""The queue: which jobs of this and earlier sweeps are still in it, and a wait until they have left it."""
+"""The queue: tell which jobs of this and earlier sweeps are queued or running, and wait until they have ended."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ATTEMPTS = 6
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a sweep's folder, waiting for it, so that of two concurrent sweeps one sees the other's jobs. If the
-    folder's file system has no locks, that is printed once and nobody waits."""
+    """Wait for the lock of a sweep's folder and hold it, so that the later of two concurrent sweeps sees the other's jobs. If the
+    file system has no locks, print this once and do not wait."""
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -127,9 +127,9 @@ SUBMIT_S = 60.0
 
 
 def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.CompletedProcess[str] | None:
-    """Return the answer of a program, or None if it takes longer than `wait_s` [s] (default `WAIT_S`) or does not exist.
+    """Run a program and return its result, or None if it takes longer than `wait_s` [s] (default `WAIT_S`) or does not exist.
 
-    A program that takes too long is killed with all processes that it started, as a site's wrapper does.
+    A program that takes too long is killed with all processes that it started (it may be a site's wrapper script).
     """
     try:
         process = subprocess.Popen(

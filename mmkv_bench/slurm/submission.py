@@ -151,8 +151,8 @@ def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
 
 
 def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
-    """Return submitit's parameters for `slurm.<key>`: modules before the user's setup, and flags of srun. For an image without
-    squeue and scontrol, add lines that queue a job again from outside the image."""
+    """Return submitit's parameters for the keys of `slurm`: setup lines (modules first, then the user's) and flags of srun. Jobs
+    in an image lack squeue and scontrol, so they also get lines, run outside the image, that queue the job again."""
     modules = [shlex.quote(str(name)) for name in slurm.modules]
     lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
     setup = [*_STRICT, *lines, *_LENIENT] if lines else []
@@ -171,7 +171,7 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
 
 
 def _again(attempts: int) -> list[str]:
-    """Return lines of a script after its job that decide whether to queue it again. A task of an array is named by array and
+    """Return script lines that run after the job and decide whether to queue it again. A task of an array is named by array and
     index, because the array's id alone would queue all its tasks."""
     return [
         "code=$?",
@@ -186,7 +186,7 @@ def _again(attempts: int) -> list[str]:
 
 
 def _python(slurm: Slurm, out: Path) -> str | None:
-    """Return the command for Python in a job; None means this interpreter."""
+    """Return the command that starts Python in a job. None means the interpreter of this process."""
     if slurm.container is None:
         return None if slurm.python is None else shlex.quote(str(slurm.python))
     python = shlex.quote(str(slurm.python or "python"))

@@ -175,7 +175,7 @@ def _cells(run: Run) -> dict[str, tuple[str, int]]:
 
 
 def _notes(launcher: Mapping[str, Any]) -> Path:
-    """Return the folder for a sweep's list of jobs, the parent of the jobs' folders."""
+    """Return the folder with a sweep's list of submitted jobs. It is the parent of the jobs' folders."""
     path = Path(str(launcher["submitit_folder"])).absolute()
     while "%" in path.name:
         path = path.parent
@@ -183,7 +183,7 @@ def _notes(launcher: Mapping[str, Any]) -> Path:
 
 
 def _named(ids: Sequence[str]) -> str:
-    """Return the ids of the arrays as text."""
+    """Return the ids of the arrays to which these jobs belong, as text."""
     return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
 
 
@@ -209,8 +209,10 @@ def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
 
 
 def _tell(missing: set[str], ids: Mapping[str, SweepJob], folder: Path, retry: Sequence[str]) -> None:
-    """Print the subjects with missing samples, and the last output of their jobs. retry: statuses that do not count as
-    answered."""
+    """Print the subjects with missing samples, and the last message of each of their jobs.
+
+    retry: statuses that do not count as answered.
+    """
     for name, piece in ids.items():
         if missing.intersection(piece.subjects):
             print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)

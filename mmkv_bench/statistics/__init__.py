@@ -1,1 +1,1 @@
-"""Statistics of scores: kinds of metrics, intervals, paired tests, and simulations of how often they are wrong."""
+"""Statistics of scores: kinds of metrics, confidence intervals, and paired tests of methods."""

@@ -23,9 +23,10 @@ _ROUNDING = 1e-12  # relative to the largest sum: a smaller difference is only r
 
 @dataclass(frozen=True)
 class Samples:
-    """Scores of a column's methods.
+    """Scores of m methods on n samples: the input of all comparisons in one column of a table.
 
-    scores    float64 [m, n], seeds averaged within samples, NaN = not ok; for a `Pooled` aggregator the parts [m, n, k]
+    scores    float64 [m, n], seeds averaged within samples, NaN = not ok; for a `Pooled` aggregator the k numbers per sample
+              from which it is computed, [m, n, k]
     clusters  any sortable labels [n]
     share     the scores are shares of 1 (`metric_kinds.is_share`): scores of 0 and 1 are failures and successes
     """
@@ -58,7 +59,7 @@ class Samples:
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, np.ndarray]:
-        """(distinct lines of `ok`, and for each method the number of its line among these, int [m])."""
+        """(distinct rows of `ok`, bool [patterns, n]; position of each method's row among them, int [m])."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
         distinct, of = np.unique(self.ok, axis=0, return_inverse=True)
@@ -66,7 +67,7 @@ class Samples:
 
     @property
     def rate(self) -> float | None:
-        """Largest possible difference of a sample: 1 for means of shares, None for a scale without an end."""
+        """Largest possible difference between two methods' scores of one sample: 1 for shares, None for an unbounded scale."""
         return 1.0 if self.share and self.aggregator is None else None
 
     @cached_property
@@ -86,10 +87,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Block:
-    """Pairs that are compared together.
+    """Pairs of methods that are compared together, because their arrays fit into memory together.
 
-    at: int [p], positions of the pairs. sums, sizes: [p, G] differences summed within clusters, and cluster sizes (or [1, G]).
-    n: [p] common samples. of_a, of_b: [p] aggregates of both methods over these samples. log: the sums are of logarithms."""
+    at: int [p], positions of the pairs among all pairs of the column.
+    sums: float64 [p, G], differences (a - b) summed within each cluster. sizes: cluster sizes, [p, G], or [1, G] if all equal.
+    n: int [p], number of common samples. of_a, of_b: [p], aggregates of both methods over these samples.
+    log: the sums are of logarithms."""
 
     at: np.ndarray
     sums: np.ndarray
@@ -101,7 +104,9 @@ class Block:
 
 
 def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield the pairs in blocks of bounded size. Pairs without a common sample are left out."""
+    """Yield the pairs of methods in blocks of bounded size. Pairs without a common sample are left out.
+
+    a, b: int [P], positions of both methods of every pair. pairs: positions in `a` and `b` of the pairs to yield."""
     waiting: list[Block] = []
     rows = 0
     for block in _pieces(samples, a, b, pairs):
@@ -125,7 +130,8 @@ def _joined(parts: Sequence[Block]) -> Block:
 
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield blocks of pairs with the same common samples. If no sample failed, all pairs have the same ones."""
+    """Yield blocks in which all pairs have the same common samples (ok for both methods). Without failed samples, one such group
+    holds all pairs, and is split only by size. Arguments as for `blocks`."""
     patterns, pattern = samples.patterns
     lower, upper = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
     keys = (lower * len(patterns) + upper)[pairs]
@@ -151,7 +157,9 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
-    """Sum the members' scores over all clusters of the column; clusters without a common sample get 0."""
+    """Sum the scores of some methods within every cluster of the column, over the common samples only.
+
+    members: positions of the methods. common: bool [n]. A cluster without a common sample gets 0."""
     order = samples.by_cluster[common[samples.by_cluster]]
     index = samples.index[order]
     present = np.bincount(index, minlength=samples.count) > 0
@@ -167,9 +175,10 @@ def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Sums of m methods over G clusters, as the module's docstring defines these sums.
+    """Scores of m methods summed within G clusters, such that aggregate = sum of `sums` / sum of `sizes` (see the module).
 
-    values: float64 [m], the methods' aggregates. sums: [m, G]. sizes: [G]. log: the sums are of logarithms of the aggregates."""
+    values: float64 [m], the methods' aggregates. sums: float64 [m, G]. sizes: float64 [G].
+    log: the sums give the logarithms of the aggregates."""
 
     values: np.ndarray
     sums: np.ndarray
@@ -180,8 +189,8 @@ class ClusterSums:
 def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:
     """Sum each method's scores within each cluster.
 
-    scores: float64 [m, n], all finite; for a `Pooled` aggregator the parts [m, n, k]. index: int [n], cluster number of each
-    sample, 0 to count - 1. No cluster is empty. aggregator: None = the mean.
+    scores: float64 [m, n], all finite; for a `Pooled` aggregator [m, n, k], as in `Samples`.
+    index: int [n], cluster number of each sample, 0 to count - 1; no cluster is empty. aggregator: None = the mean.
     """
     numbers = np.bincount(index, minlength=count).astype(np.float64)
     if aggregator is None:
@@ -204,7 +213,7 @@ def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: 
 
 
 def _by_cluster(scores: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Sum [m, n, ...] over the samples of each cluster, [m, count, ...]."""
+    """Sum scores over the samples of each cluster: [m, n] -> [m, count], or [m, n, k] -> [m, count, k]. No cluster is empty."""
     if (index[1:] < index[:-1]).any():
         order = np.argsort(index, kind="stable")
         index, scores = index[order], scores[:, order]

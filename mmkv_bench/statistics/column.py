@@ -4,10 +4,10 @@ separated  two methods differ by Holm's step-down correction (1979) over all pai
 best       no other method is proven better; the truly best method is among these. A method is out if another beats it at
            p <= alpha / (m - 1), or in a separated pair. The first test is single-step, against each of m - 1 competitors, as
            in Hsu's multiple comparisons with the best (Annals of Statistics 9, 1981)
-ranks      from 1 + the number of methods that beat this method so, to m - the number of methods that it beats so
+ranks      from 1 + the number of methods that beat this one, to m - the number of methods that it beats ("beats" as for `best`)
 
-docs/statistics.md says how often these statements hold; `make simulate` counts it. A column is not decidable if in all its pairs
-a single cluster holds too large a part of the samples (see `paired_test`).
+docs/statistics.md says how often these statements are true; `make simulate` counts it. Nothing is claimed about a pair if a
+single cluster holds too large a part of its samples (see `paired_test`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from mmkv_bench.statistics.paired_test import McNemar, PairedTest
 
 @dataclass(frozen=True)
 class Column:
-    """Tested pairs of a column. The difference is the score of `a` minus the score of `b`, over their common samples.
+    """Tested pairs of a column of m methods.
 
-    names     method names [m]
-    a, b      positions in `names` [P]; per pair: n common samples, clusters of these samples, difference, p-value
-    decidable mask of the pairs that are tested (see `paired_test`), bool [P]
-    falling   smaller values are better
+    names       method names [m]
+    a, b        positions of both methods of each pair in `names`, int [P]
+    n, clusters numbers of the pair's common samples, and of the clusters that contain them, int [P]
+    difference  score of `a` minus score of `b` over the common samples, float64 [P]
+    p           p-value of the paired test, float64 [P]
+    decidable   mask of the pairs that are tested (see `paired_test`), bool [P]
+    falling     smaller values are better
     """
 
     names: tuple[str, ...]
@@ -126,8 +129,9 @@ class Column:
 
     @cached_property
     def resolution(self) -> float | None:
-        """Smallest difference at which some pair of the column would be separated if it alone passed Holm's first level (on the
-        log scale for perplexity). None if no pair is decidable; infinite if no difference would be enough."""
+        """Smallest difference that would have separated at least one pair of the column, tested at Holm's first level (alpha /
+        number of pairs). It is on the log scale for perplexity. None if no pair is decidable; infinite if no difference is
+        enough."""
         pairs = np.flatnonzero(self.decidable)
         if not len(pairs):
             return None
@@ -172,7 +176,7 @@ def _test(samples: Samples, block: Block) -> PairedTest:
 
 
 def _binary(samples: Samples, a: np.ndarray, b: np.ndarray, block: Block) -> np.ndarray:
-    """Return the positions within the block of the pairs that exact McNemar tests."""
+    """Return the positions, within the block, of the pairs to which exact McNemar applies: both methods score 0 or 1."""
     return np.flatnonzero(samples.binary[a[block.at]] & samples.binary[b[block.at]])
 
 
@@ -181,8 +185,10 @@ def _mcnemar(block: Block, which: np.ndarray) -> McNemar:
 
 
 def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> np.ndarray:
-    """Return the ends [p, 2] of a block's intervals. For zeros and ones, each end is the wider of both tests' ends: McNemar
-    takes the number of discordant samples as given, although it varies. McNemar alone decides whether 0 is inside."""
+    """Return the ends [p, 2] of a block's confidence intervals at levels 1 - alpha.
+
+    For scores of 0 and 1, each end is the wider of the t interval's and McNemar's, because McNemar takes the number of
+    discordant samples as fixed, although it varies. But whether 0 is inside follows McNemar, as the p-value does."""
     test = _test(samples, block)
     low, high = test.ends(alpha)
     binary = _binary(samples, column.a, column.b, block)

@@ -115,7 +115,8 @@ def equal_clusters(sizes: np.ndarray) -> float:
 
 
 def _count_blocks(dataset: str, n_clusters: int, draws: int) -> Iterator[np.ndarray]:
-    """Yield blocks [rows, n_clusters] uint16 of how often a draw contains each cluster; the blocks have `draws` rows together."""
+    """Yield bootstrap draws in blocks [rows, n_clusters] uint16: how often each draw (row) contains each cluster. All blocks
+    together have `draws` rows."""
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(dataset.encode()).digest()[:8], "big"))
     step = max(1, _BLOCK_ENTRIES // n_clusters)
     for start in range(0, draws, step):
@@ -210,7 +211,7 @@ def bootstrap_statistics(
     statistic is the mean of the drawn samples, or the aggregate of their sums.
 
     Args:
-        values: per cell float64 [n], or parts [n, k].
+        values: per cell float64 [n]; for a `Pooled` aggregator [n, k], the numbers from which it is computed.
         index: int [n], cluster number of each sample, below `count`.
     """
     size = 1 if aggregator is None else values[0].shape[1]
@@ -294,7 +295,9 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
 
 
 def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (how many of n independent values are beyond each end, -1 without an interval; the interval's level)."""
+    """Choose the order statistics that are the ends of a median's interval, for groups of `n` independent values.
+
+    Return (number of values to skip at either end, -1 without an interval; confidence level of the interval), one per group."""
     from scipy.special import bdtr
 
     skip, level = np.full(len(n), -1), np.full(len(n), np.nan)
@@ -307,9 +310,10 @@ def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _clustered(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Return the number of values beyond each end if values share clusters.
+    """Return the number of values to skip at either end of a median's interval if values share clusters; -1 without an interval.
 
-    between, within: sums of squares of half the signs, over clusters and over values."""
+    between, within: with s = sign(value - median) / 2, the sum of squared cluster sums of s, and the sum of squares of s. Their
+    ratio gives the design effect. n, clusters: numbers of values and of clusters. All have one entry per group."""
     from scipy.special import stdtrit
 
     skip = np.full(len(n), -1)

@@ -1,9 +1,9 @@
-"""Properties of a metric by its name: its aggregate if this is no mean, the better direction, and the scale of lmms-eval's
-aggregate.
+"""Properties of metrics, by their names: how samples are aggregated, whether smaller is better, and on which scale lmms-eval
+prints its aggregate.
 
-A headline is the mean of the samples' scores, and scores are from 0 to 1 wherever the metric allows it. If the headline is
-not a mean (corpus BLEU), each sample has parts (column `parts` of `samples`), and the aggregate is a function of the parts'
-sums: over the whole dataset for the headline, over drawn clusters for intervals.
+A dataset's score is usually the mean of the samples' scores, which are from 0 to 1 wherever the metric allows it. If it is not
+a mean (corpus BLEU), each sample has several numbers (column `parts` of `samples`), and the score is a function of their
+sums: over the whole dataset for the score, over drawn clusters for its interval.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pooled:
-    """An aggregate that is a function of sums over samples.
+    """An aggregate that is no mean of scores but a function of k sums over samples, such as corpus BLEU.
 
-    function: totals float64 [..., k] -> aggregate [...]. Calling the object with the parts of samples [n, k] returns the
-    aggregate.
-    ratio: the aggregate is exp(first part's total / second part's total); two such aggregates are compared by their logarithms.
+    Each sample has k numbers, its parts. Calling the object with the parts, float64 [n, k], returns the aggregate.
+
+    function: sums of the parts, float64 [..., k] -> aggregate [...].
+    ratio: the aggregate is exp(first sum / second sum), so aggregates are compared by their logarithms.
     """
 
     function: Callable[[np.ndarray], np.ndarray]
@@ -33,9 +34,10 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The scale of lmms-eval's aggregate. Times `factor` it is on our scale; a sum over samples is also divided by n.
+    """How lmms-eval's aggregate of a metric is converted to our scale.
 
-    unit: the scale's name in tables.
+    unit: name of lmms-eval's scale in tables. factor: ours / lmms-eval's.
+    summed: lmms-eval sums over samples, so its aggregate is also divided by their number.
     """
 
     unit: str
@@ -114,9 +116,9 @@ BLEU_TINY, BLEU_SMALL = 1e-15, 1e-9
 
 
 def bleu(order: int) -> Pooled:
-    """Return corpus BLEU up to n-grams of `order` (Papineni et al. 2002), over parts [2 + 2 x order].
+    """Return corpus BLEU up to n-grams of `order` (Papineni et al. 2002), computed from sums of 2 + 2 x order counts per sample.
 
-    Parts: words of the answers, words of the closest references, right n-grams for n = 1..order, all n-grams for n = 1..order.
+    Counts: words of the answer, words of the closest reference, right n-grams for n = 1..order, all n-grams for n = 1..order.
     """
 
     def of_totals(totals: np.ndarray) -> np.ndarray:
@@ -135,9 +137,10 @@ METEOR_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphr
 
 
 def _meteor(totals: np.ndarray) -> np.ndarray:
-    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) over parts [23], as the METEOR program prints them for a sample.
+    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) from sums of the 23 counts that the METEOR program prints for a
+    sample.
 
-    Parts: words of answer and reference; function words of both; for each of four matchers, the matched content words of answer
+    Counts: words of answer and reference; function words of both; for each of four matchers, the matched content words of answer
     and reference, then the matched function words of both; chunks (0 if one chunk is the whole answer and reference, which is
     not fragmented); matched words of answer and of reference.
     """

@@ -31,10 +31,11 @@ UNSEEN, UNSEEN_OPEN = 2.0, 4.0  # clusters added to the variance: on a bounded s
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The t test of P pairs.
+    """The t test of P pairs of methods, from sums over G clusters.
 
-    sums: float64 [P, G]; sizes: [P, G] or [1, G]. rate: largest possible difference of a sample; None = the scale has no end. A
-    pair that shows a larger difference is tested with that one.
+    sums: float64 [P, G], differences summed within clusters. sizes: [P, G], or [1, G] if equal for all pairs.
+    rate: largest possible difference of one sample; None if the scale is unbounded. For a pair with a larger observed
+    difference, the observed one is used.
     """
 
     sums: np.ndarray
@@ -103,8 +104,8 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class McNemar:
-    """The exact test of P pairs of zeros and ones. If the methods are equal, a sample that only one of them answers right is
-    equally likely right in either.
+    """McNemar's exact test of P pairs of methods with scores of 0 and 1. It looks only at samples that exactly one method
+    answers right. If the methods are equally good, either one is right with probability 1/2.
 
     only_a, only_b: int [P], samples right in one method only. n: int [P], common samples of the pair.
     """

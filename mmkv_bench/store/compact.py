@@ -30,9 +30,10 @@ _REST = [column.name for column in CELL_COLUMNS if column.identity and column.na
 
 
 def superseded(store: Store, cells: pa.Table) -> set[str]:
-    """Return the cells that `store` also holds in a newer `method_version`, scored, and with all samples of the older cell.
+    """Return the outdated cells: `store` holds the same cell under a newer `method_version`, with scores and with every sample
+    that the older cell answered.
 
-    cells: the whole table `cells`. Cells whose columns hide a secret are left alone, because two of them may look equal and
+    cells: the whole table `cells`. Cells whose columns hide a secret are never outdated, because two of them may look equal and
     differ in the secret.
     """
     groups: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
@@ -66,10 +67,10 @@ def pack(store: Store, slim: bool = False) -> int:
     The new files are small enough to publish. Reading gives the same rows, and later writes add files beside them.
 
     Args:
-        slim: drop the response columns of `schema.SLIM` for good, as rows in git do.
+        slim: drop for good the values of response rows that `schema.SLIM` lists, as in rows in git.
 
     Returns:
-        The number of cells dropped because the store holds newer numbers of their method.
+        The number of outdated cells that were dropped (`superseded`).
 
     Raises:
         StoreError: samples are still in journals. On a file system without locks, journals without a commit for
@@ -108,7 +109,7 @@ def _pack(store: Store, slim: bool) -> int:
 
 
 def _pack_diagnostics(store: Store) -> None:
-    """Pack `diagnostics`. Its rows belong to no cell, so rows of one measurement are put side by side."""
+    """Pack `diagnostics`. Its rows belong to no cell, so the rows of one measurement are stored together."""
     before = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
@@ -120,9 +121,9 @@ class _Packing:
     """The packed files of one table, made one after the other.
 
     cells: the table `cells`.
-    order: the cells in the order of packed files.
-    dropped: cells that are left out.
-    slim: whether rows lose the columns of `schema.SLIM`.
+    order: cell hashes, in the order in which packed files store the cells.
+    dropped: cells whose rows are left out.
+    slim: whether rows lose the values that `schema.SLIM` lists.
     """
 
     def __init__(
@@ -134,11 +135,11 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Tell whether the table is too large to read whole, so that its rows are read and written some cells at a time."""
+        """Tell whether the table is too large to read whole, in which case rows are read and written a few cells at a time."""
         return self._table in ("responses", "samples") and sum(map(number_of_rows, files)) > AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
-        """Return the rows of these cells, or of all cells for None."""
+        """Return the rows of the cells `names` (None: all cells), without dropped cells."""
         rows = self._read(names)
         if self._dropped:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))
@@ -148,9 +149,11 @@ class _Packing:
         return packed(ordered(slimmed(rows) if self._slim else rows, self._order), level=level)
 
     def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
-        """Yield the packed files. Cells with similar answers stand side by side.
+        """Yield the packed files. Cells with similar answers are stored next to each other.
 
-        Each step reads as many cells as should fill one file, judged by the size of the files before.
+        Each step reads as many cells as should fill one file, estimated from the files packed so far.
+
+        before: the table's files, which the packed files will replace.
         """
         counts = self._counts()
         waiting = [name for name in arranged(counts, self._order) if name not in self._dropped]
@@ -168,8 +171,8 @@ class _Packing:
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
-        """Yield a function that reads the rows of some neighbouring cells. A part holds all cells of a job, so answers in
-        parts are regrouped by cell. Packed rows, and most scores, are already stored cell by cell."""
+        """Yield a function that reads the rows of neighbouring cells. A part of `responses` mixes the cells of a job, so its rows
+        are first regrouped by cell. Packed files, and most score files, already store one cell after another."""
         if self._table != "responses":
             yield self.rows
             return
@@ -201,7 +204,9 @@ BATCH = 1 << 10
 
 
 class _Batch(NamedTuple):
-    """A batch of rows in a temporary file: ranks of its first and last cell, start and length in bytes, and checksum."""
+    """A batch of rows in a temporary file: positions of its first and last cell in the cell order, start and length in bytes,
+    and CRC-32.
+    """
 
     first: int
     last: int
@@ -211,18 +216,16 @@ class _Batch(NamedTuple):
 
 
 class RegroupedBlocks:
-    """The rows of `cells`, read in the order of `cells`, some neighbouring cells at a time, because all rows do not fit into
-    memory.
+    """An external sort of rows by cell, for rows that do not fit into memory. `of` returns the rows of neighbouring cells.
 
-    Reading all files again for every few cells would be more than linear in rows, so each file is read once. Rows wait in
-    memory. Some hundred megabytes at a time are sorted by cell and written to a file without a name, which vanishes with the
-    process. A
-    block of cells is then a few batches from each sorted lot.
+    Each input table is read once. Rows collect in memory up to some hundred megabytes. This lot is sorted by cell and written
+    to a temporary file in batches. The rows of neighbouring cells are then a few batches of each sorted lot.
 
     Args:
-        file: a file without a name. It needs space for all rows: about 2.5 times their size in parts, and many times their
-            size in packed files.
+        file: an unnamed temporary file, which vanishes with the process. It needs space for all rows: about 2.5 times their
+            size in parts, and many times their size in packed files.
         rows: tables of this schema, with rows of any cells in any order.
+        cells: the order of the cells. Rows of other cells are ignored.
 
     Raises:
         OSError: the disk is full or refuses.
@@ -241,10 +244,9 @@ class RegroupedBlocks:
         file.flush()
 
     def of(self, cells: Sequence[str]) -> pa.Table:
-        """Return the rows of `cells`, which must be neighbours in the order. The rows of one cell keep the order in which they
-        came.
+        """Return the rows of `cells`, which must be consecutive in the cell order. Rows of one cell keep their input order.
 
-        Raises StoreError if the disk returns other bytes than were written.
+        Raises StoreError if the temporary file fails its checksum.
         """
         first, last = self._place[cells[0]], self._place[cells[-1]]
         assert last - first == len(cells) - 1, "cells that stand together"
@@ -253,7 +255,7 @@ class RegroupedBlocks:
         return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
 
     def _write(self, waiting: list[pa.Table]) -> None:
-        """Write the waiting tables as one sorted lot, and empty `waiting`."""
+        """Sort the rows of all `waiting` tables by cell, write them to the file in batches, and empty `waiting`."""
         # In one piece: taking rows from many chunks copies all chunks every time.
         lot = pa.concat_tables([no_rows(self._schema), *waiting]).combine_chunks()
         waiting.clear()
@@ -278,8 +280,8 @@ class RegroupedBlocks:
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:
-    """Put packed files in the place of the files `before`. A kill at any moment leaves the folder readable, because a file
-    that takes precedence over others is removed after them."""
+    """Write packed files, then remove the files `before`. A kill at any moment leaves the folder readable: files are removed in
+    an order that never lets older rows count again."""
     placed = set()
     for data in files:
         path = folder / f"packed-{checksum(data)}.parquet"

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, short checksums, and the user's message when the disk refuses."""
+"""Files that appear whole or not at all, short checksums, and the message for a user when a write fails."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
-    """Try to take the flock of an open file. Return True if this process holds the lock, None if the file system has no locks."""
+    """Try to take the flock of an open file. Return True if this process now holds the lock, False if another one does, and
+    None if the file system has no locks.
+    """
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -62,7 +64,7 @@ def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 @contextmanager
 def lock_held(path: Path) -> Iterator[None]:
-    """Wait for the exclusive flock of a file and hold it. On a file system without locks nobody waits."""
+    """Wait for the exclusive flock of a file and hold it. On a file system without locks, return at once."""
     file = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         try:
@@ -165,7 +167,7 @@ def write_bytes(final: Path, data: bytes) -> None:
 def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
     """Remove hidden files that no process holds locked, the leftovers of killed writers.
 
-    On a file system without locks only files older than `older_than_s` are removed: no writer keeps one longer than seconds.
+    On a file system without locks, remove only files older than `older_than_s`. A living writer needs seconds for a file.
     """
     for path in folder.glob(".*.tmp"):
         try:

@@ -1,4 +1,4 @@
-"""The folder of a store: version mark, journals, locks, and rows of files with their checksums."""
+"""The folder of a store: its version mark, journals and locks, and reading rows from its checksummed files."""
 
 from __future__ import annotations
 
@@ -70,11 +70,15 @@ class StoreFolder:
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Wait until no other process replaces files of this store. For code that reads files and then removes them."""
+        """Hold a lock inside the block, so that no other process replaces files of this store. For code that reads files and then
+        removes them.
+        """
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
-        """Turn a journal that this process holds into a part, and remove the journal. Return its number of samples."""
+        """Write the samples of a journal that this process holds as a parquet file (a part), and remove the journal. Return the
+        number of samples.
+        """
         content = journal.read(path)
         records = _of_this_version(path, content.records)
         if records:
@@ -93,8 +97,8 @@ class StoreFolder:
         return len(records)
 
     def next_time(self) -> datetime:
-        """Return the current time, but later than every commit this process has seen, so that the newest row wins even if
-        clocks differ."""
+        """Return the current time, or a moment after the latest commit that this process has seen. So the newest row wins even
+        if clocks differ."""
         now = datetime.now(UTC)
         if self._latest is not None:
             now = max(now, self._latest + timedelta(microseconds=1))
@@ -106,7 +110,9 @@ class StoreFolder:
         return sum(map(number_of_rows, self.files(table)))
 
     def check_version(self) -> None:
-        """Raise StoreError if the folder was written under another schema version, or has rows but no mark."""
+        """Raise StoreError if the folder was written under another schema version, or has rows but no version mark
+        (`store.json`).
+        """
         path = self.root / MARK
         try:
             mark = json.loads(path.read_bytes())
@@ -124,7 +130,7 @@ class StoreFolder:
             parts.refuse_version(self.root, version)
 
     def file(self, table: str, cell: str) -> Path:
-        """Return the path of the file with one cell's rows."""
+        """Return the path of the file of `table` that has the rows of this cell only."""
         return score_files.own_file(self.root, table, cell)
 
     def files(self, table: str) -> list[Path]:
@@ -147,7 +153,7 @@ class StoreFolder:
 
         Args:
             cells, metrics: if given, only rows of these cells and metrics.
-            coded: return texts as dictionaries, as in the files: one copy per distinct text instead of one per row.
+            coded: return text columns dictionary-encoded, as in the files: one copy per distinct text instead of one per row.
 
         Raises:
             StoreError: another schema version, a damaged file, or a file without a checksum in a store that began with
@@ -206,10 +212,10 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return the rows of `cells`, `samples` or `metrics` that count (see `score_files.py`). Default: all cells and all
-        columns.
+        """Return current rows of the table `cells`, `samples` or `metrics`: rows that no other file replaces (see
+        `score_files.py`). Default: all cells and all columns.
 
-        coded: return texts as dictionaries.
+        coded: return text columns dictionary-encoded.
         """
         selected = SCHEMAS[table].names if columns is None else known_columns(table, columns)
         names = list(dict.fromkeys([*selected, "cell"]))
@@ -219,12 +225,12 @@ class StoreFolder:
         ).select(selected)
 
     def remove_stale_files(self) -> None:
-        """Remove files that killed writers left behind."""
+        """Remove the unfinished files of killed writers."""
         for folder in (".", "journal", *SCHEMAS):
             remove_stale(self.root / folder)
 
     def journals(self) -> list[Path]:
-        """List the journals, which hold the samples that are in no part yet."""
+        """List the journals. They hold the samples that are in no parquet file yet."""
         return sorted((self.root / "journal").glob("*.jsonl"))
 
     def pending_rows(self) -> Iterator[dict[str, Any]]:
@@ -352,7 +358,7 @@ class Writer:
         self._journal = None
 
     def _vanished(self, more: int) -> StoreError:
-        """Return the error for a result folder that vanished. `more`: samples lost besides those in the journal."""
+        """Return the error for a result folder that vanished. `more`: number of lost samples that were not in the journal."""
         lost = more
         if self._journal is not None:
             lost += self._samples

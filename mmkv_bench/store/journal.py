@@ -54,7 +54,7 @@ def read(path: Path) -> Content:
 
 
 def _parse(raw: bytes) -> tuple[Content, int | None]:
-    """Return the content, and the number of the first bad line unless that is the last line."""
+    """Return the content, and the number of the first damaged line. The number is None if no line or only the last is damaged."""
     records: list[dict[str, Any]] = []
     start = 0
     while start < len(raw):
@@ -71,7 +71,7 @@ def _parse(raw: bytes) -> tuple[Content, int | None]:
 
 
 class Journal:
-    """A journal that this process writes. Not for several threads at once."""
+    """A journal that this process writes. It is not thread-safe."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Create `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
@@ -163,7 +163,7 @@ def take_over(path: Path) -> Path | None:
 
 
 def in_use(path: Path) -> bool:
-    """Tell whether a living process holds the journal, so that a torn last line is still being written."""
+    """Tell whether a living process writes the journal. If so, an incomplete last line is still being written."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

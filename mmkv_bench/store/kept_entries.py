@@ -1,7 +1,8 @@
-"""The kept entries as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head, token.
+"""The kept entries of a row as text: `<layers>x<KV heads>x<tokens>:`, then one bit per layer, head and token, compressed by
+zlib, in base64.
 
 A head's bits follow the prompt's tokens in order, padded to whole bytes, the first token in the highest bit. For a merging
-method they mark the entries that others were merged into. `digest` must equal `kept_digest` of the same row.
+method the bits mark the entries that others were merged into. `digest` must equal `kept_digest` of the same row.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def unpacked(text: str) -> np.ndarray:
 
 
 def digest(bits: np.ndarray) -> str:
-    """Return 16 hex digits over the kept positions of all layers and heads, computed as in `generation/result.py`."""
+    """Return a digest (16 hex digits) of the kept positions of all layers and heads, computed as in `generation/result.py`."""
     running = hashlib.sha256()
     for head in bits.reshape(-1, bits.shape[-1]):
         running.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")

@@ -1,7 +1,8 @@
-"""Rows of `timings`, `diagnostics` and `prompts`: the files of one pass or sample, and which rows are the newest.
+"""Files of the tables `timings`, `diagnostics` and `prompts`, and which of their rows are the newest.
 
-A pass has one small file. A later pass with the same cell, length, batch (built in the same way) and repeat replaces it. An
-analysis has one file per sample, with the values measured together. Packed rows may stand beside newer ones.
+A timed pass has one small file. A later pass with the same cell, length, batch size, way of building the batch, and repeat
+number replaces it. An analysis has one file per sample, with the values measured together. A packed file may hold older
+copies of rows.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def newest_passes(rows: pa.Table) -> pa.Table:
-    """Return the last committed rows of each pass, sorted by pass."""
+    """Return the rows of each pass's last commit, sorted by pass."""
     rows = committed_last(rows, _PASS)
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS])) if rows.num_rows else rows
 
 
 def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None:
-    """Return one sentence if the machine did other work beside the timed passes; None if it did not, or if that is unknown.
+    """Return a warning (one sentence) if the machine did other work during the timed passes, or None if it did not or this is
+    unknown.
 
     Args:
         loads: load average over the last minute at the end of each pass, NaN if unknown.
@@ -90,8 +92,8 @@ def stamped_diagnostics(rows: pa.Table, stamps: Mapping[str, Any]) -> pa.Table:
 
 
 def file_of_sample(root: Path, rows: pa.Table) -> Path:
-    """Return the path of the file for one sample's rows of `diagnostics`. Repeating the same measurements of a sample replaces
-    them.
+    """Return the path of the file for one sample's rows of `diagnostics`. Measuring the same quantities again gives the same
+    path.
 
     Raises:
         StoreError: no rows, or rows of several samples or analyses.
@@ -115,7 +117,7 @@ def samples_of(rows: pa.Table, measurements: Collection[str]) -> dict[str, set[s
 
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
-    """Return all rows of each unit that have the unit's newest commit time."""
+    """Return, for each distinct value of the columns `unit`, all rows with the newest commit time."""
     _, places = np.unique(keys(rows, unit), return_inverse=True)
     when = numbers_of(rows["committed_at"].cast(pa.int64()))
     last = np.full(places.max(initial=-1) + 1, np.iinfo(np.int64).min)

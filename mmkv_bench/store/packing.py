@@ -1,5 +1,5 @@
-"""Packed tables: few files below a size limit, cells with similar answers side by side; and slim rows, which lose the columns
-of `schema.SLIM`."""
+"""Packed tables, for publishing: few files below a size limit, in which cells with similar answers are neighbours. Slim rows
+lack the values that `schema.SLIM` lists."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ Name = TypeVar("Name", str, int)
 
 
 def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
-    """Yield `names` in order, in lists of at most `at_once` rows together (by `counts`). A name with more rows is alone."""
+    """Split `names`, in order, into lists that have at most `at_once` rows (`counts`: rows per name). A name with more rows
+    gets a list of its own.
+    """
     block: list[Name] = []
     waiting = 0
     for name in names:
@@ -54,7 +56,7 @@ ALWAYS = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
-    """Return `rows` without the columns of `schema.SLIM`.
+    """Set to null the values that `schema.SLIM` lists, which running the cells again restores. Rows in git are slim.
 
     rows: table `responses` with all columns, one row per cell and sample.
     """
@@ -71,7 +73,9 @@ def slim(rows: pa.Table) -> pa.Table:
 
 
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
-    """Return the rows that keep their digest, bool [n]. The choice depends on the names of cell and sample alone."""
+    """Tell which rows keep `kept_digest` when made slim, bool [n]: about one in `SHARE`, at least `AT_LEAST` per cell. The
+    choice depends only on the names of cell and sample.
+    """
     of_cell = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
         mixed = _hashes(cells)[of_cell] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
@@ -123,7 +127,7 @@ def alike(cells: pa.Table) -> list[str]:
 
 
 def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
-    """Return the cells in the order of `order`. Cells that are missing from `order` come last."""
+    """Return the cells `names` sorted as in `order`. Cells that are missing from `order` come last."""
     wanted = set(names)
     ordered_names = [name for name in order if name in wanted]
     return ordered_names + sorted(wanted.difference(ordered_names))
@@ -139,10 +143,12 @@ def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
 
 
 def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level: int = DENSEST) -> list[bytes]:
-    """Return `rows` as parquet files of at most `largest` bytes. No cell is split between files.
+    """Return `rows` as the bytes of parquet files of at most `largest` bytes. A cell is never split, so a larger cell gets one
+    larger file.
 
-    A single cell that is larger stays whole.
-    rows: sorted so that the rows of one cell stand together. together: the column kept together. level: the level of zstd.
+    rows: sorted so that the rows of one cell are adjacent.
+    together: the column whose values are never split between files.
+    level: compression level of zstd.
     """
     data = sealed(
         rows,
@@ -169,7 +175,9 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
 
 
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
-    """Choose encodings: dictionaries for repeated values; bytes split for integers and times, whose upper bytes hardly differ."""
+    """Choose the parquet encodings of columns: BYTE_STREAM_SPLIT for integers and times, whose upper bytes hardly differ;
+    dictionaries for other repeated values.
+    """
     repeated, by_byte = [], []
     for field in schema:
         path, kind = field.name, field.type

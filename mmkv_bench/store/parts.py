@@ -32,8 +32,8 @@ def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
 def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
     """Return a function for `files.Staged` that writes committed response rows.
 
-    Few rows are written sample after sample, as they come. Many rows are written cell after cell, in the order in which the
-    cells came, in row groups of whole cells, so that reading neighbouring cells decodes few other rows.
+    Few rows keep their order. Many rows are sorted by cell (cells in order of first appearance), and each row group holds whole
+    cells. So reading neighbouring cells decodes few other rows.
     """
     if rows.num_rows <= ROW_GROUP:
         return parquet(rows)
@@ -52,7 +52,7 @@ def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
 
 
 def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
-    """Return the schema of some columns. coded: texts as dictionaries."""
+    """Return the schema of some columns of a table. coded: make text columns dictionary-encoded."""
     fields = (SCHEMAS[table].field(name) for name in columns)
     return pa.schema([field.with_type(CODED) if coded and field.type == pa.string() else field for field in fields])
 
@@ -63,13 +63,15 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def column_of(values: np.ndarray) -> pa.Array:
-    """Wrap numbers in memory without a copy. `pyarrow.array` imports pandas, which takes longer than reading most stores."""
+    """Wrap numbers as a pyarrow array without a copy. `pyarrow.array` imports pandas, which takes longer than reading most
+    stores.
+    """
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """Return a column of integers or floats without nulls. (`to_numpy` imports pandas, see `column_of`.)"""
+    """Convert a column of integers or floats without nulls to NumPy. (`to_numpy` imports pandas, see `column_of`.)"""
     if not len(column):
         return np.zeros(0, str(column.type))
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -83,7 +85,7 @@ _NOWHERE = column_of(np.array([-1], np.int32))[0]
 
 
 def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
-    """Return a column in one chunk as a dictionary, which holds each text once."""
+    """Return a column dictionary-encoded, in one chunk."""
     codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
 
@@ -101,7 +103,7 @@ def texts_of(values: list[str]) -> pa.Array:
 
 
 def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
-    """Tell which rows of a text column, coded or not, hold one of `texts`: bool [rows]."""
+    """Tell for each row of a text column whether it equals one of `texts`: bool [rows]. The column may be dictionary-encoded."""
     if not pa.types.is_dictionary(column.type):
         return pc.is_in(column, value_set=texts)
     chunks = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
@@ -109,7 +111,9 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
 
 
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
-    """Tell for which rows of a coded column `wanted` is true: bool [rows]. `wanted` is called once per distinct text."""
+    """Tell for each row of a dictionary-encoded column whether `wanted` is true: bool [rows]. `wanted` is called once per
+    distinct text.
+    """
     return is_in(column, texts_of([text for text in coded(column).dictionary.to_pylist() if wanted(text)]))
 
 
@@ -160,7 +164,7 @@ def _columns_in(file: pq.ParquetFile, columns: Iterable[str]) -> list[str]:
 
 
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with this version's columns. Nullable columns that an older file lacks are filled with nulls."""
+    """Convert rows to `schema`, this version's columns. Nullable columns that an older file lacks are filled with nulls."""
     _check_version(path, rows)
     names = set(rows.column_names)
     for field in schema:
@@ -170,11 +174,11 @@ def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Mapping[str, Collection[str]]) -> pa.Table:
-    """Return the rows with a wanted text in each of some columns, read one row group at a time: cells that were scored
-    together may be spread over all groups of a file that does not fit into memory.
+    """Return the rows whose text is wanted in every column of `wanted`. One row group is read at a time, because the file may
+    not fit into memory and the wanted cells may be spread over all groups.
 
-    The cells of each group are remembered in this process. Scoring or packing some cells at a time reads every part again and
-    again, and most parts of a large store have none of the wanted cells. Files without a digest are not remembered.
+    The process remembers the cells of each row group, because scoring or packing a few cells at a time reads every file
+    repeatedly, and most files of a large store have none of the wanted cells. Files without a digest are not remembered.
     """
     texts = {column: texts_of(list(values)) for column, values in wanted.items()}
     digest = (file.metadata.metadata or {}).get(KEY.encode())
@@ -227,7 +231,9 @@ def refuse_version(where: Path, version: object) -> None:
 
 
 def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Table:
-    """Return the last committed row of each unit, sorted by the unit's columns. If commit times are equal, the later row wins."""
+    """Return, for each distinct value of the columns `unit`, the row committed last. Sort by these columns. If commit times are
+    equal, the later row wins.
+    """
     key = keys(rows, unit)
     if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows
@@ -241,7 +247,7 @@ def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Ta
 
 
 def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
-    """Return a number for each row, int64 [rows], that sorts and distinguishes rows as these columns do. Null comes last."""
+    """Return a number for each row, int64 [rows]. Numbers compare as the tuples of the columns `names` do; null is largest."""
     key = np.zeros(rows.num_rows, dtype=np.int64)
     for name in names if rows.num_rows else ():
         column = rows[name].combine_chunks()

@@ -27,7 +27,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
 
     device: where the model runs ("cpu", "cuda", "cuda:1").
 
-    Unknown values are None. torch and transformers must not be null in a cell, so they are then "none". For cpu no heavy
+    Unknown values are None, but "none" for torch and transformers, which must not be null in a row of `cells`. For cpu no heavy
     package is imported.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
@@ -47,7 +47,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
 
 @cache
 def source_files() -> Mapping[str, str]:
-    """Map each file of the package's code that makes answers (sorted paths inside the package) to its sha256 (hex).
+    """Map each code file of the package that can affect answers (path inside the package, sorted) to its sha256 (hex).
     Configuration, data and weights are left out, because a cell's hash covers them."""
     package = Path(__file__).resolve().parents[1]
     files = (path for room in _ANSWERS for path in sorted((package / room).rglob("*.py")))
@@ -60,6 +60,7 @@ def source_version() -> str:
     return f"{version('mmkv-bench') or 'not installed'}+{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
+@cache
 def version(package: str) -> str | None:
     """Return the version of a package, or None if the package is not installed."""
     try:
@@ -73,7 +74,7 @@ def committed(file: str, commit: str) -> str | None:
 
     file: path inside the checkout.
 
-    Return None if that is unknown: no checkout, no git, or an unknown commit.
+    Return None if the text cannot be found: no checkout, no git, or an unknown commit.
     """
     checkout = Path(__file__).resolve().parents[2]
     try:
@@ -89,7 +90,9 @@ def committed(file: str, commit: str) -> str | None:
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of `checkout`, and whether its code has changes (new files count). (None, None) if it is no checkout."""
+    """Return the commit of `checkout`, and whether its code has changes (new files count). Return (None, None) for a folder
+    that is no checkout.
+    """
     try:
         if not _is_checkout(checkout):
             return None, None
@@ -118,7 +121,7 @@ def device_name(device: str) -> str:
 
 
 def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return the version of the NVIDIA kernel driver, as the kernel reports it, or None."""
+    """Return the version of the NVIDIA kernel driver as stated in `report`, or None."""
     try:
         match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", report.read_text(), re.MULTILINE)
     except OSError:

@@ -62,7 +62,7 @@ class PublishedFile:
 
     @property
     def name(self) -> str:
-        """Return the name of the published file."""
+        """Return the file's name in the flat folder of published files."""
         return self.path.replace("/", "-")
 
 
@@ -79,7 +79,7 @@ def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None
 
     Args:
         folder: created by this function. It must be empty, because other files in it would be published too.
-        beside: a bundle's further files, name in `BESIDE` to content.
+        beside: further files to publish, name -> content. Allowed names: `BESIDE`.
 
     Returns:
         The manifest's sha256. A reader who has this from a trusted source can check all rows with it.
@@ -108,7 +108,8 @@ class PublishLocation:
 
     Attributes:
         shown: the address for messages, without secrets.
-        chunks: returns the bytes of a file by name. Raises StoreError if the file is missing or cannot be read to its end.
+        chunks: a function from a file's name to an iterator over the file's bytes. Raises StoreError if the file is missing or
+            cannot be read to its end.
     """
 
     shown: str
@@ -159,7 +160,7 @@ def fetch(
         say: called with a line of text for each file.
 
     Returns:
-        The number of files fetched, and the number of files that `out` had.
+        The number of files fetched, and the number of files that were in `out` already.
 
     Raises:
         ConfigError: `out` has other rows, or not enough space.
@@ -188,10 +189,11 @@ def fetch(
 
 
 def _entries(text: bytes, where: str) -> list[PublishedFile]:
-    """Return the files of a manifest, `store.json` last: an incomplete store then lacks it and does not open.
+    """Return the files of a manifest, with `store.json` last. So a store that was fetched in part lacks `store.json` and does
+    not open.
 
     Raises:
-        StoreError: not a manifest, another format, or a file that no store has.
+        StoreError: not a manifest, another format, or a file name that no store uses.
     """
     try:
         content = json.loads(text)
@@ -270,7 +272,9 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
-    """Yield a file of a dataset's repository. The login of `hf auth login` is sent to the hub if there is one."""
+    """Yield the bytes of a file in a dataset's repository. If the user has logged in (`hf auth login`), the token is sent to the
+    hub.
+    """
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -303,7 +307,9 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
 
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
-    """Raise a StoreError without the text of requests' exceptions, which contains the whole address and the request's secrets."""
+    """Turn exceptions of `requests` into a StoreError without their text, which contains the whole address and the request's
+    secrets.
+    """
     import requests
     from urllib3 import exceptions
 

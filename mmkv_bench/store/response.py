@@ -1,7 +1,7 @@
 """The columns of a `responses` row that generation fills. Each column is declared in this file only.
 
-To add a column, add a field with its default, meaning and unit. The schema, `docs/rows.md`, rows and their checks read them
-from this class. A new column must be nullable (`None`), because older rows lack it.
+To add a column, add a field with its default, meaning and unit. The schema, `docs/rows.md`, and the code that makes and checks
+rows read the fields from this class. A new column must be nullable (`None`), because older rows lack it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STATUSES = ("ok", "oom", "timeout", "nan", "error")
 
 
 def _column(default: Any, doc: str, unit: str = "", required: str = "no", counted: bool = False, **more: Any) -> Any:
-    """Declare a field with the attributes of `schema.SchemaColumn`. `counted`: see `COUNTED`."""
+    """Declare a dataclass field that carries the attributes of `schema.SchemaColumn`. `counted`: see `COUNTED`."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
     if isinstance(default, list):
         return field(default_factory=list, metadata=metadata)

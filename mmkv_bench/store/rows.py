@@ -29,8 +29,8 @@ _KINDS = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit inte
 
 
 def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with every column of `table`, in order, as plain Python values. `stamps`: the columns written by the
-    store.
+    """Check a row. Return it with every column of `table`, in order, as plain Python values. `stamps`: values of the columns
+    that the store fills itself.
 
     Raises StoreError naming the column: unknown, missing, of the wrong type, outside its enumeration, or against a rule
     between columns (an answer in a failed row, a headline over failed samples).
@@ -60,7 +60,9 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
 
 
 def safe_name(what: str, name: str) -> str:
-    """Return `name` if every file system accepts it as a file name; else raise StoreError."""
+    """Return `name` if every file system accepts it as a file name; else raise StoreError. `what`: the kind of name, for the
+    message.
+    """
     if not _FILE_NAME.fullmatch(name):
         raise StoreError(f"{what} {name!r} cannot name a file; use letters, digits, '.', '_' and '-', at most 128")
     return name
@@ -111,7 +113,9 @@ def _describe(type: pa.DataType) -> str:
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
-    """Return `value` as plain Python: no text for numbers, no bool for integers, no NaN. The exception says what was given."""
+    """Return `value` as a plain Python value of a column's type. Text for numbers, bool for integers, and NaN raise an
+    exception that names the value.
+    """
     if pa.types.is_list(type):
         if isinstance(value, list | tuple):
             return [_convert(item, type.value_type) for item in value]
@@ -207,7 +211,7 @@ def digested(table: str, rows: pa.Table) -> pa.Table:
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if a row (all columns) does not match its digest, although its file's checksum is right."""
+    """Raise StoreError if a row does not match its digest of all columns. This finds edited files with a new checksum."""
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
@@ -225,7 +229,7 @@ def _digest(text: str) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Return the digest of a long text, such as a configuration that the cells of a run share; other values unchanged."""
+    """Return the digest of a long text, such as a configuration that the cells of a run share; return other values unchanged."""
     return _digest(value) if isinstance(value, str) and len(value) > 256 else value
 
 
@@ -258,13 +262,13 @@ _HALVES = ("bfloat16", "float16")
 
 
 def processor(device: str | None, cpu: str | None, dtype: str, times: bool = False) -> str:
-    """Return the kind of CPU if a CPU's answers or times depend on it: in half precision, where a CPU's instructions decide
-    the last digits, and for times. Otherwise return ""."""
+    """Return the CPU model if results depend on it, else "". Answers on a CPU depend on it in half precision, where the CPU's
+    instructions decide the last digits. `times`: timings always depend on it."""
     return str(cpu or "") if device == "cpu" and (times or dtype in _HALVES) else ""
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
-    """Raise StoreError if two rows of one cell differ in a column that its hash covers."""
+    """Raise StoreError if a new row of a cell differs from the stored one in a column that the cell's hash covers."""
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
         if REDACTED in f"{old}{new}":  # only one row may be redacted: the other process may not have known the secret
@@ -281,7 +285,7 @@ _OF_OBJECTS = ("datasets", "methods", "variants")
 
 
 def refuse_malformed(rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if no run can have written a configuration, parameters or generation settings."""
+    """Raise StoreError if the column config, parameters or generation of the table `cells` has a value that no run writes."""
     for name, problem_of in (("config", _malformed), ("parameters", _no_object), ("generation", _no_object)):
         if name not in rows.column_names:
             continue

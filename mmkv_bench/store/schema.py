@@ -68,7 +68,7 @@ class SchemaColumn:
 
 
 def _generated() -> Iterator[SchemaColumn]:
-    """Yield the columns that generation fills, in the order of `Response`'s fields, without the cell's name."""
+    """Yield the columns that generation fills, in the order of `Response`'s fields."""
     hints = get_type_hints(Response)
     for one in fields(Response)[1:]:
         flags = {key: value for key, value in one.metadata.items() if key != "counted"}

@@ -55,7 +55,9 @@ def is_batch(path: Path) -> bool:
 
 
 def batch_files(root: Path, table: str) -> list[Path]:
-    """List the batch files that count, the newest first."""
+    """List the batch files of a table, the newest first. A file in `metrics/` counts only if `samples/` has one of the same
+    name.
+    """
     batches = sorted(filter(is_batch, table_files(root, table)))
     return [path for path in batches if table != "metrics" or (root / "samples" / path.name).exists()]
 
@@ -107,7 +109,7 @@ class GrowingScoreFile:
     """A hidden file of samples rows that grows block by block.
 
     blocks: checked rows. No cell is in two blocks.
-    beside: cells that other cells are compared with.
+    beside: cells that other cells are compared with, so `by_metric` adds their rows.
     cells: all cells that have rows so far.
     """
 
@@ -136,8 +138,8 @@ class GrowingScoreFile:
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
         """Yield the rows of each metric together with the names of their cells.
 
-        If a metric has many rows, they come some cells at a time, each time with the rows of the cells `beside`. Texts are
-        dictionaries. Columns that are equal in all rows are left out.
+        If a metric has many rows, they are split by cell, and each piece also gets the rows of the cells `beside`. Text columns
+        are dictionary-encoded. `schema_version` and `dataset` are left out.
         """
         texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
@@ -154,7 +156,7 @@ class GrowingScoreFile:
 
 
 class _Group(NamedTuple):
-    """The rows of one metric in a block: their row groups, their number, and their cells."""
+    """The rows of one metric in a block: their row groups in the file, the number of rows, and their cells."""
 
     places: range
     rows: int
@@ -162,7 +164,9 @@ class _Group(NamedTuple):
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
-    """Remove files that no longer count: the files of single `cells`, and older batches whose cells are all in `cells`."""
+    """Remove files that the batch `name` replaces: the files of single `cells`, and older batches whose cells are all in
+    `cells`.
+    """
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
             if path.stem in cells:
@@ -204,7 +208,7 @@ def current_rows(
     read: Read,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """Read the rows that count, of all cells and metrics unless given. `columns` must contain `cell`."""
+    """Read the rows that no other file hides. Default: all cells and metrics. `columns` must contain `cell`."""
     read_all = read  # without the selection: all rows of a file decide which other rows it hides
 
     def named(rows: pa.Table, list_files: Callable[[], list[Path]], of: Collection[str] | None) -> set[str]:
@@ -239,8 +243,8 @@ def current_rows(
 
 
 def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
-    """Tell whether a batch or packed file has scores of one of `cells`. Single files would then not replace the scores in one
-    step."""
+    """Tell whether a batch or packed file has scores of one of `cells`. If so, writing a file per cell would not replace the
+    scores in one step."""
     if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
         return True
     packed = (

@@ -44,8 +44,8 @@ def replace_by(
 ) -> None:
     """Replace the scores of cells whose samples rows come block by block (checked, no cell in two blocks).
 
-    metrics_of: computes the `metrics` rows from samples rows of some metrics. It always gets the rows of the cells `beside`
-    too.
+    metrics_of: computes the `metrics` rows from `samples` rows of some metrics, perhaps of some cells only.
+    beside: cells that other cells are compared with. `metrics_of` always gets their rows too.
 
     No lock is held while blocks come. Only one block is in memory at a time.
     """
@@ -97,7 +97,7 @@ def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
 
 
 def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
-    """Write a cell's own files. After a crash in between the cell has no metrics, rather than old ones."""
+    """Write the files that hold one cell's scores. A crash in between leaves the cell without metrics, never with old ones."""
     with ExitStack() as stack:
         writers = [(store.file(table, cell), parts.parquet(rows)) for table, rows in tables.items()]
         staged = [stack.enter_context(Staged(*writer)) for writer in writers]
@@ -108,7 +108,7 @@ def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
 
 
 def checked(table: str, rows: pa.Table) -> pa.Table:
-    """Return the rows with all columns of `table`, checked like `rows.check`. Nullable columns may be left out.
+    """Return the rows with all columns of `table`, checked by the rules of `rows.check`. Nullable columns may be left out.
 
     Raises StoreError naming the column or the duplicate rows.
     """
@@ -138,7 +138,7 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
 
 
 def _check_rules(table: str, rows: pa.Table) -> None:
-    """Check the rules between columns, see `rows.py`."""
+    """Raise StoreError if a row breaks a rule between columns (see `rows.check`)."""
     if table == "samples":
         broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
         rule = "column 'value' must be null when status is not 'ok'"

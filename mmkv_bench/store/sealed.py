@@ -48,7 +48,7 @@ def write_sealed(
 ) -> None:
     """Write a parquet file with page checksums and a digest from tables as they come.
 
-    Each table begins a row group, and none is held longer than needed.
+    Each table starts a new row group, and is released once it is written.
     """
     sink = _Digesting(stream)
     with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
@@ -60,7 +60,7 @@ def write_sealed(
 
 
 class _Digesting:
-    """A stream that digests all bytes written to it, and holds back the footer until the digest is filled in."""
+    """A stream that hashes all bytes written to it, and holds back the parquet footer until the digest is filled in."""
 
     closed = False
 
@@ -92,7 +92,8 @@ class _Digesting:
 
 @contextmanager
 def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFile, bool]]:
-    """Open a file and check its digest. The second value tells whether it has one. A process hashes each state of a file once.
+    """Open a file and check its digest. The second value tells whether the file has a digest. Within a process, an unchanged
+    file is hashed once.
 
     coded: text columns that are read as dictionaries, if the file has them.
 
@@ -121,7 +122,9 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
 
 
 def number_of_rows(path: Path) -> int:
-    """Return the number of rows in the file's footer; 0 if the file is gone or damaged, which reading it will report."""
+    """Return the number of rows stated in the file's footer. Return 0 if the file is gone or damaged; reading the rows reports
+    damage.
+    """
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException):

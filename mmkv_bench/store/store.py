@@ -1,12 +1,14 @@
 """The result store: rows of a run on disk, safe against kill -9 at any moment, for many writers and readers at once.
 
+A cell is one combination of model, data, prompt, method, budget, protocol, seed and numerics; rows name its hash.
+
 Folders below the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
-`samples/` and `metrics/` (which of their files count: `score_files.py`), `timings/` (one file per pass), `diagnostics/` (one
-file per sample and analysis), and perhaps `.index/`, a cache (`tally.py`). `store.json` has the schema version. Nothing is
+`samples/` and `metrics/` (`score_files.py` tells which of their files count), `timings/` (one file per pass), `diagnostics/`
+(one file per sample and analysis), and perhaps `.index/`, a cache (`tally.py`). `store.json` has the schema version. Nothing is
 created before the first write.
 
 Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns. A journal is removed only after
-its part is durable. A part has its journal's name, so publishing again after a crash replaces the part by the same rows.
+its part is durable. A part has its journal's name, so publishing again after a crash writes the same rows to the same file.
 Readers read the journals first and the parts afterwards, and keep the newest row per cell and sample.
 """
 
@@ -87,7 +89,7 @@ class Store(StoreFolder):
         return Writer(self, safe_name("worker", worker), publish_every)
 
     def done(self, cells: Iterable[str], retry: Collection[str] = ()) -> dict[str, set[str]]:
-        """Map each cell to the ids of the samples that have a row. Rows with a status in `retry` do not count.
+        """Map each cell to the ids of the samples that have a response row. Rows with a status in `retry` do not count.
 
         Raises ConfigError if `retry` names anything but a failure status.
         """
@@ -104,8 +106,8 @@ class Store(StoreFolder):
     def responses(
         self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return response rows, the newest per cell and sample, sorted by both. Default: all cells and columns. coded: texts
-        as dictionaries."""
+        """Return response rows, the newest per cell and sample, sorted by both. Default: all cells and columns. coded: text
+        columns dictionary-encoded."""
         cells = None if cells is None else set(cells)
         selected = RESPONSES.names if columns is None else known_columns("responses", columns)
         needed = list(dict.fromkeys([*selected, "cell", "sample_id", "committed_at"]))
@@ -135,7 +137,7 @@ class Store(StoreFolder):
     # Cells and scores
 
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store new cells. A stored cell keeps its first row.
+        """Store rows of new cells. If a cell is stored already, its first row stays.
 
         Secrets in `config`, `model`, `parameters` and `generation` are redacted; callers compute the cell's hash from the
         unredacted values. Raises StoreError if a stored cell of the same hash differs in a column that the hash covers.
@@ -157,10 +159,10 @@ class Store(StoreFolder):
     def cells(
         self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return cell rows. Default: all cells and columns. coded: texts as dictionaries.
+        """Return cell rows. Default: all cells and columns. coded: text columns dictionary-encoded.
 
-        Raises StoreError if no run can have written a configuration. If all columns are read, it is also raised for a row that
-        does not match its digest.
+        Raises StoreError for a configuration that no run writes and, if all columns are read, for a row that does not match its
+        digest.
         """
         rows = self.load("cells", cells, columns, coded)
         refuse_malformed(rows, self.root)
@@ -176,15 +178,15 @@ class Store(StoreFolder):
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
     ) -> None:
-        """Replace the sample and metric rows of cells, which may be more than memory can hold.
+        """Replace the `samples` and `metrics` rows of cells. All rows together may exceed memory.
 
-        Many cells are written in one file per table (see `score_files.py`). After a crash in between a cell has no metrics,
-        rather than old ones.
+        Many cells are written in one file per table (see `score_files.py`). A crash in between leaves a cell without metrics,
+        never with old ones.
 
         Args:
             blocks: `samples` rows without `schema_version`. All rows of a cell are in one block.
-            metrics_of: computes the `metrics` rows. It gets all samples rows of some metrics and some cells, and those of the
-                cells `beside`.
+            metrics_of: computes the `metrics` rows. It gets `samples` rows of some metrics, perhaps of some cells only, and
+                always those of the cells `beside`.
             beside: cells that other cells are compared with.
 
         Raises:
@@ -199,7 +201,9 @@ class Store(StoreFolder):
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return metric values per sample. Default: all scored cells, columns and metrics. coded: texts as dictionaries."""
+        """Return metric values per sample. Default: all scored cells, columns and metrics. coded: text columns
+        dictionary-encoded.
+        """
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -213,7 +217,7 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the rows of one pass. They replace an earlier pass of the same cell, shape and repeat."""
+        """Store the rows of one timed pass. They replace an earlier pass with the same cell, length, batch and repeat number."""
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked = [check("timings", row, stamps) for row in rows]
         self.prepare()
@@ -221,7 +225,7 @@ class Store(StoreFolder):
             write_whole(file_of_pass(self.root, checked), parts.parquet(to_table("timings", checked)))
 
     def timings(self, cells: Iterable[str] | None = None) -> pa.Table:
-        """Return the newest rows of each pass of `scenario=efficiency`. Default: all cells."""
+        """Return the newest rows of each timed pass (`scenario=efficiency`). Default: all cells."""
         return newest_passes(self._in_files("timings", None if cells is None else set(cells)))
 
     def write_diagnostics(self, rows: pa.Table) -> Path:
@@ -242,7 +246,9 @@ class Store(StoreFolder):
         return path
 
     def diagnostics(self, coded: bool = False) -> pa.Table:
-        """Return the newest rows of each measurement and sample from `mmkv-bench diagnose`. coded: texts as dictionaries."""
+        """Return the newest rows of each measurement and sample from `mmkv-bench diagnose`. coded: text columns
+        dictionary-encoded.
+        """
         return committed_last(self._in_files("diagnostics", coded=coded), MEASUREMENT)
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:

@@ -1,4 +1,4 @@
-"""Notes of a study beside its rows: its primary endpoint, and the cells that submitted jobs will answer.
+"""Notes that a store keeps besides rows: the study's primary endpoint, and the cells that submitted jobs will answer.
 
 The primary endpoint must be named before answers exist. `store.json` holds it beside the version. A cell's row is written by
 the process that first answers it, because only that process knows its device. Until then `status` counts the cell from
@@ -30,7 +30,7 @@ _KEY, _LATE = "primary", "primary_named_after_answers"
 class PrimaryEndpoint:
     """One column of one table. Comparisons of methods in this column are confirmatory, those in other columns exploratory.
 
-    late: it was named when the store already had answers.
+    late: whether the store already had answers when the endpoint was named.
     """
 
     dataset: str
@@ -104,7 +104,10 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Add cells, hash to (dataset, samples), to the list of planned cells. Raises StoreError if the folder cannot be written."""
+    """Add cells to the list of planned cells. Raises StoreError if the folder cannot be written.
+
+    cells: hash -> (dataset, number of samples).
+    """
     store.prepare()
     with store.locked():
         _write_planned(store.root, {**planned_cells(store.root), **cells})
@@ -120,7 +123,7 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
-    """Map each planned cell to (dataset, samples). Empty if the file is missing or damaged; damage is logged."""
+    """Map each planned cell to (dataset, number of samples). Empty if the file is missing or damaged; damage is logged."""
     file = root / _PLANNED
     try:
         raw = file.read_bytes()

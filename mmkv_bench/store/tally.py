@@ -1,11 +1,11 @@
 """Counts of a store's answers per cell and status, with their samples and times, without reading files twice.
 
-A part knows the number of answers of each of its cells, and their samples. The counts of a cell in two parts are added if the
-parts share no sample. If a cell answered a sample twice (`retry`), its rows are counted instead, the newest of each sample.
+For each parquet file, the number of answers per cell and a digest of their samples are counted. Counts of a cell in two files
+are added if the files share no sample. If a sample was answered twice (`retry`), the newest rows are counted instead.
 
 Scores carry a 128-bit digest of a cell's answers, so that scores of other answers are detected. For each answer the digest of
-its sample's id is multiplied by the digest of its status and text. A cell's digest is the sum. So answers may be added part by
-part, in any order, but swapping two answers changes the digest.
+its sample's id is multiplied by the digest of its status and text. A cell's digest is the sum. So answers may be added file by
+file, in any order, but swapping two answers changes the digest.
 
 The counts of each file are kept in an index, so that only new files are read. The index is a cache: `.index/` may be deleted
 at any time. An entry counts only while its file's state is unchanged (see `file_state`). A damaged index, or one of another
@@ -66,8 +66,8 @@ class Tally:
 
     Attributes:
         counts: columns of `COUNTS`. Each sample of a cell is counted once.
-        sets: sample ids by digest (in `counts`).
-        running: cells whose living writers have answers that are not in a parquet part yet.
+        sets: sample ids of each digest in the column `samples` of `counts`.
+        running: cells with answers in the journal of a living writer.
         writers: number of living writers.
     """
 
@@ -77,7 +77,7 @@ class Tally:
     writers: int
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
-        """Return the cells, and for each column the sums per cell."""
+        """Return the cells, and for each column of `counts` its sum per cell."""
         cells = coded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
@@ -90,13 +90,13 @@ class Tally:
 
     @property
     def clusters(self) -> dict[str, int]:
-        """Map each cell to the sum of `clusters_of` of its answers, modulo 2^64."""
+        """Map each cell to a digest of its samples and their clusters: the sum of `clusters_of`, modulo 2^64."""
         names, (sums,) = self._sums("clusters")
         return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
 
 
 def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
-    """Return a digest of each row's sample and cluster, uint64 [rows]. Texts may be coded."""
+    """Return a digest of each row's sample and cluster, uint64 [rows]. Texts may be dictionary-encoded."""
     of_sample, of_cluster = coded(samples), coded(clusters)
     width = len(of_cluster.dictionary) + 1  # one more: no cluster
     codes, place = np.unique(codes_of(of_sample) * width + codes_of(of_cluster) % width, return_inverse=True)
@@ -139,15 +139,17 @@ def tally(store: Store) -> Tally:
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
-    """Split `rows` into the columns of `COUNTS` and a mapping from digest to samples."""
+    """Split rows of `counted` into the columns of `COUNTS` and a mapping from digest to sample ids."""
     first = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
     named = rows.select(["samples", "ids"]).take(column_of(first))
     return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in named.columns), strict=True))
 
 
 def counted(rows: pa.Table) -> pa.Table:
-    """Count answers. rows: columns `_COLUMNS`, one row per cell and sample, sorted by both. Return columns `COUNTS` and
-    `_SETS`."""
+    """Count answers per cell and status. Return columns `COUNTS` and `_SETS`.
+
+    rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
+    """
     if not rows.num_rows:
         return no_rows(COUNTS.append(_SETS))
     cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
@@ -201,12 +203,14 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _digests(names: list[str]) -> np.ndarray:
-    """Return a digest of each name, uint64 [names, 2]. Sums of digests distinguish sets of names."""
+    """Return a digest of each name, uint64 [names, 2]. Different sets of names practically never have the same sum."""
     return np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:16] for name in names), "<u8").reshape(-1, 2)
 
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
-    """Return the distinct beginnings of messages, and each row's index among them (len(heads) if the row has no message)."""
+    """Return the distinct first lines of messages, shortened, and each row's index among them (their number if the row has no
+    message).
+    """
     texts = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     texts = [text if len(text) <= _SHOWN else text[:_SHOWN] + "..." for text in texts]
     heads = list(dict.fromkeys(texts))
@@ -216,7 +220,7 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
 
 
 def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
-    """Return the cells that have the same sample in two files."""
+    """Return the cells that have the same sample in two files. files: file number of each row of `counts`."""
     if not counts.num_rows:
         return set()
     cells, digests = coded(counts["cell"]), coded(counts["samples"])
@@ -235,7 +239,7 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
 
 
 def answer_digests(rows: pa.Table) -> np.ndarray:
-    """Return each answer's part of its cell's digest, uint64 [rows, 2]. rows: with columns `_ANSWER`, texts coded or not."""
+    """Return each answer's part of its cell's digest, uint64 [rows, 2]. rows: columns `_ANSWER`, dictionary-encoded or not."""
     sample, status, answer = (coded(rows[name]) for name in _ANSWER)
     of_sample = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
     texts = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
@@ -274,7 +278,7 @@ LARGE = 4 << 20
 
 
 class Indexed:
-    """Rows made from the files of a folder. `counts`: file name to number of `rows`, in the order of `rows`."""
+    """Rows made from the files of a folder. `counts`: number of rows of each file name, in the order of `rows`."""
 
     def __init__(self, counts: Mapping[str, int], rows: pa.Table) -> None:
         self.counts, self.rows = counts, rows
@@ -293,7 +297,8 @@ class Indexed:
 
 
 def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
-    """Return the rows of `schema` that `make` returns for each parquet file of a table's folder in its present state.
+    """Return the rows that `make` computes from each parquet file of a table, in `schema`. Files that are unchanged since the
+    index was written are not read.
 
     Raises:
         StoreError: raised by `make`, or files keep vanishing.
@@ -320,7 +325,9 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
 
 
 def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
-    """Return some columns of the rows of `cells`, `samples` or `metrics` that count (`score_files.current_rows`), texts coded."""
+    """Return some columns of the current rows (`score_files.current_rows`) of the table `cells`, `samples` or `metrics`.
+    Unchanged files are read from the index (`indexed`). Text columns are dictionary-encoded.
+    """
 
     def read(
         table: str, list_files: Callable[[], list[Path]], columns: Sequence[str], cells: Collection[str] | None
@@ -345,7 +352,7 @@ def _vanishing(folder: Path) -> StoreError:
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
-    """Write the index of all files whose further changes would be visible in their state."""
+    """Write the index. Files so new that a further change might not show in their state (`file_state`) are left out."""
     if len(states) < WORTH and sum(state.size for state in states.values()) < LARGE:
         return
     # On a read-only file system times may say nothing about changes (see file_state).

@@ -65,7 +65,7 @@ class Tracker:
         """Open the run with the resolved configuration (secrets are redacted)."""
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Show one step of numbers, usually the result of `RunningMeans.add` for one sample."""
+        """Show one step's values by name, usually the result of `RunningMeans.add` for one sample."""
 
     def finish(self, failed: bool = False) -> None:
         """Close the run."""
@@ -76,7 +76,7 @@ class NoTracker(Tracker):
 
 
 class RunningMeans:
-    """Means per name over all samples so far."""
+    """Running means of named values over samples."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
@@ -91,7 +91,8 @@ class RunningMeans:
 
 
 def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
-    """Return the tracker of a configuration: `name` (none | wandb), and for wandb the keywords of `WandbTracker`.
+    """Return the tracker that `config` describes. Its keys are `name` (none | wandb) and, for wandb, the arguments of
+    `WandbTracker`.
 
     Raises:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
@@ -139,7 +140,7 @@ class WandbTracker(Tracker):
         self.end(failed)
 
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
-        """Open a run with this id. The previous run must be closed.
+        """Open a wandb run whose id is `name`. The previous run must be closed.
 
         kind: wandb's job type.
         shown: the run's name; None uses the id.
@@ -163,7 +164,7 @@ class WandbTracker(Tracker):
             self._messages.put(message)
 
     def end(self, failed: bool = False) -> bool:
-        """End the open run and wandb. Warn of faults. Return True if there was none."""
+        """End the open run and the wandb process. Log a warning for each fault. Return True if there was none."""
         process = self._process
         if process is None:
             return False
@@ -189,7 +190,9 @@ class WandbTracker(Tracker):
 
 
 def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> None:
-    """Write each message as a line into a pipe, until None. Errors are ignored: the reader reports why it ended."""
+    """Write each message as a line into a pipe, until None. Errors are ignored, because the process at the other end reports
+    why it ended.
+    """
     with contextlib.suppress(OSError), stream:
         for message in iter(messages.get, None):
             stream.write(json.dumps(message, default=str) + "\n")
@@ -207,7 +210,9 @@ def _plain(name: str) -> str:
 
 
 def attempt(folder: Path, name: str) -> str:
-    """Return `name` with the lowest number that no run of this folder has used. Safe for any number of processes."""
+    """Append to `name` the lowest number that no run of this folder has used, and return the result. Safe for any number of
+    processes.
+    """
     taken = folder / ".attempts"
     taken.mkdir(parents=True, exist_ok=True)
     number = 1
@@ -234,7 +239,7 @@ def show_summary(
     cells: Sequence[Mapping[str, Any]],
     each: bool = False,
 ) -> bool:
-    """Show the results of all rows of a folder in one run.
+    """Show the results of all rows of a folder in one wandb run.
 
     If the same results were shown before, nothing is done. Other results replace them under the same id.
 
@@ -243,7 +248,7 @@ def show_summary(
         root: the result folder.
         about: the run's configuration.
         cells: a row per cell and metric, all with the same keys.
-        each: also write one run per row, with its description as configuration and its results as summary.
+        each: also write one wandb run per cell, with the cell's description as its configuration and the results as its summary.
 
     Returns:
         Whether a summary was written now.

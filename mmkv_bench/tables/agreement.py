@@ -25,14 +25,14 @@ _METRICS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "answ
 
 
 def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
-    """Return the scores without the scores of stale cells, whose answers then count as not scored.
+    """Return `samples` without the scores of stale cells. The answers of stale cells then count as not scored.
 
     A cell is stale if its answers were made again after scoring, if its metrics were computed from another number of scores, or
     if it has scores without metrics.
 
     Args:
-        samples: scores, dictionary-encoded, of some metrics or of all.
-        metrics: rows of metrics of the same cells.
+        samples: per-sample scores of all metrics, or of some. Text columns are dictionary-encoded.
+        metrics: `metrics` rows of the same cells.
 
     Raises:
         StoreError: the store has scores without their answers, or metrics that contradict its scores.
@@ -76,10 +76,12 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
 
 @dataclass
 class Sum:
-    """Sums over a cell's scores of one metric.
+    """Sums over one cell's scores of one metric, to compare with the cell's `metrics` row.
 
-    n: scores. ok: scores with status ok and a value. value, uncapped: sums of the capped and of the unchanged values. clusters:
-    sum of hashes of samples and clusters. parts: sums of the parts. The last two are None if they were not read."""
+    n: number of scores. ok: number of scores with status ok and a value.
+    value: sum of the values, each limited to the metric's cap. uncapped: sum of the values as stored.
+    clusters: sum of hashes of (sample, cluster); None if clusters were not read.
+    parts: sums of the numbers from which a pooled metric is computed; None if no score has any."""
 
     n: int = 0
     ok: int = 0
@@ -89,8 +91,8 @@ class Sum:
     parts: np.ndarray | None = None
 
     def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
-        """Return the contradiction between a row of metrics and these scores, or between the clusters of scores and answers
-        (`clusters`, from `Tally.clusters`); "" if there is none."""
+        """Describe how these scores contradict the cell's `metrics` row, or how their clusters contradict those of the answers.
+        Return "" if nothing contradicts. clusters: the answers' `Tally.clusters`; None: not compared."""
         if self.ok != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"
         if clusters is not None and self.clusters is not None and self.clusters != clusters:
@@ -156,8 +158,8 @@ def sums_of(samples: pa.Table) -> Sums:
 
 
 def cells_beside(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the cells that have another number of scores of some metric than their row of metrics states. Metrics without any
-    score in `sums` are not compared."""
+    """Return the cells whose number of scores differs from the number in their `metrics` row, for at least one metric. Metrics
+    without any score in `sums` are not compared."""
     read = {metric for _, metric in sums}
     stated = {(row["cell"], row["metric"]): row["n"] for row in metrics if row["metric"] in read}
     return {key[0] for key in {*sums, *stated} if (sums[key].n if key in sums else 0) != stated.get(key, 0)}

@@ -32,18 +32,23 @@ _PACKED = 0.9  # fewer bytes than this part of the entries' share of the full ca
 
 @dataclass(frozen=True)
 class Audit:
-    """Counts over the ok responses of one table cell, all its seeds together.
+    """Facts about the ok responses of one table cell, all its seeds together. Plain counts are numbers of responses.
 
-    over: responses with more resident entries than asked for; excess_mean, excess_worst: resident / asked - 1 of these.
-    fallbacks: reason -> responses. from_prefill: answers whose every token but the end token came from the full
-    prefill (protocol paper, one-token answers): compression could not change these answers.
+    over: responses that keep more entries than the budget allows.
+    excess_mean, excess_worst: mean and maximum of kept / allowed - 1 over these responses.
+    fallbacks: reason -> number of responses.
+    from_prefill: responses whose tokens, except the end token, all came from the full prefill, so that compression could
+        not change them (one-token answers under protocol paper).
     text_before_cut: responses whose compressed context contained question text (protocol query_agnostic).
-    packed: responses whose entries are stored in fewer bits than the model's; retrievable: responses that can read more
-    entries than are resident. The number of entries does not describe such cells, so bytes do: device and host are the mean
-    bytes stored there, with metadata, over the bytes of the full cache. reach is the mean of reachable over resident entries.
-    held: mean of all bytes held, with reserved slots and buffers, over the same bytes; None if a row is older than that column.
-    chosen: answers to samples that were requested by id (`chosen_apart`). of_all: mean share of the whole state that stays, with
-    windows and recurrent states; 0 if every layer is compressed.
+    packed: responses whose entries are stored in fewer bits than the model's dtype.
+    retrievable: responses that can read more entries than are resident, for instance from host memory. Cells with packed or
+        retrievable responses are described by bytes, because their number of entries says little.
+    device, host: mean bytes of entries on the device (with metadata) and in host memory, over the full cache's bytes.
+    reach: mean of readable / resident entries.
+    held: mean of all bytes held, with reserved slots and buffers, over the full cache's bytes; None if a row lacks the column.
+    chosen: responses to samples that were requested by id (`chosen_apart`).
+    of_all: mean of bytes left / bytes of the full model state, recurrent states and window layers included; 0 if the model
+        has no such state.
     """
 
     n: int = 0
@@ -79,7 +84,10 @@ _SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held", "of_all")
 
 @dataclass
 class _Counts:
-    """Sums of `_SUMS` over a cell's ok answers with a metric, the excess of answers over the budget, and the fallbacks."""
+    """Facts about one cell's ok answers that have a score of one metric.
+
+    sums: the facts of `_SUMS`, summed over answers. excess: kept / allowed entries - 1 of each answer over the budget.
+    fallbacks: reason -> number of answers."""
 
     sums: np.ndarray
     excess: np.ndarray
@@ -87,7 +95,7 @@ class _Counts:
 
 
 class Audits:
-    """Audits of the cells of a sheet, summed over blocks of answers, so that few answers are in memory at a time.
+    """Audits of a sheet's cells. Answers are read and counted block by block, so that few are in memory at a time.
 
     Args:
         blocks: frames of responses; all answers of a cell are in one frame.
@@ -105,7 +113,8 @@ class Audits:
                 self._add(block, sheet)
 
     def unscored(self, cell: int) -> int:
-        """Count a cell's answers without any score. In a mix of kinds, each metric is for samples of one kind."""
+        """Count a cell's answers that have no score of any metric. One metric alone would not tell, because a dataset may score
+        each kind of question with another metric."""
         return int(self._unscored[cell])
 
     def audit(self, cells: Sequence[int], metric: str) -> Audit:
@@ -160,7 +169,9 @@ class Audits:
 
 
 def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (`_SUMS` of each answer float64 [rows, sums], its excess). Comparisons with null, or without a budget, are false."""
+    """Return the facts of `_SUMS` for each answer, float64 [rows, facts], and kept / allowed entries - 1 of each answer.
+
+    order: int [rows], rows of `block`. A fact that needs a null column is false, and so is "over" without a budget."""
     absent = np.full(len(order), np.nan)
     column = {name: numbers(block[name])[order] if name in block else absent for name in COLUMNS}
     resident, asked = column["entries_resident"], column["entries_asked"]
@@ -193,7 +204,9 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return (names of the fallbacks, number of each fallback's name, its row) in `order`, without a Python object per row."""
+    """List the fallbacks of all answers in arrays, because a Python object per row would be slow.
+
+    Return (distinct names, position of each fallback's name among them, position of its answer in `order`)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -204,14 +217,14 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
-    """Return the mean share of an answer's tokens that come from the full prefill; None if there are none.
+    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes none from there.
 
     The end token is left out. So are the closing tokens that all answers share, if the answers differ: text that is in
     every answer tests nothing. An answer with no tokens left counts as wholly free.
 
     Args:
-        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are right or nearly right, and do
-            not depend on the methods of a table.
+        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are used because they are the
+            same for every method of a table.
         name: name of the protocol.
     """
     free = protocol(name).from_prefill
@@ -233,7 +246,9 @@ def _closing(texts: Sequence[list[int]]) -> int:
 
 
 def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask the answers to samples that were requested by id and that no limit of their cell would have reached; None without any.
+    """Mask the answers to samples that were requested by id and lie beyond the samples that their cell answered in order.
+
+    Cells with such samples are not compared. Return None if there are none.
 
     Args:
         store: the store of the answers.

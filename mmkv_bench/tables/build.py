@@ -37,10 +37,10 @@ def build(
     readings: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
 ) -> list[ScoreTable]:
-    """Return all tables of the rows, ordered by context.
+    """Return all tables of the rows, ordered by context (model, dataset, protocol and the other `CONTEXT` columns).
 
-    The filters name what to keep; None keeps everything. Metrics of fidelity are kept only by name: every run has them, and
-    `score_text.fidelity_tables` prints them together.
+    The filters name what to keep; None keeps everything. Metrics of fidelity get tables only if `metrics` names them: every
+    run has them, and `score_text.fidelity_tables` prints them together.
 
     Raises:
         ConfigError: there are no scores of trained weights, or a filter names something that the rows do not have.
@@ -149,7 +149,8 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """Return the sentence about the full-cache gate; None if neither the model's file nor the run states an expected score."""
+    """Return the sentence that compares the score of `full` with the expected score (the gate). Return None if neither the
+    model's file nor the run states an expected score."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))

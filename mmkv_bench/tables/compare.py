@@ -37,12 +37,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two lines of a table at one budget. `difference` is a - b over `n` common samples; `p` is from the paired test.
+    """Comparison of two lines of a table, `a` and `b`, at one budget.
 
-    If both lines compete (`family`), `adjusted` is Holm's p-value, `level` is the level of the interval from `low` to `high`,
-    and `better` names the better line, if one is proven better. Otherwise these three are None, and the interval has 95 %.
-    low, high: None if nothing is claimed, infinite if no difference would be rejected. asked: p-value by Holm's correction over
-    the comparisons that were requested at this budget.
+    difference: score of a - score of b over `n` common samples. p: p-value of the paired test, uncorrected.
+    low, high: confidence interval of the difference; None without a claim, infinite if no difference would be rejected.
+    adjusted: p-value with Holm's correction over all pairs of competing lines (`family`).
+    level: confidence level of the interval. better: label of the line that is proven better, if one is.
+    These three are None unless both lines compete; the interval then has 95 %.
+    asked: p-value with Holm's correction over only the comparisons that the user requested at this budget.
     """
 
     budget: str
@@ -96,11 +98,11 @@ def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
 
 
 def columns(table: ScoreTable) -> dict[str, Column]:
-    """Map each budget to the column of lines that compete at this budget (see `family`). The key is "" if the table has no
-    budgets.
+    """Test the competing lines (`family`) of a table against each other at each budget. Return budget -> tested column; the key
+    is "" if the table has no budgets.
 
-    Left out are cells over their budget, cells with packed or retrievable entries (another axis), and cells with samples that
-    were requested by id."""
+    Left out are cells that exceed their budget, cells with quantised or offloaded entries, whose size the number of entries does
+    not tell, and cells with samples that were requested by id."""
     columns_of = {}
     for budget in table.budgets or ("",):
         competitors = {line.label: table.entries[line.label, budget] for line in table.family(budget).competitors}
@@ -112,7 +114,7 @@ def columns(table: ScoreTable) -> dict[str, Column]:
 
 
 def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Return the pairs of lines that differ, budget by budget; with `against`, only pairs with that line."""
+    """Return the pairs of lines that are proven different, budget by budget; with `against`, only pairs with that line."""
     separated_by_column = [
         (budget, column, np.flatnonzero(column.separated & asked_pairs(table, column, against)))
         for budget, column in table.columns.items()
@@ -179,8 +181,8 @@ def narrowed(
     budgets: Sequence[str] | None = None,
     against: str | None = None,
 ) -> list[ScoreTable]:
-    """Reduce the tables to the given lines and budgets; tables without any of these are left out. A line without a budget stays
-    beside a line that is shown. Columns, and with them bold and ranks, stay those of the whole tables.
+    """Reduce the tables to the given lines and budgets, and leave out tables that have none of these. Lines without a budget
+    stay. Bold and ranks stay those of the whole tables, because choosing lines afterwards must not change a verdict.
 
     Args:
         tables: whole tables.
@@ -233,8 +235,9 @@ def _names(line: Line) -> set[str]:
 
 
 def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Return all pairs of lines at every budget, with the p-value `asked`. With `against`, only pairs of that line with others,
-    as its score minus theirs."""
+    """Compare all pairs of lines at every budget, and set each pair's p-value `asked`, corrected over these pairs.
+
+    against: name or label of a line. Then only pairs of this line with others are compared, as its score minus theirs."""
     ours = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & ours) == 1]
     pairs = [pair.turned if pair.b in ours else pair for pair in pairs]

@@ -41,7 +41,7 @@ _BESIDE = 0.02  # distance between the bars of two lines, in doublings of the le
 
 
 def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
-    """Draw a cost against the prompt length; times per token with the rooflines of the tables' limits.
+    """Draw a cost against the prompt length. If the cost is the time per token, add the roofline from the tables' `limits`.
 
     Raises:
         ConfigError: the cost was not measured at any length.
@@ -80,7 +80,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
 
 
 def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
-    """Map (label, budget) to the method's colour, a marker and a stroke. No two lines are alike, even in different panels."""
+    """Map (label, budget) to the method's colour, a marker and a line style, such that no two lines of the figure look alike."""
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
@@ -130,7 +130,10 @@ def _draw_lengths(
 def _intervals(
     axes: Axes, points: Sequence[tuple[int, CostEntry, CostTable]], size: float, colour: str, number: int, lines: int
 ) -> None:
-    """Draw the intervals of line `number` among `lines` lines."""
+    """Draw one method's intervals: as a band, or as bars if a panel has many lines.
+
+    points: (prompt length, entry, table). size: unit of the y axis. number, lines: the method's position among the panel's
+    lines, which shifts its bars so that bars do not hide each other."""
     ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
     if ends and lines <= _BANDS:
         band(axes, ends, colour)
@@ -141,7 +144,7 @@ def _intervals(
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
-    """Describe the missing points, with line, length and batch."""
+    """Name the cells whose measurement failed, with line, length, batch and status. The figure has no points for them."""
     failed = [
         f"{line_label(method)} {budget} at {table.shape['prompt_tokens']} x {table.shape['batch']}: {entry.failed}"
         for table in tables
@@ -158,8 +161,10 @@ _NAMES = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_he
 
 @dataclass(frozen=True)
 class Point:
-    """One cell of a table. x: its cost with the interval; y: its score with the interval; best: it is on the Pareto front, so no
-    cell is better in one of cost and score and as good in the other."""
+    """One cell of a table in the figure of scores against costs.
+
+    x: the cell's cost. y: the cell's score. x_low to y_high: ends of their intervals.
+    best: the cell is on the Pareto front, so no other cell is better in cost or score without being worse in the other."""
 
     method: Line
     budget: str
@@ -174,9 +179,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Front:
-    """Points of one table against one cost.
+    """Points of one panel: one table's scores against one cost.
 
-    source: the rows from which the costs come. alone: cells of the table without this cost. disturbed: what disturbed passes."""
+    source: description of the rows from which the costs come. alone: cells of the table for which the cost is unknown.
+    disturbed: what disturbed the timed passes, such as a busy machine."""
 
     table: ScoreTable
     cost: Cost
@@ -194,8 +200,10 @@ def fronts(
     batch: int | None = None,
     prompts: str | None = None,
 ) -> list[Front]:
-    """Join each table with each cost. A cost is taken from the answers of the table's dataset, or else from passes of
-    `scenario=efficiency`, in all `roots`. Cells match by model, method, reading, parameters, protocol and budget.
+    """Join the scores of each table with each cost of the same cells.
+
+    Costs come from answers to the table's dataset, or else from timed passes of `scenario=efficiency`; all `roots` are
+    searched. Cells match by model, method, reading, parameters, protocol and budget.
 
     Args:
         tables: tables of scores.
@@ -218,7 +226,10 @@ def fronts(
 
 
 def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
-    """Return the passes of one shape. wanted: (flag, key of a shape) -> its value, None if the user gave none."""
+    """Return the tables of passes at one shape of the prompt (dataset, length, batch).
+
+    wanted: (command-line flag, key of `CostTable.shape`) -> value to keep; None if the user gave no value, which is allowed
+    only if all passes have the same value. Raises ConfigError otherwise."""
     passes = list(tables)
     for (flag, name), value in wanted.items():
         present = sorted({table.shape[name] for table in passes}, key=lambda value: (str(type(value)), value))

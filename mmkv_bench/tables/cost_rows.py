@@ -43,8 +43,8 @@ class Cost:
         name: the name that the user gave.
         key: the name as a key of `KNOWN`.
         unit: the unit of the schema.
-        columns: columns of `responses`, of which the first that is not null counts; empty if only `timings` has the cost.
-        shared: in rows of shared runs, the value belongs to the whole group.
+        columns: columns of `responses`; the first that is not null in a row gives the cost. Empty if only `timings` has it.
+        shared: in rows of runs that share a prefill, the value belongs to all methods of the prefill together.
     """
 
     name: str
@@ -115,13 +115,16 @@ class CostRows:
     """Costs of the answers or of the passes of some cells.
 
     Attributes:
-        frame: one row per answer or pass. place: position of the cell; unit: sample or repeat, by which values are paired;
-            cluster: values of one cluster are not independent; shape: position in `shapes`; status: position in `STATUSES`, 0 is
-            ok; group: the row is from a shared run, whose times belong to the group. Then one column per cost, NaN if it is
-            unknown. Passes also have what disturbed them, and the machine's load and threads.
-        shapes: shapes of the prompts; answers have one empty shape.
+        frame: one row per answer or pass, with one column per cost (NaN: unknown) and these columns:
+            place: position of the row's cell in the list of cells.
+            unit: number of the sample or repeat, by which values of two cells are paired.
+            cluster: number of the cluster; values of one cluster are not independent.
+            shape: position in `shapes`. status: position in `STATUSES`; 0 is ok.
+            group: True for runs that share a prefill, whose times do not belong to one method.
+            disturbed, load, threads (passes only): what disturbed the pass, and the machine's load and threads.
+        shapes: shapes of the prompts (`SHAPE`); answers have one empty shape.
         fallbacks: place, shape and reason of each fallback.
-        per_pass: the rows are passes; some passes may lack a cost.
+        per_pass: the rows are timed passes, of which some may lack a cost; otherwise they are answers.
     """
 
     frame: pd.DataFrame
@@ -135,7 +138,7 @@ class CostRows:
 
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of the answers of a store. cells: hashes of the cells; positions in `cells` are the places."""
+    """Return the costs of a store's answers. cells: hashes of the cells; the column `place` has positions in this list."""
     columns = [name for cost in costs for name in cost.columns]
     table = frame(store.responses(None, dict.fromkeys([*_ANSWERS, *columns]), coded=True))
     unit, cluster = coded(table["sample_id"])[1], coded(table["cluster"])[1]
@@ -150,7 +153,7 @@ def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> C
 
 
 def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of the passes of a store. cells: as in `answer_costs`."""
+    """Return the costs of a store's timed passes (`scenario=efficiency`). cells: as in `answer_costs`."""
     table = passes(store.timings())
     shapes = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
     unit = (table["repeat"] - MEMORY).to_numpy()
@@ -185,10 +188,11 @@ def _rows(
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:
-    """Return one row per pass, failed passes included. Batch sizes that only a search for the largest batch tried are left out.
+    """Join the rows of `timings` (one per phase of a pass) into one row per pass, failed passes included.
 
-    The columns are the columns of `timings` that describe a whole pass, and `<phase>_s` [s], `peak_<phase>` [bytes],
-    compress_s [s], tpot_s (median of its steps) [s], tokens_s (tokens per second, of all sequences).
+    Passes that were made only to find the largest batch are left out. The columns are the columns of `timings` that describe
+    a whole pass, and `<phase>_s` [s], `peak_<phase>` [bytes], compress_s [s], tpot_s (median over decode steps) [s], tokens_s
+    (tokens per second of the whole batch).
     """
     import pandas as pd
 

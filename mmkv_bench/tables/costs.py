@@ -1,9 +1,9 @@
 """Tables of costs from rows: per method and budget the median of times, bytes and tokens, and the ratio to `full` of the same
 run.
 
-Costs of answers are what a sample took (`responses`). Passes of `scenario=efficiency` are repeats at one shape of the prompt
-(`timings`), with one table per shape. A ratio is a cell's value over the value of `full` for the same sample or in the same
-repeat; the table has the median of these ratios. Seeds are averaged within each sample or repeat first.
+There are two sources. `responses` has what each answer of a run cost. `timings` has passes of `scenario=efficiency`: repeats
+with one shape of the prompt, and each shape gets a table. A ratio is a cell's value over the value of `full` for the same
+sample or in the same repeat; the table has the median of these ratios. Seeds are averaged within a sample or repeat first.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ USEFUL = "bytes_useful_step"
 
 
 class Limit(Protocol):
-    """Limit of a decode step, for a model on a device.
+    """Lower bound (roofline) on the time of a decode step, for a model on a device.
 
-    bandwidth: bytes/s of a read-only pass. device: the device's name. step_s: least seconds of a step of `batch` sequences that
-    together read `useful` bytes of keys and values."""
+    bandwidth: measured read bandwidth of the device [bytes/s]. device: the device's name.
+    step_s: return the fewest seconds of a step in which `batch` sequences together read `useful` bytes of keys and values."""
 
     @property
     def bandwidth(self) -> float: ...
@@ -58,7 +58,9 @@ Known = Callable[[Mapping[str, str]], "Limit | None"]
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Least seconds of a step by (label, budget) of a table's lines, with the device's bandwidth and name."""
+    """Lower bounds on the time of a decode step, for one table.
+
+    least: (label, budget) of a line -> fewest seconds. bandwidth [bytes/s], device: the device's read bandwidth and name."""
 
     least: Mapping[tuple[str, str], float]
     bandwidth: float
@@ -92,10 +94,13 @@ class CostEntry:
 
 @dataclass
 class CostTable:
-    """Table of costs: entries by (label, budget) and the cost's key. Budgets are texts, "" for none.
+    """Table of costs of one model, dataset or prompt shape, and protocol.
 
-    shape: shape of the prompt, empty for answers. fallbacks: reason -> [(label, budget, number of answers or passes)]. disturbed:
-    what disturbed the passes. limits: limits of decode steps, set by `set_limits`.
+    entries: (line's label, budget) -> key of the cost -> entry. Budgets are texts, "" for none.
+    shape: shape of the prompt (`SHAPE`); empty for answers.
+    fallbacks: reason -> [(label, budget, number of answers or passes)].
+    disturbed: what disturbed the timed passes, such as a busy machine.
+    limits: lower bounds on the time of decode steps; None until `set_limits` sets them.
     """
 
     context: dict[str, str]
@@ -113,7 +118,7 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` first."""
+        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does)."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
@@ -129,7 +134,9 @@ Key = tuple[str, str, str, str, str, str]
 
 
 def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    """Return the key that cells of two stores share if they differ only in their data."""
+    """Return a cell's identity without its dataset and store: by it, costs are joined to scores of the same cell.
+
+    method: the cell's table line. axis: kind of its budget."""
     kind = axis if budget else "none"
     names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
     return *names, f"{kind} {budget}"
@@ -152,8 +159,8 @@ def cost_tables(
         beside: costs that the rows may lack; a table needs at least one known cost.
 
     Raises:
-        ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times that
-            only groups of cells have.
+        ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times of
+            runs that share prefills, which belong to no single method.
     """
     cells, parts = _read(root, [*costs, *beside], datasets, protocols, readings)
     _refuse_unknown(parts, costs)
@@ -161,15 +168,16 @@ def cost_tables(
 
 
 def needed(costs: Sequence[Cost]) -> list[Cost]:
-    """Return the costs that limits are computed from, if a step's time is among `costs` and they are not."""
+    """Return the costs that must be read in addition to `costs`: if the time per token is among them, the bytes read, from which
+    the time's lower bound is computed."""
     keys = {cost.key for cost in costs}
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 
 
 def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
-    """Set the `limits` of the tables, and drop the costs that only the limits needed. Return the tables that still have a cost.
+    """Set the `limits` of the tables, and drop the costs that were read only for the limits. Return the tables with a cost left.
 
-    costs: the costs to show. known: the limit of a table's context."""
+    costs: the costs to show. known: function that returns the limit for a table's context."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
             limit, batch = known(table.context), int(table.shape["batch"])
@@ -196,7 +204,9 @@ def _read(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> tuple[pd.DataFrame, list[_Part]]:
-    """Return the cells that pass the filters, with `place`, and their answers and passes."""
+    """Return the cells that pass the filters, and the costs of all answers and of all passes.
+
+    The column `place` of the cells is their position among all cells of the store; rows of costs refer to it."""
     store = open_store(root)
     cells = cells_of(store)
     if cells.empty:
@@ -249,7 +259,9 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 
 
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """Return the tables of one context and kind of budget: one of answers, or one per shape of the prompt."""
+    """Return the tables of one context and kind of budget: one table for answers, or one per shape of the prompt for passes.
+
+    part: costs of all cells. rows: the costs of this context's cells."""
     for group in sweep.groups.values():
         group.refuse_twins()
     if rows.empty:
@@ -285,7 +297,9 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
 def _entries(
     rows: pd.DataFrame, cost: Cost, count: int, width: int, full: int | None, per_pass: bool
 ) -> list[CostEntry]:
-    """Return the entries of one cost, by number of line. width: lines per shape. full: number of the line of `full`."""
+    """Return one cost's entry for each line, ordered by the number in the column `line` of `rows`.
+
+    count: number of all lines. width: number of lines per shape. full: number of the line of `full` within a shape."""
     values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
     if per_pass:
         expected = values.notna() | (rows["status"] > 0)
@@ -309,7 +323,9 @@ def _entries(
 def _over_seeds(
     line: np.ndarray, unit: np.ndarray, values: np.ndarray, clusters: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean of each line and unit over its seeds; NaN if one seed has no value."""
+    """Average values over seeds: one value per line and unit (sample or repeat). The mean is NaN if one seed has no value.
+
+    Return (line, unit, mean, cluster) of each average."""
     width = int(unit.max(initial=0)) + 1
     distinct, first, place, size = np.unique(
         line * width + unit, return_index=True, return_inverse=True, return_counts=True
@@ -321,7 +337,7 @@ def _over_seeds(
 
 
 def _paired(line: np.ndarray, unit: np.ndarray, values: np.ndarray, width: int, full: int) -> np.ndarray:
-    """Return the value of `full` at the same shape and unit; NaN without one."""
+    """Return, for each value, the value of `full` at the same shape and unit (sample or repeat); NaN if there is none."""
     units = int(unit.max(initial=0)) + 1
     base = np.full((int(line.max(initial=0)) // width + 1) * units, np.nan)
     place = line // width * units + unit

@@ -11,9 +11,9 @@ The configuration of a dataset, which the rows contain, states its groups: `abou
 conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts. The scores
 that papers print for the full cache are in `gates` of conf/model/<name>.yaml; notes below a table say which gates `full` passes.
 
-The other table over several datasets has ranks over tasks. The mean is over the true ranks on these very tasks, not on tasks
-of which they would be a sample. On each of K tasks a method is proven better at alpha / K instead of alpha. So with 95 %
-confidence the interval of every rank on every task contains the true rank, and so does the interval of every mean.
+The other table over several datasets has mean ranks over tasks (one dataset each). The tasks are taken as fixed, not as a
+sample of further tasks. On each of K tasks, methods are compared at level alpha / K instead of alpha. So with 95 % confidence
+all rank intervals of all tasks contain the true ranks, and the intervals of the mean ranks contain the true means.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # the dataset
 
 @dataclass(frozen=True)
 class DatasetGroup:
-    """One column. metrics: dataset with rows -> the metric that counts. size: number of all datasets of the group."""
+    """A group of a benchmark's datasets, one column of the table.
+
+    metrics: dataset of the group with rows -> the metric that counts. size: number of all datasets of the group."""
 
     benchmark: str
     name: str
@@ -109,7 +111,7 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
 
 
 def gate_configs(rows: Rows) -> dict[str, str]:
-    """Map each model with gates to the configuration of one of its cells."""
+    """Return model -> configuration (JSON) of one of its cells, for models with a printed score that `full` should reach."""
     pairs = rows.cells[["model", "config"]].drop_duplicates().itertuples(index=False)
     return {model: config for model, config in pairs if gates_of(config)}
 
@@ -122,7 +124,7 @@ def group_tables(
     Args:
         tables: the datasets' tables of scores.
         groups: the groups to show.
-        configs: configurations of the models whose gates are noted (`gate_configs`).
+        configs: model -> configuration that states the scores that `full` should reach (`gate_configs`).
 
     Raises:
         StoreError: a dataset has two tables, with different data or settings.
@@ -213,7 +215,7 @@ def _group_table(
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
-    """Return the method's table cells on every dataset; None unless all have a headline."""
+    """Return the method's table cells on these datasets; None unless it has a complete score (every sample ok) on each."""
     entries = [tables[name].entry(label, budget) for name in names]
     complete = [entry for entry in entries if entry is not None and entry.value is not None]
     return complete if len(complete) == len(entries) else None
@@ -277,8 +279,8 @@ def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) ->
 class TaskRanks:
     """Ranks of the methods that compete on all of the tasks at a budget.
 
-    tables: one per task. methods: labels [m]. ranks: lowest and highest possible rank, int [tasks, m, 2]. apart: labels that
-    compete only on some of the tasks.
+    tables: one table per task. methods: labels of the m methods. ranks: int [tasks, m, 2], lowest and highest possible rank.
+    apart: labels of methods that compete only on some of the tasks, and so have no mean rank.
     """
 
     tables: tuple[ScoreTable, ...]
@@ -316,8 +318,9 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 
 
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Return the ranks at every budget at which at least two methods compete on all of these tasks. A task is left out at a
-    budget if competing methods have failed samples there. tasks: one table per dataset."""
+    """Rank the methods that compete on all tasks, at every budget with at least two such methods.
+
+    tasks: one table per dataset. At a budget, a task is left out if competing methods have failed samples there."""
     every = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
         ranked = [t for t in tasks if budget in t.columns and budget not in t.unranked()]

@@ -52,7 +52,7 @@ class Option:
     """One method at one budget and batch, at one length of the prompt.
 
     Attributes:
-        key: key of the same cell's scores.
+        key: identity of the cell, by which scores are joined.
         method, budget: as printed.
         batch: sequences decoded together.
         step_s: seconds of a decode step, in which each sequence gets a token.
@@ -96,8 +96,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured options, full first at each batch. repeats: numbers of repeats behind the medians. disturbed: what disturbed
-    them."""
+    """Options whose numbers were measured, with `full` first at each batch.
+
+    repeats: numbers of repeats behind the medians, ascending. disturbed: what disturbed the passes, such as a busy machine."""
 
     options: Sequence[Option]
     repeats: tuple[int, ...]
@@ -114,8 +115,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class ScoreLoss:
-    """Score lost on one dataset: each cell's difference to full (`lost` is positive if full is better), and full's score.
+    """Scores that methods lose on one dataset.
 
+    full: score of the full cache. lost: cell -> its difference to that score, positive if the full cache is better.
     tokens: median length of the prompts; None if the rows do not state it. over: cells that exceed their budget.
     """
 
@@ -134,7 +136,7 @@ class ScoreLoss:
 
 # ---------------------------------------------------------------------- measured
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
-    """Map each setting to the options that passes of `scenario=efficiency` in a rows folder measured, full first at each batch.
+    """Read the timed passes (`scenario=efficiency`) of a rows folder: setting -> its measured options, full first at each batch.
     The result is empty if the folder has no passes."""
     options: dict[Setting, dict[tuple[Key, int], Option]] = {}
     disturbed: dict[Setting, dict[str, None]] = {}
@@ -184,8 +186,9 @@ def _estimate(entry: CostEntry | None) -> Estimate | None:
 
 # ---------------------------------------------------------------------- scores
 def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLoss]:
-    """Return the loss of every table with full, in the order of datasets. Of a dataset's metrics the first counts. root: the
-    folder of the tables' rows."""
+    """Return the scores lost in every table that has `full`, in the order of datasets; a dataset's first metric counts.
+
+    root: folder of the rows from which the tables were made."""
     lengths = {
         table.context["dataset"]: entry.value
         for table in cost_tables(root, (), beside=[KNOWN["prompt_tokens"]])

@@ -42,8 +42,8 @@ _HEAD_LABELS = {
 
 @dataclass(frozen=True)
 class Panel:
-    """Rows of one analysis of one model, dataset and setting, with the rows of a second analysis that its figure shows too.
-    `rows` has the methods' `budget` and `budget_kind`; both are null for numbers without a method."""
+    """Data of one panel: the rows of one analysis for one model, dataset and setting. If the figure combines two analyses, the
+    rows of the second are included. `rows` has the methods' `budget` and `budget_kind`, null for numbers without a method."""
 
     name: str
     title: str
@@ -57,7 +57,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How an analysis is drawn: the function draws one panel on `axes` axes side by side; the legend stands below."""
+    """How an analysis is drawn. draw: function that draws one panel. axes: number of axes side by side that a panel has.
+    legend: text below the figure."""
 
     draw: Callable[[Sequence[Axes], Panel], None]
     legend: str

@@ -215,7 +215,7 @@ def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
     All tables must have budgets of the same kind. A method has the same colour and marker in all panels.
 
     Raises:
-        ConfigError: a table has no budgets, the kinds differ, or a cell has no headline.
+        ConfigError: a table has no budgets, the kinds differ, or a cell has failed samples and so no score.
     """
     _check(tables)
     styles = looks(method.label for table in tables for method in table.methods if method.budgeted)

@@ -152,7 +152,8 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
 
 
 def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridCell:
-    """Return a column's cell within a part of the columns. If another cell spans the part's first column, that cell is used."""
+    """Return the row's cell at `column`, for a grid reduced to the columns `part`. Its span is cut to these columns. If an
+    earlier cell spans the first of them, that cell is returned, so that its text is not lost."""
     if column not in part:
         return row[column]
     covers = (at for at in range(column) if at + row[at].span > column)
@@ -318,7 +319,7 @@ def _height(grids: Sequence[Grid], setting: _Setting) -> float:
 
 
 def _width(text: str, size: int) -> float:
-    """Estimate a text's width in points from above, by kinds of letters of Computer Modern."""
+    """Return an upper estimate of a text's width in points, from widths of kinds of letters in Computer Modern."""
     narrow = sum(text.count(letter) for letter in "ijl.,:;'!|")
     wide = sum(character.isupper() or character in "mw%+=<>±@_†‡§¶◊∥✓✗○" for character in text)
     return _EM[size] * (0.3 * narrow + 0.8 * wide + 0.53 * (len(text) - narrow - wide))

@@ -32,13 +32,14 @@ def metrics_rows(
 ) -> list[dict[str, Any]]:
     """Return one `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
 
-    The difference is the cell's score minus the score of the `full` cell of the same context and protocol, over the samples
-    ok in both. It is null without such a cell, and for `full` itself. So `samples` and `cells` must contain the
-    `full` cells too.
+    The column `difference` is the cell's score minus the score of the `full` cell of the same context and protocol, over the
+    samples ok in both. It is null for `full` itself and without a `full` cell, so `samples` and `cells` must contain those too.
 
-    samples, cells: frames of the tables of these names.
-    lmms_eval, judges: (cell, metric) -> lmms-eval's aggregate, the judge's columns. reasons: cell, or (cell, metric), -> why
-    lmms-eval gives no aggregate.
+    Args:
+        samples, cells: frames of the store's tables of these names.
+        lmms_eval: (cell, metric) -> lmms-eval's own aggregate.
+        reasons: cell, or (cell, metric) -> why lmms-eval gives no aggregate.
+        judges: (cell, metric) -> the columns of `JUDGE`.
 
     Raises:
         StoreError: rows contradict each other, such as two `full` cells of one context.
@@ -86,11 +87,10 @@ def metrics_rows(
 
 
 def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[str, Any]]:
-    """Return n, n_ok, value and interval of each of the cells, and its score with failures as 0. Value and interval are null
-    unless every sample is ok.
+    """Return for each cell n, n_ok, value with interval, and `value_failures_zero`, the score with failed samples as 0.
 
-    There is no score with failures as 0 if smaller values are better (0 would flatter a failure), if an answer was not judged, or
-    if the parts of a failure are unknown.
+    Value and interval are null unless every sample is ok. `value_failures_zero` is null if smaller values are better (0 would
+    flatter a failure), if an answer was not judged, or if a pooled metric has no parts for a failed sample.
     """
     aggregator = aggregate_of(metric)
     for cell in scores:
@@ -126,7 +126,7 @@ def aggregate(scores: Scores, aggregator: Pooled | None = None) -> float:
 
 
 def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
-    """Return the values that are aggregated: float64 [n], or the parts [n, k]."""
+    """Return what is aggregated: the samples' values, float64 [n], or for a pooled metric their parts, float64 [n, k]."""
     if aggregator is None:
         return scores.values
     assert scores.parts is not None, "the caller checks that there are parts"
@@ -134,8 +134,8 @@ def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
 
 
 def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> float | None:
-    """Return the aggregate with failed samples as 0, or None if it would say nothing. The parts of a failed sample are those of
-    an empty answer already."""
+    """Return the aggregate with failed samples as 0; None in the cases that `headlines` names. A pooled metric needs no change,
+    because a failed sample already has the parts of an empty answer."""
     parts_known = aggregator is None or (scores.parts is not None and not np.isnan(scores.parts).any())
     if not scores.n or not parts_known or scores.unjudged or lower_is_better(metric):
         return None

@@ -130,7 +130,7 @@ def group_notes(
         fixture: the data are fixtures.
         absent: group -> (datasets with a table, all datasets).
         calibrated: labels of calibrated lines.
-        gates: sentences about the full-cache gates.
+        gates: sentences on whether `full` reaches the printed means.
     """
     groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in absent.items())
     labels = ", ".join(calibrated)

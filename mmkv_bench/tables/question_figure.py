@@ -1,4 +1,4 @@
-"""Figure of many questions per cache: the score against a question's place in its document's order."""
+"""Figure of many questions per cache: the score against a question's position among its document's questions."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ _ASIDE = 0.07
 
 
 def aside(mode: str, modes: Sequence[str]) -> float:
-    """Return the horizontal shift of a mode's points, so that equal points do not hide each other."""
+    """Return the horizontal shift of the points of `mode`, one of the drawn `modes`, so that equal points stay visible."""
     return _ASIDE * (modes.index(mode) - (len(modes) - 1) / 2)
 
 
 def question_figure(
     points: pd.DataFrame, methods: Sequence[str] | None = None, budgets: Sequence[str] | None = None
 ) -> Figure:
-    """Draw scores against the place of a question: one line per mode, with intervals, and one panel per method and budget.
+    """Draw scores against the position of a question among its document's questions.
 
+    There is one panel per method and budget, and in it one line with intervals per mode (what the cache was compressed for).
     The full cache is the dashed line.
 
     Args:

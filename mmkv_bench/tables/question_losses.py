@@ -101,11 +101,12 @@ def tables_with_scores(
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return the scores of all samples. A row is one sample of one line (`LINE`, a cell apart from its protocol).
+    """Return the scores of all questions, with the protocols side by side so that they can be paired.
 
-    Columns: the names of `KNOWN`; `same`, the score of the question for which the cache of `query_first` was compressed; and
-    `place`, the question's position in its document's order, from 1. The order begins with the question that `query_first`
-    and `turns` ask first. Missing scores are NaN.
+    A row is one question answered by one line: the cells that differ only in the protocol (`LINE`). The columns named in `KNOWN`
+    have the scores by what the cache was compressed for. `same` is the score under `query_first` if the cache was compressed
+    for this very question. `place` is the question's position in its document's order, from 1; the order begins with the question
+    that `query_first` and `turns` ask first. Missing scores are NaN.
 
     Raises:
         NoQuestionsError: the store has no rows of several questions per document.
@@ -146,7 +147,8 @@ def paired_scores(root: Path) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the place of each question in its document's order, from 1; its number + 1 if no row states the first question."""
+    """Return each question's position in its document's order, from 1. The order starts at the question that was asked first; if
+    no row states that question, the position is the question's number + 1."""
     sample = ["dataset", "sample_id"]
     asked = rows.drop_duplicates(sample)
     asked = asked.assign(size=asked.groupby(["dataset", "cluster"])["question_number"].transform("max") + 1)
@@ -161,7 +163,7 @@ def _places(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_place(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean score of each mode at each place of a question in its document's order.
+    """Return the mean score of each mode (what the cache was compressed for) by the question's position in its document.
 
     Args:
         scores: result of `paired_scores`.
@@ -193,9 +195,10 @@ def label(method: str, reading: str, seed: str) -> str:
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
-    """Return the mean of each loss of `LOSSES` over documents, its interval and the number of documents.
+    """Return loss -> (mean over documents, interval, number of documents), for each loss of `LOSSES`.
 
-    A loss is positive if the second of its columns is worse, also for metrics of which smaller values are better.
+    A loss is the difference of two columns of scores. It is positive if the second column is worse, also if smaller scores are
+    better.
 
     Args:
         line: samples of one line of `paired_scores`; samples with both columns count.
@@ -280,7 +283,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
 
 
 def _missing(line: pd.DataFrame) -> int:
-    """Count a line's missing scores, only in modes of which some scores exist."""
+    """Count a line's missing scores. Modes that were not run, and so have no score at all, are left out."""
     lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
     return sum(int(gone.sum()) for gone in lacking if not gone.all())
 

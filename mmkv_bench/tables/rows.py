@@ -1,8 +1,8 @@
 """The rows from which tables are made: read from a store, and checked.
 
-Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (one row per cell, sample and metric) and
-`responses` (one row per cell and sample; only the columns of `RESPONSE_COLUMNS`). Texts may be categories: `load` reads each name
-only once.
+The frames have the columns of `store/schema.py`: `cells` (one row per cell), `samples` (one row per cell, sample and metric) and
+`responses` (one row per cell and sample; only the columns of `RESPONSE_COLUMNS`). Text columns may be categorical, so that each
+text is in memory once.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ RESPONSE_COLUMNS = (*_FEW, "fallback", "finish_reason", *audit.COLUMNS)
 
 @dataclass
 class Rows:
-    """The frames of one store. If `responses` or `metrics` is empty, the marks and notes from it are missing.
+    """The rows of one store as frames. With empty `responses` or `metrics`, tables lack the marks and notes made from them.
 
-    responses: in a large store they are read anew at each iteration, in blocks of cells (`AnswerBlocks`).
+    responses: a frame, or in a large store an `AnswerBlocks`, which reads the answers anew at each iteration.
     full: the answers of `full`, with `audit.FREE_COLUMNS`; None if they were not read.
-    held: all metrics in the store, if `samples` does not have all of them. primary: the study's primary endpoint.
+    held: names of all metrics in the store; None if `samples` has all of them.
+    primary: the study's primary endpoint.
     """
 
     cells: pd.DataFrame
@@ -85,12 +86,14 @@ class Rows:
 
 
 class ReadOnce:
-    """The rows of a store's cells (None: all cells). Each table is read once, at its first use.
+    """Reader of a store's rows. Each table is read once, when it is first used.
 
     In a `large` store, `responses` lacks the columns that an audit counts; `blocks` reads them.
 
-    further: columns of `responses` in addition to those that tables read. fidelity: the metrics of fidelity to read, in addition
-    to all other metrics; None: all of them.
+    Args:
+        cells: hashes of the cells whose rows are read; None: all cells.
+        further: columns of `responses` to read in addition to those that tables need.
+        fidelity: metrics of fidelity to read in addition to all other metrics; None: all of them.
     """
 
     def __init__(
@@ -103,8 +106,8 @@ class ReadOnce:
         self.store, self.names, self._further, self._fidelity = store, cells, further, fidelity
 
     def of_metrics(self, metrics: Collection[str]) -> ReadOnce:
-        """Return rows for tables of these metrics, or of all metrics without fidelity. In a large store, unused fidelity scores,
-        which are most scores, are not read."""
+        """Return a reader of the rows that tables of `metrics` need. In a large store it skips the metrics of fidelity that are
+        not in `metrics`, because they are most of the scores. All other metrics are always read."""
         wanted = set(FIDELITY).intersection(metrics)
         return ReadOnce(self.store, self.names, self._further, wanted) if self.large else self
 
@@ -127,7 +130,7 @@ class ReadOnce:
 
     @cached_property
     def held(self) -> list[str] | None:
-        """The metrics that the store has scores of; None if all scores are read."""
+        """Names of all metrics in the store; None if `samples` is read with all metrics and so names them itself."""
         if self._fidelity is None:
             return None
         return sorted(self.store.samples(self.names, ["metric"], coded=True)["metric"].unique().to_pylist())
@@ -151,16 +154,16 @@ class ReadOnce:
 
 
 class AnswerBlocks:
-    """The frames of answers, several cells at a time. Each iteration reads them anew.
+    """Iterable over the answers of `cells`, one frame for several cells at a time. Each iteration reads them anew.
 
-    cells: hashes of the cells, in their order.
+    cells: hashes of the cells, in the order in which they are read.
     """
 
     def __init__(self, rows: ReadOnce, cells: Sequence[str]) -> None:
         self._rows, self._cells = rows, cells
 
     def __len__(self) -> int:
-        """Count the answers."""
+        """Return the number of answers, not of frames."""
         return self._rows.responses.num_rows
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
@@ -169,7 +172,9 @@ class AnswerBlocks:
 
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
-    """Return the frame of answers of whole cells. It has the column `chosen` only if some answers were requested by id."""
+    """Convert `responses` rows to a frame. It has the column `chosen` only if some answers were requested by id.
+
+    rows: all answers of each of its cells, because `chosen` depends on the other answers of the cell."""
     apart = audit.chosen_apart(store, rows)
     answers = frame(rows.select(RESPONSE_COLUMNS))
     if apart is not None:
@@ -178,8 +183,12 @@ def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
 
 
 def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Collection[str] | None = None) -> Rows:
-    """Return the rows of the store at `root`, of all its cells or of `cells`. fidelity: see `ReadOnce`; six of every
-    seven scores are of fidelity, and most tables show none.
+    """Return the rows of the store at `root`.
+
+    Args:
+        root: folder of the store.
+        cells: hashes of the cells to read; None: all.
+        fidelity: metrics of fidelity to read; None: all. They are six of every seven scores, and most tables show none.
 
     Raises:
         ConfigError: there is no such folder, it has no rows, or none of its answers is scored.
@@ -218,7 +227,7 @@ def frames(rows: ReadOnce) -> Rows:
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
-    """Return the frame of `cells`. Cells of a run share one configuration in memory, because it is long."""
+    """Return the store's table `cells` as a frame. Cells of one run share one string `config`, because it is long."""
     table = store.cells(names, coded=True)
     for number, field in enumerate(table.schema):
         if field.name != "config" and pa.types.is_dictionary(field.type):
@@ -285,7 +294,7 @@ def missing(value: object) -> bool:
 
 
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
-    """Add the context's columns that are read from longer columns.
+    """Return `cells` with the short columns that tables are grouped by and that are parsed from longer columns.
 
     `limits` comes from the configuration, as `frames=32 max_pixels=100352`, and includes the position of images in a prompt.
     `device`, `processor` (kind of CPU, if answers depend on it) and `lmms_eval` (version) are "" if the rows do not have them."""
@@ -321,8 +330,8 @@ _LINE = ("method", "base", "reading", "parameters", "budget_kind", "budget_entri
 
 
 def latest(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells (with the column `limits`) that are the latest version of their method: a later version corrects the
-    numbers, and a table shows a method once. Versions are no part of a table's context."""
+    """Mask the cells with the newest `method_version` of their line. A new version of a method corrects its numbers, so tables
+    show only the newest. cells: frame with the column `limits` (`with_limits`)."""
     if "method_version" not in cells:
         return cells["cell"].notna()
     version = cells["method_version"].astype("float64").fillna(1)
@@ -331,5 +340,5 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
-    """Return the values that a cell shares with every cell that it may be compared with."""
+    """Return a cell's values of `columns` as texts, "" for null. Cells may be compared only if these values are equal."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

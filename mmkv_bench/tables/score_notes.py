@@ -60,7 +60,7 @@ def score_notes(table: ScoreTable) -> list[Note]:
 
 
 def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
-    """Return every cell of the table once, as (words, method, entry), line by line."""
+    """Return every cell of the table once, line by line: (name such as `snapkv at 64`, method, entry)."""
     return [(cell_words(method.label, budget), method, entry) for method, budget, entry in table.cells]
 
 
@@ -259,7 +259,9 @@ def _mark_notes(table: ScoreTable) -> list[Note]:
 
 
 def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
-    """List (words, count, number of answers) of each cell; for many cells give only the range."""
+    """List the affected answers of each cell: `snapkv at 64 (3 of 500)`. For many cells give only the range of counts.
+
+    cells: (name of the cell, affected answers, all answers)."""
     if shorten and len(cells) > _MANY:
         counts = sorted(count for _, count, _ in cells)
         return f"{len(cells)} cells, {counts[0]} to {counts[-1]} answers each of {max(n for *_, n in cells)}"
@@ -267,7 +269,8 @@ def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
 
 
 def _bytes(entry: Entry) -> str:
-    """Describe the bytes as shares of the full cache's: all bytes held, or in older rows the bytes of entries and metadata."""
+    """Describe a cell's bytes as shares of the full cache's bytes: all bytes that the cache holds, or for older rows, which lack
+    that number, the bytes of entries and metadata on the device and on the host."""
     if entry.audit.held is not None:
         host = f", {entry.audit.host:.0%} on the host" if entry.audit.host else ""
         return f"holds {entry.audit.held:.0%} of full's bytes{host}"
@@ -300,7 +303,7 @@ def _free_notes(table: ScoreTable) -> list[Note]:
 
 
 def _state_notes(table: ScoreTable) -> list[Note]:
-    """Return a note on what budgets mean for a whole model, if only some of its layers are compressed."""
+    """If only some layers of the model are compressed, return a note on the share of the whole state that each budget leaves."""
     shares: dict[str, list[float]] = {}
     for _, budget, entry in table.cells:
         if budget and entry.audit.of_all:
@@ -346,7 +349,8 @@ def _line_notes(table: ScoreTable) -> list[Note]:
 
 
 def _version_notes(table: ScoreTable) -> list[Note]:
-    """Return notes on older numbers that are left out, and on lines whose budgets show different versions."""
+    """Return notes on numbers of older versions of a method, which are left out, and on lines that show different versions of
+    their method at different budgets."""
     notes = []
     for label, budgets in table.versions.items():
         older = [

@@ -86,10 +86,11 @@ _LOADED = {"kvpress": ("press",), "custom": ("path", "name")}
 
 @dataclass(frozen=True)
 class ComparisonFamily:
-    """The lines of a column that are compared.
+    """The lines of a column that are compared with each other and corrected together.
 
-    competitors: these lines. presets: label of a line -> label of its method's predeclared line, beside which it does not
-    compete. method: the method whose presets nearly all lines are, so that all lines compete; otherwise ""."""
+    competitors: these lines.
+    presets: label of a line that does not compete -> label of the predeclared line that competes for the same method.
+    method: if the column is an ablation (nearly all lines are presets of one method), this method; otherwise ""."""
 
     competitors: tuple[Line, ...]
     presets: dict[str, str]
@@ -97,11 +98,11 @@ class ComparisonFamily:
 
 
 def family(methods: Sequence[Line]) -> ComparisonFamily:
-    """Return the comparison family of the lines of one column. It depends only on the lines, never on a score.
+    """Choose which lines of one column compete. The choice depends only on the lines, never on a score.
 
-    Predeclared is the line with its method's name and default parameters, in the reading `paper` if both readings are
-    in the column. Without such a line, all presets of the method compete. If nearly all lines are presets of one method
-    (its ablations), the reader compares these, so all lines compete.
+    One line per method competes, the predeclared line: it has the method's name and default parameters, and the reading
+    `paper` if both readings are in the column. If a method has no such line, all its presets compete. In an ablation (nearly all
+    lines are presets of one method) all lines compete, because the reader wants to compare them.
     """
     lines = [method for method in methods if method.base not in CONTROLS and not method.cheats]
     groups: dict[tuple[Hashable, ...], list[Line]] = {}
@@ -127,9 +128,10 @@ def _method(line: Line) -> tuple[Hashable, ...]:
 
 
 def calibrations(parameters: str) -> dict[str, str]:
-    """Map method to checksum for the calibrations in a line's parameters (JSON); empty for a method that read none.
+    """Return the calibrations that a line's method read: name -> checksum; empty if it read none.
 
-    If the parameter is a string (`auto`, a path) or null, no calibration was read: that variant works without one.
+    parameters: the line's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was never read, because
+    that variant of the method works without.
     """
     named = json.loads(parameters).get("calibration")
     return dict(named) if isinstance(named, Mapping) else {}
@@ -159,7 +161,7 @@ def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> t
 
 @cache
 def _committed(folder: Path) -> dict[str, dict[str, Any]]:
-    """Map the first 16 digits of the checksum to samples and dataset, for every artefact below the configuration folder."""
+    """Read every calibration artefact below `folder`: first 16 digits of the checksum -> number of samples, and dataset."""
     artefacts = [json.loads(path.read_text()) for path in sorted(folder.glob("calibration/*/*.json"))]
     return {
         artefact["checksum"][:16]: {"samples": len(artefact["samples"]), "dataset": artefact["dataset"]}
@@ -178,11 +180,12 @@ AXES = {
 class Entry:
     """One table cell.
 
-    value, low, high: headline and its interval; None unless every sample is ok. common: score over the samples that are
-    ok in every cell of the table. zero: score with failures counted as 0 (None if smaller values are better). lmms_eval:
-    lmms-eval's aggregate (mean over seeds); lmms_eval_ours: the same on the scale of `value`. unread: number of answers from
-    which no choice could be parsed. judges: judges with their prompts and temperature. cells: hashes of the cells, one per
-    seed."""
+    value, low, high: the printed score and its interval; None unless every sample is ok. interval: kind of the interval.
+    zero: score with failures counted as 0 (None if smaller values are better).
+    common: score over the samples that are ok in every cell of the table.
+    lmms_eval: lmms-eval's aggregate, averaged over seeds. lmms_eval_ours: the same aggregate on the scale of `value`.
+    unread: number of answers from which no choice could be parsed.
+    judges: judges with their prompts and temperature. cells: hashes of the store's cells, one per seed."""
 
     scores: Scores
     value: float | None
@@ -209,13 +212,17 @@ class Entry:
 
 @dataclass
 class ScoreTable:
-    """Entries by (label, budget). `budgets` are exact decimal strings in ascending order; "" stands for no budget.
+    """Table of scores of one context and metric: methods by budgets.
 
-    waiting: number of answers without a score yet, by (label, budget). columns: the methods that compete, by budget
-    (`compare.columns`). gate: sentence on whether `full` reaches its printed score; None if no score is expected.
-    free: share of the answers that no method can change (`audit.free_share`). calibrations: phrases on the artefacts of each
-    calibrated line. primary: the study's primary endpoint. versions: versions by budget, for lines with several versions.
-    cpus: number of cells by kind of CPU. weights_files: the GGUF files of the weights.
+    entries: (line's label, budget) -> table cell. A budget is an exact decimal string, "" for none; `budgets` ascend.
+    waiting: (label, budget) -> number of answers without a score yet.
+    columns: budget -> the methods that compete there (`compare.columns`).
+    gate: sentence on whether `full` reaches the score that a paper prints; None if no score is expected.
+    free: share of the answers' tokens that no method can change (`audit.free_share`).
+    calibrations: label of a calibrated line -> phrases on the artefacts that it read.
+    versions: label -> budget -> versions of the method, for lines with several versions.
+    primary: the study's primary endpoint. cpus: kind of CPU -> number of cells.
+    weights_files: the GGUF files of the weights.
     letters: names of the fallbacks of all tables that are joined with this one.
     """
 
@@ -264,7 +271,8 @@ class ScoreTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` first; empty for `full` alone."""
+        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does); empty for
+        `full` alone."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     @cached_property
@@ -310,8 +318,8 @@ class ScoreTable:
         return tuple(method for method in self.methods if (method.label, budget) in self.entries)
 
     def family(self, budget: str) -> ComparisonFamily:
-        """Return the comparison family of the lines at this budget. `columns` leaves out cells over the budget or stored
-        otherwise."""
+        """Return the comparison family of all lines at this budget. Unlike `columns`, it includes cells that exceed the budget
+        and cells with quantised or offloaded entries."""
         return family(self.lines(budget))
 
     def best(self, budget: str) -> tuple[str, ...]:

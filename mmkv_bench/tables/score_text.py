@@ -154,7 +154,7 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
 
 
 def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
-    """Return a row for every separated pair: the better line's score minus the worse line's."""
+    """Return a printed row for every pair that is proven different: the better line's score minus the worse line's."""
     rows = []
     for pair in separated_pairs(table, against):
         ahead = pair if pair.better == pair.a else pair.turned
@@ -180,8 +180,8 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Return notes on the number of comparisons, listed and in the whole table, and on those that the whole table does not
-    prove."""
+    """Return a note on the number of comparisons, listed and in the whole table, and a warning that names the listed differences
+    that are no longer proven when corrected over the whole table."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     most = {budget: len(column.p) for budget, column in table.columns.items()}
@@ -294,12 +294,12 @@ COLUMNS = {
 
 
 def among(metrics: Sequence[str]) -> set[str]:
-    """Return the metrics of fidelity that a list of names includes."""
+    """Return the metrics of fidelity that a list of metrics names; the name `fidelity` stands for all of them."""
     return set(FIDELITY) if GROUP in metrics else set(FIDELITY).intersection(metrics)
 
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
-    """Replace `fidelity` in a list of metrics by those of its metrics that the rows have."""
+    """Replace the name `fidelity` in a list of metrics by the metrics of fidelity that the rows have."""
     present = [name for name in FIDELITY if name in rows.names]
     if metrics is None:
         return None
@@ -358,7 +358,7 @@ def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
 
 
 def joined_tables(tables: Sequence[ScoreTable], *, intervals: bool = True) -> list[Table]:
-    """Join tables that differ only in dataset and metric into one. A note that holds for some of them names these."""
+    """Join tables that differ only in dataset and metric into one. A note that applies to only some of them names them."""
     return [_joined(family, tables, intervals, number) for number, family in enumerate(families(tables), 1)]
 
 

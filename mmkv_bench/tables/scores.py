@@ -1,7 +1,7 @@
-"""Scores as arrays: the `samples` rows coded once, and the scores of each cell cut out of them.
+"""Scores as arrays: a `Sheet` codes the `samples` rows of several cells once, and `Scores` of single cells are slices of it.
 
-Names become numbers in the order of the names, so sorted numbers are sorted names. `samples` are positions in the
-sheet's sample ids, `clusters` positions in its cluster labels. Such numbers are comparable within one sheet.
+Sample ids and cluster labels are replaced by their positions in the sheet's sorted ids and labels. So sorted numbers are
+sorted names, and numbers of one sheet can be compared with each other, but not with those of another sheet.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Scores:
     """Scores of one cell, or of several seeds averaged within each sample; samples in ascending id order.
 
-    samples, clusters: int [n], as the module's docstring says. values: float64 [n], NaN unless the sample is ok in all
-    seeds.
-    parts: float64 [n, k], from which a metric that is no mean is aggregated; None if no sample has parts. A failed
-    sample has the parts of an empty answer, or NaN if these are unknown (no sample of its cell was ok).
+    samples: int [n], positions in `ids`. clusters: int [n], number of each sample's cluster, within one `Sheet`.
+    values: float64 [n], NaN unless the sample is ok in all seeds.
+    parts: float64 [n, k], numbers from which a pooled metric (not a mean over samples) is computed; None if no sample has
+    any. A failed sample has the parts of an empty answer, or NaN if these are unknown (no sample of its cell was ok).
     unjudged: number of samples with an answer but no value: a judge did not answer, or a measure was not
     taken during generation. These are no failures of the model.
     ids: object [S], the ids into which `samples` are positions.
@@ -60,7 +60,7 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """True if every sample is ok; only then is there a headline."""
+        """True if every sample is ok; only then do tables print a score."""
         return self.n > 0 and self.n_ok == self.n
 
     def among(self, samples: np.ndarray) -> Scores:
@@ -89,7 +89,7 @@ class Sheet:
     sample, cluster   int [rows], positions in the ids and in the cluster labels
     value             float64 [rows], at most the metric's cap (`CAPS`), NaN for null
     answered          bool [rows], the response's status is ok
-    parts             list<double> [rows], or None if no row has parts
+    parts             list<double> [rows], numbers from which a pooled metric is computed; None if no row has any
     """
 
     cells: tuple[str, ...]
@@ -204,7 +204,7 @@ class Sheet:
         return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
 
     def _parts(self, at: slice) -> np.ndarray | None:
-        """Return the parts [n, k] of these rows, NaN for a row without parts; None if no row has parts."""
+        """Return the column `parts` of these rows, float64 [n, k], NaN for a row without parts; None if no row has any."""
         lists = None if self.parts is None else self.parts[at]
         if lists is None or lists.null_count == len(lists):
             return None
@@ -227,7 +227,8 @@ def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) ->
 
 
 def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the distinct values, ascending, object; position of each row's value among them, int [n], -1 for null)."""
+    """Code a column by its values. Return (distinct values, ascending, object; position of each row's value among them,
+    int [n], -1 for null)."""
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")

@@ -70,7 +70,8 @@ class Status:
     Attributes:
         failures: (dataset, status, beginning of the message) -> number of rows, the most frequent first.
         passes: status -> number of passes of `scenario=efficiency`; their cells are in no dataset.
-        running: cells that a living process answered last, with samples that are in no part yet. writers: such processes.
+        running: number of cells that running processes work on, whose newest answers are not yet in the store's files.
+        writers: number of these processes.
         rate: answers per second in the last hour, or since the first of them; None without any.
         last: time of the newest committed answer, in seconds of Unix time; None without answers.
     """
@@ -163,13 +164,16 @@ def status(store: Store) -> Status:
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:
-    """Count the distinct samples in some rows of the counts."""
+    """Count the distinct samples that some cells have answered. own: bool mask over the rows of `found.counts`."""
     digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
     return len(set().union(*(found.sets[digest] for digest in digests)))
 
 
 def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tuple[float | None, float | None]:
-    """Return (answers per second lately, time of the newest answer). Answers of one count are taken as evenly spread in time."""
+    """Return (answers per second in the last hour, time of the newest answer); None for what is unknown.
+
+    n, first, last: for each counted batch of answers, their number and the times of the first and the last answer; the answers
+    are taken as evenly spread between. now: Unix time, in seconds."""
     if not len(n):
         return None, None
     start = max(now - _LATELY, first[last > now - _LATELY].min(initial=now))
@@ -206,14 +210,14 @@ def label(cell: Mapping[str, Any]) -> str:
 
 
 def asked_at(cell: Mapping[str, Any]) -> list[str]:
-    """Return where a stored cell asks its streams, as its label says it, `at=0.5`; nothing at the end, or without streams."""
+    """Return the label's part on the position in a video stream at which the question is asked: `at=0.5`. The list is empty for
+    a cell that asks at the end, or without streams."""
     share = (json.loads(cell["generation"] or "{}").get("stream") or {}).get("ask_at")
     return [] if share is None else [f"at={share:g}"]
 
 
 def _stated(cells: pa.Table) -> np.ndarray:
-    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not state it. Each
-    configuration is parsed once for all its cells."""
+    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not state it."""
     configs = cells["config"].combine_chunks()
     read = [json.loads(text) for text in configs.dictionary.to_pylist()]
     keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))

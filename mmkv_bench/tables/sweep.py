@@ -30,21 +30,22 @@ class FullCacheGate:
     source: str
 
     def passes(self, value: float) -> bool:
-        """Tell whether the headline `value` is within the tolerance, in the printed unit and up to rounding errors."""
+        """Tell whether the score `value` of `full` is within the tolerance, compared in the printed unit and up to rounding."""
         return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
 
 
 def gates_of(config: str) -> bool:
-    """Tell whether a cell's configuration (JSON) has gates: the model's file has a list, or gate.expected is given."""
+    """Tell whether a cell's configuration (JSON) states scores that `full` should reach: a list in the model's file, or
+    `gate.expected`."""
     values = config_of(config)
     return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
-    """Return the gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None.
+    """Return the score that `full` should reach on a dataset's metric (the gate), or None if none is stated.
 
-    `gate.expected` is one number, so it applies to one table: the first headline metric of a run with one dataset. Fixture data
-    have no gate.
+    It is `gate.expected` of the run, or else the entry of the model's file. `gate.expected` is one number, so it applies only to
+    the first metric of a run with one dataset. Fixture data have no gate.
     """
     if dataset.endswith(FIXTURE):
         return None
@@ -61,7 +62,8 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """Return the gate of a group of datasets (`MileBench T-1`): the mean in the model's file, or None without one."""
+    """Return the mean score that `full` should reach on a group of datasets (`MileBench T-1`), from the model's file; None if the
+    file states none."""
     values = config_of(config)
     gates = (values.get("model") or {}).get("gates") or []
     printed = next((entry for entry in gates if entry.get("group") == group), None)
@@ -69,18 +71,19 @@ def find_group(config: str, group: str) -> FullCacheGate | None:
 
 
 def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> FullCacheGate:
-    """Return a paper's gate in the paper's unit. A tolerance of the run is in the run's unit and is converted."""
+    """Make a gate from an entry of the model's file, in the paper's unit. asked: the run's `gate` settings, whose tolerance, if
+    given, is used after conversion to the paper's unit."""
     scale = float(entry.get("scale", 1))
     tolerance = entry["tolerance"] if asked.get("tolerance") is None else scale * asked["tolerance"]
     return FullCacheGate(float(entry["expected"]), float(tolerance), scale, entry["source"])
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
-    """Say in one sentence for a table whether the check passed, failed or was not run, and on which data.
+    """Say in one sentence, for the notes of a table, whether `full` reaches its expected score, and on how many samples.
 
     Args:
         gate: the gate, or None.
-        value: headline of `full`; None if it has none (no `full` in the table, or not every sample is ok).
+        value: score of `full`; None if there is none (no `full` in the table, or not every sample is ok).
         n: number of its samples.
         transformers: version of transformers.
     """
@@ -112,7 +115,7 @@ _READ = (
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """The cells of one table cell, which differ only by seed: their positions in the sheet, their hashes and seeds."""
+    """The store's cells behind one table cell, which differ only by seed: positions among all cells, hashes and seeds."""
 
     places: tuple[int, ...]
     cells: tuple[str, ...]
@@ -132,7 +135,7 @@ class Sweep:
     """Common part of the tables of one context and kind of budget, for every metric.
 
     groups: (label, budget) -> cells, method by method, budgets as sorted texts.
-    config: configuration of a cell with gates, of `full` if it has gates; None if no cell has any.
+    config: configuration (JSON) of a cell that states scores that `full` should reach, if possible of `full`; None without.
     full: hashes of the cells of `full`. calibrations: label of a calibrated line -> phrases on its artefacts.
     versions: label -> budget -> versions of the method, the shown one first; only for lines with several versions.
     cpus: kind of CPU -> number of cells made on it; empty if the rows do not record it.
@@ -154,7 +157,7 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        """Make the sweep of these rows of `cells`."""
+        """Collect what the tables of these cells have in common. cells: rows of one context and kind of budget (`axis`)."""
         every = cells[[name for name in _READ if name in cells]].to_dict("records")
         rows = [row for row in every if row["latest"]]
         methods = _methods(rows)

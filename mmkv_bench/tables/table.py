@@ -135,7 +135,7 @@ class Grid:
 
     @property
     def spans(self) -> list[tuple[str, int]]:
-        """The groups in order, with their number of columns."""
+        """(name of a column group, number of its columns) for each group, in order."""
         return [(name, len(list(columns))) for name, columns in groupby(self.groups)]
 
     @property
@@ -149,10 +149,10 @@ Records = Callable[[], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Table:
-    """One table with everything that belongs to it.
+    """One table with its caption, notes and csv records.
 
-    short: caption in a list of contents; "" means `caption`. name: name in links and LaTeX labels; "" means the table's
-    number."""
+    short: caption in a list of contents; if empty, `caption` is used.
+    name: name in links and LaTeX labels; if empty, the table's number is used."""
 
     title: str
     caption: str
@@ -185,11 +185,12 @@ class Table:
 
 
 def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """Rename lines of the tables, in cells and notes; records keep the ids.
+    """Return the tables with other names for some rows, wherever a row's name is printed. The tables' records keep the ids.
 
     Args:
         tables: the tables.
-        names: `line=name`. line: as printed, or without its words in parentheses, which then stay behind the name.
+        names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
+            new name gets this ending.
 
     Raises:
         ConfigError: no line has that name, or another line has the new name.

@@ -62,8 +62,10 @@ _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "di
 
 
 def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the cell's headlines: the metrics in its dataset's configuration, or else all metrics except measures. Without
-    scores, return one empty line."""
+    """Return one record per headline metric of the cell: the metrics in its dataset's configuration, or else all metrics that are
+    not measures. Return one record of nulls if there is no score.
+
+    rows: the cell's `metrics` rows."""
     if cell.get("weights") == "random":
         return [_NO_SCORE]
     node = (config_of(cell["config"]).get("datasets") or {}).get(cell["dataset"]) or {}

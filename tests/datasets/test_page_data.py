@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -24,6 +25,24 @@ def fresh_cache(tmp_path, monkeypatch):
     """An empty cache."""
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """A cache with the first chunk of one dataset."""
+    folder = tmp_path_factory.mktemp("drawn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MMKV_BENCH_CACHE", str(folder))
+        page_data.load("pages_walk_small", "test", 1)
+    return folder
+
+
+@pytest.fixture
+def one_chunk(drawn, fresh_cache):
+    """A copy of that cache, which reads as it was written."""
+    shutil.copytree(drawn, fresh_cache)
+    assert len(page_data.load("pages_walk_small", "test", 1)) == 1 and files(fresh_cache) == files(drawn)
+    return fresh_cache
 
 
 def files(folder) -> dict[str, bytes]:
@@ -67,9 +86,8 @@ def test_only_as_many_chunks_are_drawn_as_the_limit_asks_and_a_larger_limit_keep
     assert more.remove_columns("images").to_list()[:3] == few.remove_columns("images").to_list()
 
 
-def test_a_flipped_byte_is_detected(fresh_cache):
-    page_data.load("pages_walk_small", "test", 1)
-    (table,) = fresh_cache.rglob("*.arrow")
+def test_a_flipped_byte_is_detected(one_chunk):
+    (table,) = one_chunk.rglob("*.arrow")
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 1
     table.write_bytes(content)
@@ -78,17 +96,15 @@ def test_a_flipped_byte_is_detected(fresh_cache):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}"])
-def test_a_damaged_manifest_is_detected(fresh_cache, damage):
-    page_data.load("pages_walk_small", "test", 1)
-    (manifest,) = fresh_cache.rglob("manifest.json")
+def test_a_damaged_manifest_is_detected(one_chunk, damage):
+    (manifest,) = one_chunk.rglob("manifest.json")
     manifest.write_text(damage)
     with pytest.raises(DataError, match=f"delete {manifest.parent}"):
         page_data.load("pages_walk_small", "test", 1)
 
 
-def test_a_table_that_went_missing_is_detected(fresh_cache):
-    page_data.load("pages_walk_small", "test", 1)
-    (table,) = fresh_cache.rglob("*.arrow")
+def test_a_table_that_went_missing_is_detected(one_chunk):
+    (table,) = one_chunk.rglob("*.arrow")
     table.unlink()
     with pytest.raises(DataError, match=f"delete {table.parent}"):
         page_data.load("pages_walk_small", "test", 1)

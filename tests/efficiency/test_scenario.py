@@ -55,6 +55,12 @@ def ran(tmp_path_factory):
     return root, done(root, *ASKED)
 
 
+@pytest.fixture(scope="module")
+def plan(ran):
+    """The plan of that run."""
+    return planned(ran[0])
+
+
 def passes(root) -> dict[PassId, dict[str, dict]]:
     """Pass -> phase -> its row."""
     found: dict[PassId, dict[str, dict]] = {}
@@ -166,7 +172,9 @@ def test_a_table_of_step_times_has_the_limit_that_the_run_printed(ran, capsys):
     "repeats, longer, scatter, told",
     [(1, 9.0, 0.0, None), (3, 1.0, 0.0, True), (3, 9.0, 0.0, False), (3, 1.23, 0.5, None), (3, 1.0, 0.5, True)],
 )
-def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_tell(ran, repeats, longer, scatter, told):
+def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_tell(
+    ran, plan, repeats, longer, scatter, told
+):
     """A cell at two lengths, every step of the longer one `longer` times as long, a third of the steps by `scatter` more and
     a third by as much less."""
     import pandas as pd
@@ -189,7 +197,6 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
     lines = summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
-    plan = planned(ran[0])
     said = text(plan, lines, limits)
     slow = Roofline(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
     exceeded = text(plan, summary_lines(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)

@@ -45,7 +45,7 @@ class Reads:
 @each(
     ("words", "prefills", "replays", "turns"),
     [
-        # two pages of four questions: anew 8; once 2, 2 and 2; for all of them 4 a page. Budgets share what is fed again.
+        # two pages of four questions: anew 8, otherwise once a page. Budgets share what is fed again.
         (
             (
                 *PAGES,
@@ -53,7 +53,7 @@ class Reads:
                 "budget=[32,64]",
                 "protocol=[query_aware,query_first,query_joint,query_generic,query_agnostic]",
             ),
-            8 + 2 + 8 + 2 + 2,
+            8 + 2 + 2 + 2 + 2,
             8 + 2 + 2 + 2 + 2,
             0,
         ),
@@ -91,7 +91,7 @@ def test_a_plan_counts_what_the_engine_reads(words, prefills, replays, turns, tm
     ("protocols", "answering", "prefilling"),
     [
         ("query_first,query_generic", 2, 1),
-        ("query_first,query_joint,query_agnostic", 3, 3),  # joint: its first prompt's, while it prefills the second
+        ("query_first,query_joint,query_agnostic", 3, 2),
     ],
 )
 def test_a_run_holds_as_many_whole_caches_of_documents_as_its_plan_says(

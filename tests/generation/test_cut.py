@@ -14,18 +14,17 @@ from mmkv_bench.families.facts import model_facts
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.smaller_prompts import fitted, middle, prompt_limit
-from mmkv_bench.models.processor import build_processor
 from tests import cover
 from tests.each import each
-from tests.models.checkpoints import SETTINGS, small_config
+from tests.models.checkpoints import processor as processor_of
+from tests.models.checkpoints import small_config
 
 MIDDLE, LEFT = {"cut_prompt": "middle"}, {"cut_prompt": "left"}
 
 
 @functools.cache
 def built(name: str):
-    config = small_config(name)
-    processor = build_processor(config, SETTINGS[name])
+    config, processor = small_config(name), processor_of(name)
     return processor, model_facts(config, getattr(processor, "tokenizer", processor))
 
 

@@ -27,6 +27,7 @@ from tests import cover
 from tests.clips import write_clip
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
+from tests.models.checkpoints import processor as processor_of
 
 MUIRBENCH = Path(__file__).parents[2] / "conf" / "dataset" / "muirbench.yaml"
 MULTIMODAL = tuple(name for name in SETTINGS if name != "llama")
@@ -40,8 +41,7 @@ FEATURES = {
 
 @functools.cache
 def parts(name: str):
-    config = small_config(name)
-    processor = build_processor(config, SETTINGS[name])
+    config, processor = small_config(name), processor_of(name)
     return config, processor, model_facts(config, getattr(processor, "tokenizer", processor))
 
 

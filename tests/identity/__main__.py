@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmkv_bench import file_state
 from tests.identity.fuzz import fuzz
-from tests.identity.hunt import hunt
+from tests.identity.hunt import Hunt, hunt
 
 given = argparse.ArgumentParser(description=__doc__)
 given.add_argument("--seed", type=int, default=0)
@@ -18,6 +18,6 @@ asked = given.parse_args()
 file_state.SETTLED_NS = -1  # files count as settled the moment they are written, as in another second
 for what, run, count in (("cases", fuzz, asked.cases), ("changes", hunt, asked.changes)):
     with tempfile.TemporaryDirectory() as folder:
-        ended = run(Path(folder), asked.seed, count, report=True)
+        ended = run(Hunt(Path(folder)), asked.seed, count, report=True)
     words = ", ".join(f"{n} {word}" for word, n in sorted(ended.items()))
     print(f"{count} {what}, seed {asked.seed}: {words}, 0 silent")

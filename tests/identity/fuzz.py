@@ -113,11 +113,15 @@ class Fuzz:
             ended = judged(world, outcome, mine, truth, said(rows), said(fresh))
             return f"{name} {'during' if during else 'before'} ({world.name})", ended
         finally:
-            os.environ[VARIABLE] = "one"
-            shutil.rmtree(world.root)
-            shutil.copytree(copy, world.root)
-            for folder in (mine, fresh):
-                shutil.rmtree(folder, ignore_errors=True)
+            self.restore(world, copy, mine, fresh)
+
+    def restore(self, world: World, copy: Path, *made: Path) -> None:
+        """Put the world's files back from their copy, and remove the rows that a case has made."""
+        os.environ[VARIABLE] = "one"
+        shutil.rmtree(world.root)
+        shutil.copytree(copy, world.root)
+        for folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _during(self, world: World, rows: Path, change: object) -> Outcome:
         plain, every, seen = Inputs.committed, inputs.EVERY_S, []
@@ -162,9 +166,9 @@ class Fuzz:
         return STOPPED if ended else SAME if rows == old else RIGHT
 
 
-def fuzz(folder: Path, seed: int, cases: int, report: bool = False) -> Counter[str]:
+def fuzz(made: Fuzz, seed: int, cases: int, report: bool = False) -> Counter[str]:
     """How cases ended, by word. Raises Silent with the seed of a case that fails."""
-    made, ended = Fuzz(folder), Counter[str]()
+    ended = Counter[str]()
     for number in range(cases):
         try:
             what, word = made.case(random.Random(f"{seed} {number}"))

@@ -62,10 +62,7 @@ class Hunt(Fuzz):
                 raise Silent(f"{what}: rows say {now}, a fresh run {new}")
             return what, "same rows" if new == old else "other cells or rows"
         finally:
-            shutil.rmtree(world.root)
-            shutil.copytree(copy, world.root)
-            for folder in (mine, fresh):
-                shutil.rmtree(folder, ignore_errors=True)
+            self.restore(world, copy, mine, fresh)
 
     def _stored(self, what: str, world: World, rows: Path, mine: Path) -> tuple[str, str]:
         """What three commands say of changed rows."""
@@ -181,9 +178,9 @@ def words(name: str, rows: Path) -> tuple[int, str]:
     return code, (out.getvalue() + err.getvalue()).replace(str(rows), "ROWS")
 
 
-def hunt(folder: Path, seed: int, cases: int, report: bool = False) -> Counter[str]:
+def hunt(made: Hunt, seed: int, cases: int, report: bool = False) -> Counter[str]:
     """How changes ended, by word. Raises Silent with the number of one that nobody noticed."""
-    made, ended = Hunt(folder), Counter[str]()
+    ended = Counter[str]()
     for number in range(cases):
         try:
             what, word = made.mutation(random.Random(f"{seed} {number}"))

@@ -54,9 +54,14 @@ def stock(name: str):
     return model.eval()
 
 
-@cover.few("chunk, sinks", [(7, 4), (2048, 2), (20, 0)], keep=2)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_what_stays_is_what_stock_attention_rows_of_a_repetition_say(name, chunk, sinks):
+@cover.cases(FAMILIES, [(7, 4), (2048, 2), (20, 0)], each=1)
+def test_what_stays_is_what_stock_attention_rows_of_a_repetition_say(name, combinations):
+    for ((chunk, sinks),) in combinations:
+        with cover.case(chunk, sinks):
+            stays_what_stock_rows_say(name, chunk, sinks)
+
+
+def stays_what_stock_rows_say(name, chunk, sinks):
     model, (prompt, cut) = zoo.model(name), prompted(name)
     heads = model.config.get_text_config().num_key_value_heads
     inputs = {key: value for key, value in prompt.inputs.items() if key != "attention_mask"}

@@ -7,9 +7,12 @@ length, and tiny widths.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import transformers as tf
+
+from mmkv_bench.models.processor import build_processor
 
 _QWEN_NAMES = [
     "<|endoftext|>",
@@ -297,3 +300,9 @@ def small_config(name: str) -> Any:
         vision = _TOWER | {"image_size": 512, "patch_size": 16}
         return tf.Idefics3Config(vision_config=vision, text_config=text, image_token_id=49190, scale_factor=4)
     return tf.LlamaConfig(**_TEXT, vocab_size=128256)
+
+
+@cache
+def processor(name: str) -> Any:
+    """The processor of a checkpoint, one for all tests, which leave it as it is; half a second for a large vocabulary."""
+    return build_processor(small_config(name), SETTINGS[name])

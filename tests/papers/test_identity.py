@@ -13,6 +13,7 @@ from mmkv_bench.papers import evidence
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.layout import TableLayout, load
 from mmkv_bench.store.schema import COLUMNS
+from tests import cover
 from tests.papers import forgeries
 from tests.papers.forgeries import draw, filled, forged, scored, timed
 from tests.papers.genuine import genuine
@@ -70,11 +71,17 @@ def agreeing(
     return found
 
 
-def test_a_wrong_value_of_any_identity_column_is_no_evidence(tmp_path):
+def some(table: Mapping[str, tuple[Any, ...]], share: int) -> dict[str, tuple[Any, ...]]:
+    """Of every column the first value, and one in `share` of its further values."""
+    return {column: (*values[:1], *cover.turn(values[1:], 0, share)) for column, values in table.items()}
+
+
+@cover.shares(3)
+def test_a_wrong_value_of_any_identity_column_is_no_evidence(tmp_path, share):
     spec, evidence = scored(tmp_path)
     honest = words(spec, evidence)
     assert [cell.endswith("agrees †") for cell in honest] == [True, True], "the commit of the weights is stated nowhere"
-    assert agreeing(spec, evidence, forgeries.COLUMNS, (METHOD,)) == []
+    assert agreeing(spec, evidence, some(forgeries.COLUMNS, share), (METHOD,)) == []
     first = {column: values[:1] for column, values in forgeries.COLUMNS.items()}
     assert agreeing(spec, evidence, {**first, "reading": (), "budget_kind": (), "parameters": ()}, (FULL,)) == []
     for column, values in forgeries.APART.items():
@@ -92,10 +99,11 @@ def test_data_of_a_folder_count_only_where_nothing_else_is_to_be_had_or_their_fi
         assert found == ("source folder, the table has hub",) * said
 
 
-def test_a_ratio_is_of_two_times_of_one_device_that_nothing_disturbed(tmp_path):
+@cover.shares(3)
+def test_a_ratio_is_of_two_times_of_one_device_that_nothing_disturbed(tmp_path, share):
     spec, evidence = timed(tmp_path / "gpu")
     assert words(spec, evidence)[METHOD] == "10.88 / 21.75, ratio 0.713 / 0.713 agrees †"
-    table = {column: values for column, values in forgeries.TIMES.items() if column != "cpu"}
+    table = some({column: values for column, values in forgeries.TIMES.items() if column != "cpu"}, share)
     assert agreeing(spec, evidence, table, (FULL, METHOD)) == []
     assert "full was run with other device" in words(spec, forged(evidence, FULL, "device", "NVIDIA A100"))[METHOD]
     spec, evidence = timed(tmp_path / "cpu", device="cpu")

@@ -41,9 +41,9 @@ from tests.tables.test_costs import STEPS, timed
 main = verb("report")
 
 
-def store(root: Path) -> Path:
+def store(root: Path, datasets: tuple[str, ...] = ("lookup", "walk3")) -> Path:
     made = Example()
-    for dataset in ("lookup", "walk3"):
+    for dataset in datasets:
         made.add("full", None, zeros_and_ones(12, 12), dataset=dataset)
         for seed in (0, 1):
             made.add("random", 64, zeros_and_ones(1 + seed, 12), dataset=dataset, seed=seed)
@@ -168,12 +168,12 @@ def load_nothing_from_elsewhere(report: Path) -> None:
 
 
 def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, monkeypatch) -> None:
-    root, out = store(tmp_path / "rows"), tmp_path / "report"
-    build_report([root], out, 5)
+    root, out = store(tmp_path / "rows", ("lookup",)), tmp_path / "report"
+    build_report([root], out, 1)
     (out / "cells" / "old.html").write_text("old")
     (out / ".making").mkdir()  # what a killed one leaves
     (out / "mine.txt").write_text("mine")
-    build_report([root], out, 5)
+    build_report([root], out, 1)
     assert (
         not (out / "cells" / "old.html").exists()
         and not (out / ".making").exists()
@@ -183,19 +183,19 @@ def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, monke
     other.mkdir()
     (other / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="is not empty and has no earlier report"):
-        build_report([root], other, 5)
+        build_report([root], other, 1)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
     with pytest.raises(ConfigError, match="is not a folder"):
-        build_report([root], other / "thesis.tex", 5)
+        build_report([root], other / "thesis.tex", 1)
     (root / "store.json").write_text('{"schema_version": 99}')
     with pytest.raises(StoreError, match="row schema version 99"):
-        build_report([root], out, 5)
+        build_report([root], out, 1)
     assert rows(out / "table.html")
     (root / "store.json").write_text('{"schema_version": 1}')
     with monkeypatch.context() as patched:
         patched.setattr(Prompts, "of", lambda *_: (_ for _ in ()).throw(StoreError("the disk is gone")))
         with pytest.raises(StoreError, match="the disk is gone"):
-            build_report([root], out, 5)
+            build_report([root], out, 1)
     assert rows(out / "table.html") and (out / "samples").is_dir()  # the earlier one, whole
 
 
@@ -317,7 +317,7 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
 
 def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path, monkeypatch) -> None:
     root, read = store(tmp_path / "rows"), []
-    build_report([root], tmp_path / "whole", 5)
+    build_report([root], tmp_path / "whole", 1)
     monkeypatch.setattr("mmkv_bench.report.store_pages.AT_ONCE", 1)
     answers = Store.responses
 
@@ -326,7 +326,7 @@ def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path
         return answers(self, cells, columns, coded)
 
     monkeypatch.setattr(Store, "responses", recording)
-    build_report([root], tmp_path / "parts", 5)
+    build_report([root], tmp_path / "parts", 1)
     together = [set(cells) for cells, columns in read if columns and "kept_indices" in columns]
     assert len(together) == 2 and not set.intersection(*together), "no two groups at once"
     for path in (path for path in (tmp_path / "whole").rglob("*") if path.suffix in (".html", ".js")):

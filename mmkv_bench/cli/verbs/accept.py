@@ -1,4 +1,6 @@
-"""`mmkv-bench accept`: a check of a bundle against the experiment for which it was made."""
+"""`mmkv-bench accept`: a check of a bundle (an experiment's published rows, tables, remade answers and environment) against the
+experiment.
+"""
 
 from __future__ import annotations
 

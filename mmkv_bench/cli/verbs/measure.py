@@ -22,7 +22,7 @@ OF_DATASETS = ("draw", "instruction")
 
 
 def calibrate(given: argparse.Namespace) -> int:
-    """Measure, or import, and write the artefact."""
+    """Write a method's calibration artefact, measured on samples or imported from released files."""
     given = with_defaults(given)
     if given.overrides and given.method == "sparsemm":
         raise ConfigError(

@@ -1,8 +1,8 @@
 """`mmkv-bench new mine.py` writes a method file to start from; `mmkv-bench check mine.py` tests a method file.
 
-A check tests the promises of every built-in method. First come the method's parts on random layers (with and without grouped
-query heads, prompts of 1 to 130 tokens, every kind of budget). Then come whole answers of the embedded model: shared forks are
-compared with single runs through stock `generate()`.
+A check tests what every built-in method promises. First come the method's parts on random layers (with and without grouped query
+heads, prompts of 1 to 130 tokens, every kind of budget). Then come whole answers of the embedded model: shared forks are compared
+with single runs through stock `generate()`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmkv_bench.errors import ConfigError
 
 
 def new(given: argparse.Namespace) -> int:
-    """Write the file and print what to do next. An existing file is not changed."""
+    """Write a method file to start from, and print what to do next. An existing file is not changed."""
     from mmkv_bench.methods import method_file
 
     method_file.write(given.file, given.part)

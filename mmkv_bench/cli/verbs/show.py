@@ -47,7 +47,9 @@ def _remake(
     other_versions: bool,
     run_code: bool,
 ) -> int:
-    """Print the visual tokens that each cell kept."""
+    """Make the answers of cells again. Print which visual tokens each cell kept and whether the answer is the same. Return the
+    exit code.
+    """
     from mmkv_bench.diagnostics.reproduction import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show
 

@@ -152,8 +152,8 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
 
 # ---------------------------------------------------------------------- Slurm: the queue tells who may still add rows
 def jobs() -> Mapping[str, int] | str | None:
-    """Count this user's jobs in each state (`RUNNING`, `PENDING`, ...), with one per task of an array. Return a sentence if
-    the queue cannot be asked, None if there is no Slurm."""
+    """Count this user's jobs in each state (`RUNNING`, `PENDING`, ...), where each task of an array counts as one job. Return a
+    sentence if the queue cannot be asked, None if there is no Slurm."""
     from mmkv_bench.slurm.queue import ask
 
     if shutil.which("squeue") is None:
@@ -179,6 +179,8 @@ def ended() -> Mapping[str, int]:
 
 
 def _counted(lines: str, between: str) -> Mapping[str, int]:
-    """Count this package's jobs per state in lines of state and name. The state of "CANCELLED by 1000" is its first word."""
+    """Count this package's jobs per state. lines: a state, the separator `between`, and a job's name; of "CANCELLED by 1000" the
+    first word is the state.
+    """
     rows = (line.partition(between) for line in lines.splitlines())
     return Counter(state.split()[0] for state, _, name in rows if name.startswith(JOB))

@@ -172,7 +172,7 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
 
 
 def _filled(given: argparse.Namespace) -> list[FilledTable]:
-    """Fill the tables. Stand-ins use their own rows unless --rows is given."""
+    """Fill the tables. Stand-ins (tables of the embedded model) use rows below `results/tiny` unless --rows is given."""
     from mmkv_bench.config.files import conf_dir
     from mmkv_bench.papers.evidence import Evidence
     from mmkv_bench.papers.judgement import fill

@@ -15,22 +15,23 @@ class Allocator(ABC):
     """A rule that divides a budget among layers and KV heads.
 
     Class attributes:
-        scope: "layer" decides each layer at once, so peak memory falls during prefill; "model" needs the scores of all
-            layers and decides after the last one.
-        excess: entries per KV head granted ABOVE the budget. It is 0 in every paper reading; a released code that
-            stores more than it states declares its excess here, so that a plan and an audit can name it.
+        scope: "layer" divides a layer's budget as soon as the layer is prefilled, so peak memory falls during prefill;
+            "model" needs the scores of all layers and decides after the last one.
+        excess: entries per KV head granted ABOVE the budget. It is 0 in every paper reading; if a released code stores
+            more than it states, the excess is declared here, so that a plan and an audit can report it.
         needs: statistics of a layer that ``summary`` reads.
         needs_visual: prompts without visual tokens cannot be allocated.
         exceeds: with these parameters the model may be granted more than its budget, as a released code does. False in
             every paper reading.
-        printed: ``exceeds`` comes from the paper's own formula and not from a released code; it is allowed in either
+        printed: the paper's own formula, not a released code, is the reason for ``exceeds``; this is allowed in either
             reading, and marked in rows and tables.
-        falls_short: with these parameters the model may be granted less: controls, a granularity, releases.
-        reads_fraction: for a budget given as a fraction, the allocator reads the fraction itself (``Context.asked``),
+        falls_short: with these parameters the model may be granted less than its budget.
+        reads_fraction: if the budget was requested as a fraction, the allocator uses this fraction (``Context.asked``),
             not C / T.
-        streams: every KV head of every layer keeps as many entries, at most the budget, as a stream's cap demands.
-        follows_prompt: the entries of a head depend on the content of the prompt and on the weights, not on the
-            prompt's length alone, so that times and bytes measured with random weights belong to another division.
+        streams: every KV head of every layer keeps the same number of entries, at most the budget; a stream's cap
+            demands this.
+        follows_prompt: the entries of a head depend on the prompt's content and the weights, not only on its length, so
+            that times and bytes measured with random weights do not hold for trained weights.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
     """
@@ -76,12 +77,12 @@ class Allocator(ABC):
         return None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return a layer's figures, small (``[k]`` or ``[Hkv, k]``), float64 on the CPU; they are kept until the prompt is
-        reduced."""
+        """Return the few statistics of a layer that the division needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU; None
+        if it needs none. They are kept until the prompt is reduced."""
         return None
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -89,7 +90,8 @@ class Allocator(ABC):
         return ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return further fallbacks, known from the summaries of all layers once the budget was divided."""
+        """Return further fallbacks, which are known only from the summaries of all layers, after the budget was
+        divided."""
         return ()
 
     @abstractmethod
@@ -118,19 +120,19 @@ class Allocator(ABC):
         """
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the sum over the given layers of the entries that one KV head may hold, before any score is known.
+        """Return how many entries one KV head may hold in the given layers together, before any score is known.
 
         Args:
             budget, layers, n_layers: see ``caps``; candidates: n.
 
         Returns:
-            ``budget * len(layers)``. An allocator of scope "layer" whose layers differ returns its share for these
-                layers; over all
-            layers, the shares must be at most ``budget * n_layers``.
+            ``budget * len(layers)``. An allocator of scope "layer" that divides the budget among layers returns the
+                part of these layers; over all layers, the parts must add up to at most ``budget * n_layers``.
         """
         return budget * len(layers)
 
 
 def same_in_heads(scores: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-    """Return caps that give all KV heads of a layer the same number of entries. counts: one per layer of ``scores``."""
+    """Return caps that give all KV heads of a layer the same number of entries. counts: the number for each layer of
+    ``scores``."""
     return [torch.full((len(score),), count, dtype=torch.int64) for score, count in zip(scores, counts, strict=True)]

@@ -62,7 +62,8 @@ class Compensation(Allocator):
         return (self.theta, min(self.proxies, length))
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return k_v + k_t of each KV head, ``[Hkv]``. Tokens of unknown type count as text."""
+        """Return the number of entries that each KV head needs, k_v + k_t: ``[Hkv]``. Tokens of unknown type count as
+        text."""
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)
@@ -77,8 +78,8 @@ class Compensation(Allocator):
         return torch.where(reached[:, -1] > 0, fewest, 0)
 
     def layer_caps(self, needs: Sequence[Fraction], budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Return the entries per KV head of the first ``len(needs)`` layers; needs: entries that their heads need on
-        average."""
+        """Return the entries per KV head of the first ``len(needs)`` layers; needs: for each of these layers, the
+        entries that its heads need on average."""
         if budget >= candidates:
             return [candidates] * len(needs)
         floor, left, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []

@@ -28,14 +28,14 @@ class Entropy(Allocator):
     ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Without a temperature 2 nats
     are a factor of 7.4, so shares above the prompt's own length are common: they are clipped, and the excess is divided
     among the other layers in proportion (water-filling; the paper does not say). Whole entries come from the largest
-    remainder. The model holds exactly ``C * L`` entries per KV head. All layers' entropies must be known first: the
-    peak is the full cache's.
+    remainder. The model holds exactly ``C * L`` entries per KV head. All layers' entropies must be known first, so peak
+    memory is the full cache's.
 
     A prompt of one modality has no cross-modal map: every layer gets C (``single_modality`` or ``no_visual_tokens``).
 
     Args:
-        entropy: "cross_modal": of the two maps between modalities, averaged over heads first; "full": mean entropy of
-            the causal attention rows of all heads.
+        entropy: "cross_modal": the entropy of the two attention maps between modalities, each averaged over heads
+            first; "full": the mean entropy of the causal attention rows of all heads.
         clamp: "none", or "released": shares are clamped to [0.01, 1] of the candidates, rounded down, and the excess is
             not divided again, so that the total differs from the budget.
         rho: fraction kept [of the candidates] in place of the cell's budget; 0 = the cell's budget.

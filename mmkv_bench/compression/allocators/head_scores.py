@@ -123,7 +123,8 @@ class HeadScores(Allocator):
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the caps of these layers per KV head, rounded up: heads differ, so a layer's sum need not be a multiple."""
+        """Return the sum of these layers' caps divided by the number of KV heads, rounded up because heads have different
+        caps."""
         if self.scores == "uniform":
             return super().allowance(budget, candidates, layers, n_layers)
         caps = self.model_caps(budget, candidates, n_layers)
@@ -133,7 +134,8 @@ class HeadScores(Allocator):
         """Return the entries per layer and KV head of the whole model, window included.
 
         Args:
-            budget: C; candidates: n; n_layers, kv_heads: numbers of the model, checked against the calibration.
+            budget: C; candidates: n.
+            n_layers, kv_heads: number of the model's layers and KV heads, which the calibration must have too.
 
         Raises:
             CalibrationError: no calibration, or a calibration of another shape.
@@ -160,7 +162,7 @@ class HeadScores(Allocator):
         return [[cap + window for cap in flat[i : i + width]] for i in range(0, len(flat), width)]
 
     def _visual(self) -> list[list[float]]:
-        """Return one score per layer and KV head."""
+        """Return the visual score of every layer and KV head."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"SparseMM has no head scores (calibration={self.calibration!r}); give it a model's artefact, made with "
@@ -178,7 +180,8 @@ class HeadScores(Allocator):
 def _caps(
     visual: tuple[float, ...], base: int, room: int, rho_min: float, surplus: str, rounding: str
 ) -> tuple[int, ...]:
-    """Return the entries beside the window of every head of the model, none above ``room``."""
+    """Return the entries of every head of the model without the window's, at most ``room`` each. visual: scores of the
+    heads."""
     exact = [Fraction(score) for score in visual]
     floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
     if rounding == "nearest":

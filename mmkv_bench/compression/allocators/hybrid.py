@@ -20,7 +20,7 @@ from mmkv_bench.errors import ConfigError
 
 
 def _exact(value: float) -> Fraction:
-    """Return the decimal that was written, exactly: 0.05 of 60 is 3."""
+    """Return the decimal number as the user wrote it, not its nearest float: 0.05 of 60 is exactly 3."""
     return Fraction(Decimal(str(value)))
 
 
@@ -72,7 +72,7 @@ class HeadClasses:
 
     @property
     def cutoff(self) -> float:
-        """The score from which on a head is static (threshold=absolute)."""
+        """The lowest score of a static head (threshold=absolute)."""
         if self.calibration is None:
             return self.theta
         if isinstance(self.calibration, str) or "theta" not in self.calibration:
@@ -98,7 +98,8 @@ class HeadClasses:
 
 @dataclass(frozen=True)
 class HeadBudgets:
-    """A divided budget: `dynamic` bool and `entries` int64 ``[L, Hkv]``; `clipped`: r had to be cut."""
+    """The division of a budget: which heads are `dynamic`, bool ``[L, Hkv]``, each head's `entries`, int64 ``[L,
+    Hkv]``, and `clipped`: whether r of `Hybrid` had to be cut."""
 
     dynamic: Tensor
     entries: Tensor
@@ -134,12 +135,10 @@ class Hybrid(Allocator):
             (0, 1].
         chunk: tokens per chunk, as in the decode policy.
         window: the selector's observation window [tokens].
-        power: rounding of a dynamic head's share. "nearest": the nearest power of two; the lower of two equally near
-            powers, and the next lower power if the static heads have less than rounding up takes. "up": the next power
-            of two, above B if the static heads have less than it takes. "down": the power of two below. "none": whole
-            chunks only.
-
-    Ablations: ``alpha=1`` is the paper's "w/o H" (table 5), ``alpha=1 r=1`` its "w/o H & HT".
+        power: rounding of a dynamic head's share. "nearest": the nearest power of two (the lower one if two are equally
+            near); the power below if rounding up would take more than the static heads have. "up": the next higher
+            power, so that the total is above B if this takes more than the static heads have. "down": the power of two
+            below. "none": whole chunks only.
 
     Paper and code: no code was released. Open in the paper and chosen here: k (its section 2 counts the top 5 %),
     alpha, the causal mask of equation 2, the head dimension as d in its scaling, and how query heads that share keys
@@ -176,8 +175,8 @@ class Hybrid(Allocator):
     printed = True  # padding to the next power of two is a reading of the paper's own sentence
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 with power=up, where static heads give what rounding up takes, so that the total is exceeded only if
-        they have less; else 1."""
+        """Return 2 with power=up, else 1. Since version 2 the entries added by rounding up are taken from static heads,
+        so that the total is exceeded only if static heads have too few."""
         return 2 if self.power == "up" else 1
 
     @property
@@ -232,7 +231,7 @@ class Hybrid(Allocator):
         return list(self.divide(context.summaries, budget, scores[0].shape[1]).entries)
 
     def divide(self, summaries: Mapping[int, Tensor], budget: int, candidates: int) -> HeadBudgets:
-        """Return classes and budgets of all heads: a pure function of the sparsity scores.
+        """Return classes and budgets of all heads, which depend on the sparsity scores and the arguments alone.
 
         Args:
             summaries: layer -> S* float64 ``[Hkv]``, all L layers.
@@ -256,8 +255,8 @@ class Hybrid(Allocator):
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable(self, share: int, candidates: int, most: int) -> int:
-        """Round a share to entries that a dynamic head can read: a power of two (unless all candidates fit), in whole
-        chunks; above ``most`` only with power=up."""
+        """Round a dynamic head's share to a power of two (unless all candidates fit), then to whole chunks. The result
+        is above ``most`` only with power=up."""
         if share >= candidates or share == 0:
             return min(share, candidates)
         if self.power != "none":
@@ -267,11 +266,12 @@ class Hybrid(Allocator):
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:
-        """Return a share in whole chunks, or as one smaller chunk; at most all candidates."""
+        """Round a share down to whole chunks; a share below one chunk stays, as one smaller chunk. At most all
+        candidates."""
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:
-        """Return the shares of the static heads up to a common factor, exactly."""
+        """Return numbers in proportion to which the static heads divide their budget, exactly."""
         alpha, scores = _exact(self.alpha), [Fraction(value) for value in sparsity]
         total = sum(scores)
         return [alpha * total + (1 - alpha) * len(scores) * score for score in scores]

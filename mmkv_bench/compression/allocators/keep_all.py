@@ -12,8 +12,7 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 @dataclass(frozen=True)
 class KeepAll(Allocator):
-    """An allocator that keeps every candidate, whatever the budget: the full cache as a compressor, for ``full`` and for
-    proofs."""
+    """An allocator that keeps every candidate, whatever the budget; a compressor with it equals ``full``."""
 
     @property
     def follows_prompt(self) -> bool:

@@ -1,4 +1,4 @@
-"""Uniform budgets without the entries that have no positive score."""
+"""Uniform budgets that keep only entries with positive scores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 @dataclass(frozen=True)
 class PositiveOnly(Allocator):
-    """An allocator by which every KV head keeps ``min(budget, p)`` entries, p of its candidates having a positive score.
-    No parameters.
+    """An allocator that grants every KV head ``min(budget, p)`` entries, where p counts the head's candidates with a
+    positive score. No parameters.
 
-    No other allocator may leave a budget unused in this way: controls use it to drop a kind of token altogether. It
-    needs a selector that protects nothing.
+    Controls use this allocator to drop a kind of token altogether, even if a part of the budget stays unused. It needs
+    a selector that protects nothing.
     """
 
     falls_short = True

@@ -176,8 +176,8 @@ def _profile_counts(
 
 
 def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], ...], context: Context) -> list[int]:
-    """Return the entries of every layer, at the requested fraction of all T tokens, less the tokens that will be fed
-    again."""
+    """Return the entries of every layer as released: the requested fraction is of all T tokens, and the tokens that
+    will be fed again are subtracted."""
     assert context.asked is not None, "of a budget that is a fraction"
     n, least = context.length, min(LEAST, context.budget)
     counts = _nearest([weight * n for weight in interpolated(grid, ratios, context.asked)], n, least)

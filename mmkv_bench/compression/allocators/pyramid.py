@@ -38,10 +38,10 @@ class Pyramid(Allocator):
     Paper and code (``reading=released``): the PyramidKV, AdaKV, SparseMM and MM-ShiftKV releases round low and the step
     between layers down, so that the average cap is above the budget by less than (L - 1) / 2 entries: 68.0 instead of
     64 in 28 layers, 522.5 instead of 512. ``step=floored`` reproduces that, under ``reading=released`` alone;
-    ``excess`` cannot name it because it depends on budget and prompt. The three that are not PyramidKV's own also
-    freeze the caps at the first prompt that the process sees. That is not reproduced by default, since then the order
-    of samples decides; ``frozen=T`` is that state for a first prompt of T tokens. PyramidKV's own takes the uniform
-    budget when ``C <= T < 2 * (C - w)``: not reproduced.
+    ``excess`` cannot name it because it depends on budget and prompt. The other three releases also freeze the caps at
+    the first prompt that the process sees. That is not reproduced by default, since then the order of samples decides;
+    ``frozen=T`` is that state for a first prompt of T tokens. PyramidKV's release takes the uniform budget when ``C <=
+    T < 2 * (C - w)``: not reproduced.
     """
 
     window: int = 32

@@ -1,4 +1,4 @@
-"""The division of a budget that was measured on another prompt."""
+"""An allocator that repeats a division of the budget that was measured on another prompt."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from mmkv_bench.compression.observation import Needs, Observation
 
 @dataclass(frozen=True)
 class Replayed(Allocator):
-    """An allocator that gives every head the share of the budget that it had on another prompt, whatever this prompt and
-    the weights are.
+    """An allocator that gives every head the share of the budget that the head had on another prompt; this prompt and
+    the weights do not matter.
 
     The method's allocator still computes its summaries and its division, so that a timed pass takes as long; its
     division is discarded.
 
     Args:
         allocator: the method's allocator.
-        kept: entries ``[layers][Hkv]`` of the other prompt; entries: C of the other prompt. Head h of layer l gets
-            ``kept[l][h] / entries`` of this prompt's C, at most all candidates (the excess goes to the other heads),
-            rounded by largest remainder so that the model's total is the profile's total, scaled and rounded down.
+        kept: entries ``[layers][Hkv]`` that the heads kept of the other prompt.
+        entries: C of the other prompt. Head h of layer l gets ``kept[l][h] / entries`` of this prompt's C, at most all
+            candidates (the excess goes to the other heads), rounded by largest remainder so that the model's total is
+            the profile's total, scaled and rounded down.
     """
 
     allocator: Allocator
@@ -86,7 +87,7 @@ class Replayed(Allocator):
         return -(-sum(sum(divided[layer]) for layer in layers) // len(self.kept[0]))
 
     def divided(self, budget: int, candidates: int) -> list[list[int]]:
-        """Return the entries ``[layers][Hkv]``.
+        """Return the number of entries of every head, ``[layers][Hkv]``.
 
         Args:
             budget: C; candidates: n, the most that a head can hold.

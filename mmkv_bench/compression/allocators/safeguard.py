@@ -13,8 +13,8 @@ from mmkv_bench.compression.parameters import check_share
 
 @dataclass(frozen=True)
 class Safeguard(Allocator):
-    """An allocator by which the ``C * Hkv`` highest scores of a layer stay, whichever heads they are in, and every head
-    keeps a floor.
+    """An allocator that grants a layer's ``C * Hkv`` entries to the highest scores of all heads, and a floor to every
+    head.
 
     With C entries per KV head, each head's ``floor`` highest scores stay first. The rest of the layer's budget goes to
     the highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C *
@@ -34,7 +34,7 @@ class Safeguard(Allocator):
         check_share(self, "alpha", "the budget")
 
     def floor(self, budget: int) -> int:
-        """Return the entries that every head keeps, in kvpress's floating-point arithmetic."""
+        """Return the number of entries that every head keeps at least, in kvpress's floating-point arithmetic."""
         return max(min(budget, 1), int(budget * self.alpha)) if self.alpha > 0 else 0
 
     def caps(

@@ -56,7 +56,7 @@ class Spectral(Allocator):
         return (cutoff(self.gamma, length), self.keys) if self.dba else None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return R_k and R_v, ``[2]``."""
+        """Return R_k and R_v of a layer, ``[2]``."""
         if not self.dba:
             return None
         parts = filtered(obs, self.gamma, self.keys)

@@ -13,13 +13,13 @@ from mmkv_bench.compression.parameters import check_least
 
 @dataclass(frozen=True)
 class Uniform(Allocator):
-    """An allocator by which every KV head of every layer keeps ``min(budget + excess - unused, n)`` of its n candidates.
+    """An allocator that grants every KV head of every layer ``min(budget + excess - unused, n)`` of its n candidates.
 
     Args:
         excess: entries per KV head above the budget. 0 in every paper reading. MM-ShiftKV's released KeyDiff stores 32
             more than it is given, which ``reading=released`` reproduces.
-        unused: entries per KV head that are granted and not kept, short of the last one. 0 in every paper reading.
-            ElasticCache's release evicts one more than it means to.
+        unused: entries per KV head by which the result stays below the budget; at least one entry is kept. 0 in every
+            paper reading. ElasticCache's release evicts one more than it means to.
     """
 
     excess: int = 0

@@ -1,4 +1,4 @@
-"""Uniform caps, decided after the last layer."""
+"""Uniform budgets that are granted only after the last layer."""
 
 from __future__ import annotations
 

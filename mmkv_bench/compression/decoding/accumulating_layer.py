@@ -14,7 +14,8 @@ from mmkv_bench.errors import ConfigError
 
 
 class AccumulatingLayer(CompressedLayer):
-    """The entries of one sequence with `gathered`, float32 `[Hkv, stored]`, 0 at padding."""
+    """The entries of one sequence, and the attention that each has received so far: `gathered`, float32 `[Hkv,
+    stored]`, 0 at padding."""
 
     gathered: Tensor
     _counted: int  # earlier queries are in the scores already
@@ -45,7 +46,8 @@ class AccumulatingLayer(CompressedLayer):
         return [*super().buffers(), self.gathered, self._refed]
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Add the attention of the n newest tokens, `query [1, Hq, n, D]`, then evict one entry per surplus answer token."""
+        """Add the attention of the n newest tokens, `query [1, Hq, n, D]`, then evict one entry per answer token above the
+        layer's size."""
         n = query.shape[2]
         self._admit(n)
         first = self.seen - n
@@ -90,8 +92,8 @@ class AccumulatingLayer(CompressedLayer):
         return sums
 
     def _evict(self, recents: Tensor) -> None:
-        """Remove the entry with the least gathered attention of every head; of equal entries the later one. recents: int64
-        `[Hkv]`, last entries that stay."""
+        """Remove from every head the entry with the least gathered attention; of equal entries the later one. recents:
+        int64 `[Hkv]`, number of last entries of each head that stay."""
         slot = torch.arange(self.stored, device=self.device)
         open_ = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
         weight = self.gathered.masked_fill(~open_, torch.inf)

@@ -22,11 +22,11 @@ class Start:
         key, value: ``[Hkv, n, D]`` candidates of the full cache; read-only, and gone afterwards unless copied.
         index: int64 ``[Hkv, m]`` kept candidates, ascending, LEFT-padded with -1.
         kept_key, kept_value: ``[Hkv, m, D]``, the reducer's result.
-        scores: float32 or float64 ``[Hkv, prefilled]`` of this layer: T columns, and those of a question scored with
-            them; None when nothing was scored.
+        scores: float32 or float64 ``[Hkv, prefilled]`` of this layer: a column for each of the T tokens, and for those
+            of a question that was prefilled with them; None when nothing was scored.
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
-        seen: tokens the layer counts as seen from now on: ``pad + n``, n the candidates.
+        seen: number of tokens that the layer counts as seen from now on: ``pad + n`` for n candidates.
         acts_from: logical index of the answer's first token. Earlier tokens that are fed later (the last prompt token
             under ``strict``, the question where only the context is reduced) are stored like any other and trigger no
             eviction.
@@ -55,8 +55,8 @@ class Start:
         return (self.index + self.pad).masked_fill(self.index < 0, -1)
 
     def room_until_evicting(self, over: int) -> int:
-        """Return the slots to reserve if every answer token evicts an entry: `over` answer tokens come before the first
-        eviction."""
+        """Return the number of slots to reserve for a policy that evicts one entry per answer token after the first
+        `over` ones."""
         return min(self.reserve, self.acts_from - self.seen + over)
 
 
@@ -64,14 +64,14 @@ class DecodePolicy(ABC):
     """Builder of the layers that an answer is decoded from; the layers carry the policy's state (``CompressedLayer``'s
     hooks).
 
-    Such a layer holds one sequence. Policies do not act on prompts within their budget, whose cells borrow the full
-    cache, unless they quantise.
+    Such a layer holds one sequence. A prompt within its budget is decoded from the full cache, without the policy,
+    unless the policy quantises.
 
     Class attributes:
         quantises: entries are stored in fewer bits, also for a prompt within its budget.
         retrieves: entries that are not on the device can be read later.
-        idle: with these parameters nothing happens while decoding; the method runs as if it had no policy.
-        moves_queries: ``query_positions`` is overridden; such forks decode alone.
+        idle: with these parameters the policy does nothing, and the method runs as if it had none.
+        moves_queries: ``query_positions`` is overridden; such a fork is not decoded in a batch with others.
         tokens_from_full: number of first answer tokens that come from the full cache, whatever the protocol.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
@@ -91,10 +91,10 @@ class DecodePolicy(ABC):
 
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:
-        """Build the layer that replaces the full one."""
+        """Build the layer that replaces a layer of the full cache."""
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results that this part produces, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:
@@ -102,6 +102,6 @@ class DecodePolicy(ABC):
         return ()
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
-        """Return the position ids ``[3|4, 1, n]`` or ``[1, n]`` that the model shall use instead of the true ones: only to
-        reproduce a released code that errs there."""
+        """Return the position ids ``[3|4, 1, n]`` or ``[1, n]`` that the model uses instead of the true ones. Only
+        policies that reproduce a released code's wrong positions change them."""
         return position_ids

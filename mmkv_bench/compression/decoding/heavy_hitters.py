@@ -1,4 +1,4 @@
-"""H2O while decoding: attention is accumulated, and every new token costs the least heavy entry."""
+"""H2O while decoding: attention is accumulated, and for every new token the entry with the least of it is evicted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class HeavyHitters(DecodePolicy):
 
     A head holds what its selection granted: C entries with uniform budgets. Under ``query_agnostic`` the question's Q
     entries come on top, as for every method, so that the head holds C + Q; the question's queries are added to the
-    gathered attention, because no prefill has counted them. Under ``strict`` the re-fed last token makes C - 1 entries
-    C; the prefill has counted the token's query already, and the token's entry starts from its score in the prefill. A
-    prompt within its budget stays the full cache, also when its answer outgrows the budget.
+    gathered attention, because no prefill has counted them. Under ``strict`` C - 1 entries are selected and the last
+    token, fed again, is the C-th; the prefill has counted its query already, and its entry starts from its score in the
+    prefill. A prompt within its budget stays the full cache, also when its answer outgrows the budget.
 
     Args:
         share: share of the held entries that are recents, in [0, 1]; equal to the selector's share.
@@ -36,11 +36,11 @@ class HeavyHitters(DecodePolicy):
     Paper and code: the authors' release implements it in two files. ``h2o_hf/utils_real_drop/modify_llama.py``
     accumulates and evicts as this class does: entries are dropped together with their sums.
     ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and masks those that it would evict, with sizes that are
-    fractions of the prompt. ElasticCache's release, behind the H2O rows of PrefixKV's tables, decodes differently: one
-    gathered score for all layers and heads, not gathered along with the entries when the prompt is reduced, so that its
-    minimum points at other tokens than those scored; and a size that follows the ratio as the answer grows. That
-    depends on an accident of buffer indices and is not reproduced; its selection after the prefill is
-    ``method=h2o reading=released``.
+    fractions of the prompt. ElasticCache's release, behind the H2O rows of PrefixKV's tables, decodes differently. It
+    has one gathered score for all layers and heads, which is not re-indexed when the prompt is reduced, so that its
+    minimum selects other tokens than those it was measured on; and the size follows the ratio as the answer grows. That
+    depends on an accident of buffer indices and is not reproduced; its selection after the prefill is ``method=h2o
+    reading=released``.
     """
 
     share: float = 0.5

@@ -1,4 +1,4 @@
-"""Decode policies that hold a layer's size: after each new token every head evicts at most one entry."""
+"""Decode policies that limit a layer's size: after each new token every head evicts at most one entry."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Holding(DecodePolicy):
         hold: "ratio": a head keeps the same share of the answer as of the prompt, and so grows with the answer; "size":
             its size stays constant. See above.
         positions: "own": a new token is rotated at its own position in prompt and answer. "cached": at the number of
-            entries that layer 0 holds, as the releases of PrefixKV and ElasticCache do by handing the model no
-            positions beside a shortened cache: kept keys keep their rotation, so queries sit among or before them.
-        slack: entries per head that m is taken to be larger than it is.
+            entries that layer 0 holds, as in the releases of PrefixKV and ElasticCache, which pass no positions to the
+            model with a shortened cache: kept keys keep their rotation, so queries sit among or before them.
+        slack: number of entries added to m, so that a head may hold that many more.
     """
 
     hold: Literal["ratio", "size"] = "ratio"
@@ -48,10 +48,10 @@ class Holding(DecodePolicy):
 
     @abstractmethod
     def slot(self, entries: int, start: int) -> int:
-        """Return the index of the head's entry to evict, 0 the oldest, ``entries - 1`` the newest.
+        """Return the index of the entry that a head evicts: 0 is its oldest entry, ``entries - 1`` its newest.
 
         Args:
-            entries: number of the head's entries, the newest included; start: m, slack included.
+            entries: number of the head's entries, the newest included. start: m plus slack.
         """
 
     def layer(self, start: Start) -> EvictingLayer:

@@ -22,8 +22,8 @@ class KIVI(DecodePolicy):
 
     - keys: the first ``floor(m / R) * R`` are quantised per channel over groups of G consecutive KEPT tokens; the other
       ``m mod R`` stay in full precision, new keys join them, and once there are R they are quantised together;
-    - values: all but the last R are quantised per token over groups of G channels (of the whole head where it has fewer
-      than G channels); from then on every step quantises the oldest of R + 1.
+    - values: all but the last R are quantised per token over groups of G channels (one group of all channels if a head
+      has fewer than G); from then on every step quantises the oldest of R + 1.
 
     Keys are quantised with their rotation, as released. Entries that a scorer evicted before are in no group; heads
     that kept different numbers of entries form separate groups. Tokens of the prompt that are fed after the reduction
@@ -33,20 +33,20 @@ class KIVI(DecodePolicy):
     Fewer entries than R all fit the residual: nothing is quantised until the answer has filled it, and the row says
     `fallback=within_residual`. With eviction, R should therefore be well below the budget.
 
-    Every step dequantises a whole layer for the attention kernel and drops that copy again: the stored bytes are those
-    of the packed entries, the speed is not that of the paper's fused kernels.
+    Every step dequantises a whole layer for the attention kernel and drops that copy again: stored bytes count the
+    packed entries only, and decoding is slower than with the paper's fused kernels.
 
     Args:
-        bits: bits of a stored number, 2 or 4 as in the paper, or 8. Scale and minimum of each group come on top, in the
-            model's dtype: together ``b + 32 / G`` bits per number in half precision.
+        bits: bits of a stored number, 2 or 4 as in the paper, or 8. The scale and minimum of each group are stored too,
+            in the model's dtype: together ``b + 32 / G`` bits per number in half precision.
         group: G, numbers of one group: kept tokens of a key channel, channels of a value [tokens, channels].
         residual: R, newest entries that stay in full precision at most [entries per KV head]; a multiple of G.
         flush: `before` quantises before the attention of the token that filled the residual (algorithm 1), `after`
             quantises after it (released code).
 
     Paper and code: see ``flush``. The released code divides by zero for a constant group; here the scale is at least
-    1e-6, and such a group is restored exactly. Its kernels need one sequence length for all heads and as many KV as
-    query heads; neither is needed here.
+    1e-6, and such a group is restored exactly. Its kernels need the same length in all heads and one KV head per query
+    head; neither is needed here.
     """
 
     bits: int = 2
@@ -66,10 +66,10 @@ class KIVI(DecodePolicy):
         check_words(self)
 
     def value_group(self, dim: int) -> int:
-        """Return the channels of one group of values, given the channels of a head.
+        """Return the number of channels in one group of values. dim: number of channels of a head.
 
         Raises:
-            UnsupportedError: groups of this size do not divide a head.
+            UnsupportedError: a head's channels are no multiple of the group size.
         """
         group = min(self.group, dim)
         if dim % group or group * self.bits % 8:

@@ -19,12 +19,12 @@ Key = TypeVar("Key", bound=Hashable)
 class _Store:
     """Keys or values of one layer: per KV head packed units, then a rest in full precision.
 
-    A unit is quantised together along the tokens: G tokens of keys, one token of values. Every head's entries begin at
-    the left, in the order of the kept tokens, so that padding is never part of a group. Heads differ in `units` and
-    `left` if they kept different numbers of entries.
+    A unit is what is quantised at once: G tokens of keys, or one token of values. Every head's entries begin at the
+    left, in the order of the kept tokens, so that padding is never part of a group. Heads differ in `units` and `left`
+    if they kept different numbers of entries.
 
     Args:
-        entries: per head `[m_h, D]`, all in full precision; bits, group: see `quantise`.
+        entries: for each head `[m_h, D]`, in full precision; bits, group: see `quantise`.
         unit: tokens per unit; room: number of further tokens that will be appended.
     """
 
@@ -40,7 +40,7 @@ class _Store:
             self.rest[row, : len(head)] = head
 
     def append(self, new: Tensor) -> None:
-        """Append `[Hkv, n, D]` to the rest."""
+        """Append the tokens `[Hkv, n, D]` to the rest, in full precision."""
         heads, n, dim = new.shape
         short = max(self.left) + n - self.rest.shape[1]
         if short > 0:
@@ -155,7 +155,7 @@ class QuantisedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, start: Start, bits: int, group: int, value_group: int, residual: int, before: bool) -> QuantisedLayer:
-        """Build the layer of a policy (`KIVI`), whose parameters these are; before: its `flush` is `before`."""
+        """Build the layer of a policy `KIVI` from the policy's parameters. before: whether `flush` is `before`."""
         none = start.kept_key[..., :0]
         layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
         layer.acts_from, layer._residual, layer._before = start.acts_from, residual, before
@@ -168,15 +168,15 @@ class QuantisedLayer(CompressedLayer):
         return layer
 
     def _read_keys(self) -> Tensor:
-        """Return `[1, Hkv, stored, D]`, dequantised: a copy."""
+        """Return a dequantised copy of all keys, `[1, Hkv, stored, D]`."""
         return self._keys.read()[None]
 
     def _read_values(self) -> Tensor:
-        """Return `[1, Hkv, stored, D]`, dequantised: a copy."""
+        """Return a dequantised copy of all values, `[1, Hkv, stored, D]`."""
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[1, Hkv, n, D]`; return what the attention shall read, `[1, Hkv, stored, D]`, dequantised."""
+        """Append `[1, Hkv, n, D]`; return the keys and values for attention, `[1, Hkv, stored, D]` each, dequantised."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
         if self._before and self.seen >= self.acts_from:
@@ -191,7 +191,8 @@ class QuantisedLayer(CompressedLayer):
             store.flush(self._excess(store, store.left))
 
     def _excess(self, store: _Store, left: list[int]) -> list[int]:
-        """Count the tokens of each head to quantise, among those in full precision: keys in whole residuals."""
+        """Count for each head the full-precision tokens to quantise now: keys in whole residuals, values beyond one
+        residual. left: number of each head's tokens in full precision."""
         residual = self._residual
         return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
 
@@ -210,8 +211,8 @@ class QuantisedLayer(CompressedLayer):
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:
-        """Return the bytes read of one store. Prompt tokens are quantised once they have been attended to, answer tokens
-        as `flush` says."""
+        """Return the bytes read of one store after `fed` more tokens. Prompt tokens are quantised once they have been
+        attended to, answer tokens as `flush` says."""
         units, left = store.units, [count + fed for count in store.left]
         for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
             left = [count + new for count in left]
@@ -237,7 +238,8 @@ class QuantisedLayer(CompressedLayer):
 
 
 def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Group rows by equal keys, `[([row, ...], key), ...]`, so that heads with equal numbers are treated at once."""
+    """Group row indices by equal keys, `[([row, ...], key), ...]`, so that heads with equal counts are processed at
+    once."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)

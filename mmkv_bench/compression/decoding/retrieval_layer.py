@@ -21,11 +21,11 @@ class Pages:
     tokens.
 
     Attributes:
-        keys, values: ``[H * P, chunk * D]`` in host memory (pinned beside an accelerator), the model's dtype.
+        keys, values: ``[H * P, chunk * D]`` in host memory (pinned if the device is an accelerator), the model's dtype.
         means: ``[H, P, D]`` on the device, the model's dtype.
-        length: n. chunk: tokens per chunk. slots: chunks per step. count: P.
+        length: n. chunk: tokens per chunk. slots: chunks that a head fetches per step. count: P.
         staging: two pinned ``[H * slots, chunk * D]`` buffers in which fetched chunks are gathered, so that a step
-            copies them at once and nothing else.
+            copies to the device once for keys and once for values.
     """
 
     def __init__(self, key: Tensor, value: Tensor, chunk: int, slots: int):
@@ -58,7 +58,7 @@ class Pages:
         the lower chunk.
 
         Args:
-            query: float32 ``[H, D]``. keep_last: the last chunk always takes one of the slots.
+            query: float32 ``[H, D]``. keep_last: always fetch the last chunk, as one of the slots.
         """
         scores = torch.bmm(self.means.float(), query.unsqueeze(-1)).squeeze(-1)
         if keep_last:
@@ -66,8 +66,8 @@ class Pages:
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
     def asked(self, chosen: Tensor) -> Tensor:
-        """Return the row numbers of the chosen chunks, int64 ``[H * slots]`` on the host, readable once the device's work
-        so far is done.
+        """Copy the row indices of the chosen chunks to the host, int64 ``[H * slots]``. The result may be read only after
+        the device has finished its work so far.
 
         chosen: int64 ``[H, slots]``.
         """
@@ -81,7 +81,7 @@ class Pages:
         Args:
             chosen: int64 ``[H, slots]``, ascending.
             width: slots of the result; at least as many as the chosen chunks have tokens.
-            rows: what `asked` returned for them, readable on the host by now.
+            rows: what `asked` returned for these chunks; the device must have finished that copy.
 
         Returns:
             Keys and values ``[H, width, D]`` and token indices int64 ``[H, width]``, ascending; padding slots are on
@@ -113,7 +113,7 @@ class Pages:
         return sum(tensor.nbytes for tensor in self.host_tensors)
 
     def padding_nbytes(self) -> int:
-        """Return the bytes of the tokens that the last chunks lack."""
+        """Return the bytes of the padding in incomplete last chunks."""
         missing = self.count * self.chunk - self.length
         return self.heads * missing * (self.keys.nbytes + self.values.nbytes) // (self.heads * self.count * self.chunk)
 
@@ -130,14 +130,14 @@ class RetrievalLayer(CompressedLayer):
     """One layer of one sequence: the static heads' entries, and a buffer that the dynamic heads refill at every step.
 
     The buffer of a dynamic head is the last ``width`` of the ``prefix`` slots before the appended tokens. A step is one
-    forward pass: its queries (one while decoding, all of a question or of a second turn) choose together, by their
-    mean, so that no more than the budget is ever on the device. Appended tokens are visible as in other layers.
+    forward pass: its queries (one while decoding, all of a question or of a second turn) choose chunks once, by their
+    mean, so that the device never has more entries than the budget. Appended tokens are visible as in other layers.
     """
 
     pages: Pages | None = None
 
     def offload(self, heads: Tensor, pages: Pages, width: int, origin: int, keep_last: bool) -> None:
-        """Make ``heads`` (int64 ``[H]``) dynamic.
+        """Make ``heads`` (int64 ``[H]``) dynamic: from now on they fetch their entries from ``pages``.
 
         Args:
             pages: the entries of these heads. width: slots of a head's buffer. origin: logical index of the pages'
@@ -176,7 +176,8 @@ class RetrievalLayer(CompressedLayer):
     def _parts(
         self, dynamic: bool, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
-        """Return first head -> the kernel's output, for every run of neighbouring heads of one kind, without copies."""
+        """Attend with the dynamic heads, or with the static ones, without copying keys or values. Return one output per
+        run of neighbouring heads of this kind, by the run's first head."""
         visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
         outputs = {}
         for kind, heads in self.runs:
@@ -227,7 +228,7 @@ class RetrievalLayer(CompressedLayer):
         )
 
     def padding_nbytes(self) -> int:
-        """Return the bytes of padding, including the tokens that the last chunks lack."""
+        """Return the bytes of padding, including the padding in incomplete last chunks."""
         return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
 
     def read_nbytes(self, fed: int) -> int:

@@ -20,7 +20,7 @@ class Sliding(Holding):
 
     Paper and code: the release (ElasticCache's, which PrefixKV's tables use) lets the window grow with the answer
     (hold=ratio) and uses positions=cached. StreamingLLM itself caches keys without rotation and rotates them by their
-    place in the cache; here keys keep their own positions.
+    index in the cache; here keys keep their positions in the text.
     """
 
     hold: Literal["ratio", "size"] = "size"

@@ -1,2 +1,2 @@
-"""Numerics of methods: exact statistics of attention (extra memory: one tile or one row, never T x T), rotations, moments,
-proxies, quantisation."""
+"""Numerics of methods: exact statistics of attention (extra memory: one tile or one row, never T x T numbers), rotations,
+moments, proxies, quantisation."""

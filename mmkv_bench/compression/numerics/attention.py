@@ -6,8 +6,8 @@ A block contains complete rows and so their softmax denominators: one pass is en
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
 KV head h // g.
 
-Sinks, float32 ``[Hq]``, are learned scores beside those of keys (gpt-oss): each takes a share of its head's softmax
-that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
+Sinks, float32 ``[Hq]``, are learned scores that join the keys' scores in a softmax (gpt-oss). Each takes a share of its
+head's softmax that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
 Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. If the tokens of a picture see the whole
 picture (Gemma 3), this key comes after the row's own. None: attention is causal, so each row sees keys up to its own.
@@ -27,8 +27,8 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
     Args:
         scores: finite, or with -inf at keys that a row does not see.
-        masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value: widely spread
-            proxies often reach subnormal numbers, each of which takes a CPU ten times as long.
+        masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value, because
+            subnormal numbers, which widely spread proxies often reach, take a CPU ten times as long.
         sinks: ``[...]``, the sink of each row; the maximum is over keys and sink.
 
     Returns:
@@ -48,8 +48,8 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]``, float32, over keys and the sink of each row, ``[...]``; without the
-    sink's share."""
+    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink (``sinks [...]``), float32. The
+    sink's probability is left out of the result."""
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
     both = torch.cat([scores.float(), sinks.float().expand(scores.shape[:-1]).unsqueeze(-1)], -1)
@@ -115,7 +115,8 @@ def _add_column_sums(
 
 
 def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
-    """Repeat the sinks ``[h, g]`` for each row of a group's query heads: ``[h, g * rows]``."""
+    """Repeat the sinks ``[h, g]`` for each of ``rows`` query rows of every query head: ``[h, g * rows]``; None stays
+    None."""
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 
@@ -140,7 +141,8 @@ def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, fi
     """Return the largest attention that the newest n queries and the g query heads of a KV head pay to each key from
     ``first`` to ``last - 1``: ``[Hkv, last - first]`` float32.
 
-    The softmax runs over the first ``sinks`` keys, these keys, and the queries' own keys, causally; over no other key.
+    The softmax runs over the first ``sinks`` keys, the keys from ``first`` to ``last - 1``, and causally over the
+    queries' own keys; over no other key.
 
     Args:
         query: ``[Hq, n, D]``; key: ``[Hkv, S, D]``, the queries' own keys last.
@@ -168,7 +170,7 @@ def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, fi
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Tell whether a dtype is bfloat16 or float16, whose numbers have fewer digits than scores."""
+    """Tell whether a dtype is bfloat16 or float16."""
     return dtype.is_floating_point and dtype.itemsize == 2
 
 

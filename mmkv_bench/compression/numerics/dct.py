@@ -4,10 +4,10 @@
 orthonormal transform, so the energy of the bins is the energy of the tokens (Parseval). One real FFT of length T does
 this (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
 ``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore holds all T
-bins, no T x T matrix exists, and a batch of channels needs a few times its own size.
+bins, no T x T matrix exists, and the memory for a batch of channels is a few times the batch's size.
 
-The length is the prompt's, padding excluded, so no length is padded to a size that suits an FFT: lengths with large
-prime factors take several times as long as their neighbours.
+T is the prompt's own length. It is not padded to a size that suits an FFT, because that would change the bins, so lengths
+with large prime factors take several times as long as their neighbours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dct(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HighPass:
-    """The high-pass part of ``x [H, T, D]``: without its bins below omega.
+    """What a low-pass filter leaves out of ``x [H, T, D]``: the bins from omega on.
 
     Attributes:
         deviation: ``[H, T]`` float32, mean square over the D channels of what the low-pass filter left out of a token.
@@ -48,9 +48,9 @@ class HighPass:
 def high_pass(x: Tensor, omega: int) -> HighPass:
     """Low-pass every channel of ``x [H, T, D]`` to its bins m < omega, and measure the rest (see ``HighPass``).
 
-    First, each channel's first token is subtracted from it. This moves only bin 0, which never counts, leaves exact
-    zeros of constant channels, and keeps a large constant part of the keys out of float32 rounding. As many channels as
-    fit a tile (``tiles.py``), at least one, are transformed at once, so extra memory is O(T).
+    First, each channel's first token is subtracted from it. This changes only bin 0, which never counts, makes constant
+    channels exactly 0, and prevents rounding errors from a large constant part of the keys. As many channels as fit a
+    tile (``tiles.py``), at least one, are transformed at once, so extra memory is O(T).
 
     Args:
         x: any float dtype; computed in float32 (float64 stays).
@@ -85,7 +85,8 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
 def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
     """Zero the bins m < omega of FFTs ``[h, D, T // 2 + 1]`` IN PLACE; return the energy of bin omega, ``[h]`` float64.
 
-    Only numbers that hold a dropped bin, or omega, are turned to bins and back; the others do not change.
+    Only the numbers of the half spectrum that contain a dropped bin, or bin omega, are converted to bins and back; all
+    others stay bit for bit.
     """
     middle = length / 2
     turned = slice(0, omega + 1) if omega < middle else slice(None)
@@ -111,8 +112,8 @@ def _order(length: int, device: torch.device) -> Tensor:
 
 
 def _half_spectrum(folded: Tensor) -> Tensor:
-    """Return w * FFT, ``[..., T // 2 + 1]``, of tokens in ``_order``: bin m is its real part, bin T - m minus its
-    imaginary part."""
+    """Return ``w * FFT`` (see the module's docstring) of tokens in ``_order``, ``[..., T // 2 + 1]``. The real part of
+    number m is bin m, minus its imaginary part is bin T - m."""
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
 

@@ -46,15 +46,15 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
     """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus the entropy of visual attending to
     text.
 
-    The two maps are softmaxes over the other modality's keys alone, without a causal mask (the paper names none; they
-    are a diagnostic, not what the model computes), averaged over heads before the entropy is taken.
+    Each of the two maps is a softmax over the other modality's keys alone, averaged over heads before the entropy is
+    taken. There is no causal mask: the paper names none, and the maps are a diagnostic, not what the model computes.
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
         types: int ``[T]``, 0 text, above 0 visual; both must occur.
 
     Raises:
-        ValueError: one modality only, for which no map exists.
+        ValueError: the prompt has only one modality, so that there is no map.
     """
     visual, text = (((types.to(key.device) > 0) == seen).nonzero().flatten() for seen in (True, False))
     if not len(visual) or not len(text):
@@ -70,7 +70,7 @@ def causal_entropy(
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
-        sinks: ``[Hq]``, see ``attention.py``; the sum is over keys, without the sink's share.
+        sinks: ``[Hq]``, see ``attention.py``; the entropy sums over keys only, not over the sink.
         reach: ``[T]``, see ``attention.py``.
     """
     heads, total, dim = key.shape

@@ -1,9 +1,9 @@
 """The streaming attention statistics by fused kernels, for devices that run Triton (``Device.fuses``).
 
-The promises are those of the row blocks of ``attention.py`` and ``proxies.py``, which choose between the two: float32
-sums of a softmax in float32, whatever the inputs' dtype. Beside its result a statistic needs two numbers per query row.
-Each statistic is a torch operation, so that code that counts memory without a device (fake tensors) knows its result
-and starts no kernel.
+They compute the same as the row blocks in ``attention.py`` and ``proxies.py``, which choose between the two: float32
+sums of a softmax in float32, whatever the inputs' dtype. Beyond its result a statistic needs memory for two numbers per
+query row. Each statistic is a torch operation, so that code that counts memory without a device (fake tensors) knows
+its result and starts no kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, w
 
 
 def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function as a torch operation. made: returns its result for fake tensors, a shape and a dtype."""
+    """Register a function as a torch operation. made: returns an empty result of the right shape and dtype, for fake
+    tensors."""
 
     def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
@@ -73,7 +74,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
-    """Return the mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: m is g, else 1."""
+    """Return the mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: keep query heads separate
+    (m = g); otherwise m = 1."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -97,10 +99,10 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
     lambda mass, tau, left: mass.new_empty((mass.shape[0], mass.shape[-1])),
 )
 def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
-    """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``nucleus.nucleus``.
+    """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``ordering.nucleus``.
 
     Args:
-        mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: side of the cover.
+        mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: whether ``cover`` is "left".
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -128,7 +130,8 @@ def _softmax(
 
     Args:
         offset: tokens before the first row, for causal rows; None: every row sees every key.
-        sinks: ``[Hq]``, natural logarithms like scores; a row's largest score is then at least the sink's.
+        sinks: ``[Hq]``, in the scale of scores before the change to powers of 2; a row's largest score is at least its
+            sink.
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -156,13 +159,13 @@ def _rows(states: Tensor) -> Tensor:
 
 
 def _numbers(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, int, int, int]:
-    """Return the factor of scores in powers of two, and the strides of heads and rows."""
+    """Return the factor that makes scores exponents of 2 (``scaling * log2 e``), and the strides of heads and rows."""
     return scaling * math.log2(math.e), query.stride(0), query.stride(1), key.stride(0), key.stride(1)
 
 
 def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
-    """Return the constants that a kernel is compiled for. rows: number of rows that belong together; a tile has no more
-    than it needs."""
+    """Return the constants that a kernel is compiled for. rows: number of query rows that are summed together, which
+    limits the rows of a tile."""
     from triton import knobs
 
     dim = key.shape[2]

@@ -1,14 +1,14 @@
 """Triton kernels of the attention statistics: scores live in registers, one tile at a time, and are never written to
 memory.
 
-Only ``fused.py`` imports this module; it says what the kernels compute. Every softmax takes two passes over the keys:
-``row_softmax`` computes what makes a row a softmax, then another kernel adds up the row's probabilities. Each program
-adds for keys of its own, so that there are no atomics and results are equal on every run. Instead of a log-sum-exp two
+Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the
+keys: ``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two
+programs add to the same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two
 numbers are kept per row, the maximum and the sum relative to it: at scores of some hundreds, as spread proxies have
 them, a single float32 would cost 1e-5.
 
-Products use the inputs' dtype and are summed in float32; float32 inputs are not multiplied as TF32. Scores are in
-powers of two (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
+Products use the inputs' dtype and are summed in float32; float32 inputs are not multiplied as TF32. Scores are
+exponents of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
 specialised: Triton would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change
 with every decode step.
 """
@@ -21,7 +21,7 @@ LOWEST = tl.constexpr(-125.0)  # no exponential of an unmasked row is 0, as in `
 
 @triton.jit
 def _tile(X, row_stride, rows, count, DIM: tl.constexpr, DEPTH: tl.constexpr):
-    """Load ``[rows, DEPTH]`` of a head; zeros behind the last row and the last dimension."""
+    """Load a tile ``[rows, DEPTH]`` of a head's vectors, with zeros beyond the last row and the last dimension."""
     dim = tl.arange(0, DEPTH)
     place = rows.to(tl.int64)[:, None] * row_stride + dim[None, :]
     return tl.load(X + place, mask=(rows < count)[:, None] & (dim < DIM)[None, :], other=0.0)
@@ -42,7 +42,7 @@ def row_softmax(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute maximum and sum of exponentials of ROWS rows of a query head over ``reach`` keys, this program's part of all
+    """Compute, for ROWS rows of a query head, the maximum score and the sum of exponentials over this program's ``reach``
     keys."""
     block, head, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     rows = block * ROWS + tl.arange(0, ROWS)
@@ -125,7 +125,8 @@ def group_mass(
 
 @triton.jit
 def _above(MASS, width, bits, BLOCK: tl.constexpr):
-    """Sum the masses with a larger bit pattern, float64. Non-negative floats order like their bit patterns."""
+    """Sum the masses whose bit pattern is larger than ``bits``, float64. Non-negative floats order like their bit
+    patterns."""
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, width, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -139,7 +140,7 @@ def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexp
     """Compute the smallest mass in a row's covering set, and the last index of a key of that mass in the set (-1: none).
 
     The bit pattern of the threshold is bisected down to its last bit, each time with one sum over the row
-    (``nucleus.py`` stops earlier and sorts the rest, which a program cannot do as cheaply).
+    (``ordering.nucleus`` stops earlier and sorts the rest, which a kernel cannot do as cheaply).
     """
     row = tl.program_id(0).to(tl.int64)
     MASS += row * width
@@ -173,7 +174,7 @@ def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexp
 
 @triton.jit(do_not_specialize=["width", "rows"])
 def votes(MASS, THRESHOLD, CUT, VOTES, width, rows, BLOCK: tl.constexpr):
-    """Count for each of BLOCK keys in how many of a head's ``rows`` covering sets it is."""
+    """Count, for each of BLOCK keys, how many of a head's ``rows`` covering sets contain the key."""
     head = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     found = tl.zeros([BLOCK], tl.float32)

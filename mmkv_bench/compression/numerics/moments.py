@@ -1,7 +1,7 @@
 """Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed
 form.
 
-Running moments are float64, so that any chunking of the same tokens gives the same result to float32 rounding.
+Running moments are float64, so that any chunking of the same tokens gives the same result up to float32 rounding.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class JointMoments:
         """Add ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` of a rotation that is undone
         first.
 
-        A few heads are added at a time, so that no temporary is larger than a tile: fresh memory from the system for
-        every block would cost as much as the products.
+        A few heads are added at a time, so that no temporary is larger than a tile; getting fresh memory from the system
+        for every block would take as long as the products.
         """
         heads, total, dim = x.shape
         if not len(self._sum):

@@ -46,7 +46,7 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
     "right" takes ``searchsorted(cum, tau * total, right)`` keys, which is one key fewer unless the mass is met exactly,
     and no key when the first one alone exceeds it.
 
-    The result equals that of a sort, but is computed by search: the threshold is the smallest mass in the set.
+    The result is as if keys were sorted, but is computed by search: the threshold is the smallest mass in the set.
     Non-negative floats order like their bit patterns, so the interval of bit patterns around the threshold is halved a
     few times, each time with one masked sum; only the few keys still inside are then sorted. Sums are float64.
 

@@ -99,7 +99,8 @@ def scaled(
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """Return the global prefix configuration of one prompt: ``R_l`` of every layer, scaled to meet the budget exactly.
+    """Return the global prefix configuration of one prompt: the kept fraction ``R_l`` of every layer, scaled to meet
+    the budget exactly.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``; rho: fraction kept, in (0, 1]; delta, steps: see ``search``.
@@ -114,10 +115,11 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
 
 
 def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
-    """Interpolate ``R_l`` linearly at rho between the two nearest budgets of a profile; nothing is kept at 0 and all at 1.
+    """Interpolate ``R_l`` linearly at rho between the two nearest budgets of a profile, which is extended by 0 at rho = 0
+    and 1 at rho = 1.
 
     Args:
-        grid: fractions kept, rising, in (0, 1]; ratios: one ``R_l`` per layer for each of them.
+        grid: budgets of the profile, ascending fractions in (0, 1]; ratios: for each budget one ``R_l`` per layer.
     """
     layers = len(ratios[0])
     points = [
@@ -132,5 +134,5 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
 
 
 def _exact(value: float) -> Fraction:
-    """Return the decimal number that is written, not its nearest float."""
+    """Return the decimal number as the user wrote it, not its nearest float."""
     return Fraction(Decimal(str(value)))

@@ -181,8 +181,8 @@ def _by_heads(
     sinks: Tensor | None = None,
     **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield ``adjusted_mass`` of a few KV heads at a time (kernels: of all heads), with the heads that each block belongs
-    to."""
+    """Yield (KV heads, ``adjusted_mass``) for a few heads at a time, so that blocks stay small; fused kernels take all
+    heads at once."""
     share = query.shape[0] // key.shape[0]
     fused = _fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)

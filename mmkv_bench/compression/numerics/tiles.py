@@ -1,4 +1,5 @@
-"""The number of attention rows in memory at once: the only memory that streaming statistics need beyond their result."""
+"""Sizes of the blocks of attention rows that are in memory at once; streaming statistics need no other memory beyond
+their result."""
 
 from __future__ import annotations
 
@@ -33,9 +34,11 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
 @contextmanager
 def ends_only() -> Iterator[None]:
-    """Skip all but the first and the last two blocks of a pass, to count its memory without its result.
+    """Skip all blocks of a pass but the first one and the last two, to measure the pass's memory without computing its
+    result.
 
-    Blocks differ only in the keys that they see, and the last one may be short.
+    This is enough because blocks differ only in the number of keys that they see, and only the last block may be
+    shorter.
     """
     token = _ends_only.set(True)
     try:

@@ -9,11 +9,11 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 
 class Reducer(ABC):
-    """A rule that builds the entries that stay from a full cache. It never writes to its inputs: other forks still read
-    them.
+    """A rule that makes the entries to store from a full cache and the selected indices. It never writes to its inputs,
+    which other forks still read.
 
     Class attributes:
-        merges: entries that are not selected leave a trace in those that are. Set in the class, or a property if it
+        merges: entries that are not selected are merged into selected ones. Set in the class, or a property if it
             depends on parameters.
     """
 
@@ -22,7 +22,7 @@ class Reducer(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Eviction: entries that are not selected are dropped."""
+"""A reducer that drops the entries that are not selected."""
 
 from __future__ import annotations
 

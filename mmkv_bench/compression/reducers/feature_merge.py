@@ -16,7 +16,7 @@ class FeatureMerge(Reducer):
     """PrefixKV's ablation "Feature" (arXiv 2412.03409, table 12). No parameters.
 
     Pruned token m goes to the kept token n of its head with the largest cosine of ``k_m`` and ``k_n`` (equal cosines:
-    the lower n; a zero key is equally far from all), and ``k_n = mean({k_n} and all k_m assigned to n)``. Values follow
+    the lower n; a zero key has cosine 0 with all), and ``k_n = mean({k_n} and all k_m assigned to n)``. Values follow
     their keys. Keys are compared and averaged as they are cached, rotated; cosines are float32, by blocks of pruned
     tokens, so that nothing of size T x T exists. The release has no merging code.
     """
@@ -30,7 +30,8 @@ class FeatureMerge(Reducer):
 
     @staticmethod
     def _most_similar(key: Tensor, index: Tensor) -> Tensor:
-        """Return for each token the column of ``index`` with the most similar key, m if none is kept: int64 ``[Hkv, n]``."""
+        """Return for each token the column of ``index [Hkv, m]`` whose key is most similar, or m if the head keeps none:
+        int64 ``[Hkv, n]``."""
         heads, slots = index.shape
         target = torch.full(key.shape[:2], slots, dtype=torch.int64, device=key.device)
         if slots == 0:

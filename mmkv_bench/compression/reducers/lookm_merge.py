@@ -133,8 +133,8 @@ class LookMMerge(Reducer):
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the candidates to merge, int64 ``[Hkv, e]`` ascending, and which of them are real (heads may evict fewer than
-    e)."""
+    """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the real ones, because some heads may
+    evict fewer than e."""
     kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.
@@ -145,8 +145,8 @@ def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest cosine, float32 ``[Hkv, e]``, between candidates ``rows`` and kept keys ``[Hkv, m, D]``, and its
-    slot."""
+    """Find the kept key, of ``kept [Hkv, m, D]``, that has the largest cosine with each candidate in ``rows``. Return the
+    cosine, float32 ``[Hkv, e]``, and the kept key's slot."""
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)

@@ -24,7 +24,7 @@ class PositionMerge(Reducer):
         shift: pruned token m is merged with the content of token ``m - shift``, and into the kept token nearest to that
             token (0 or more tokens). 0 in the papers. ElasticCache's release forgets its offset of one protected first
             token: 1.
-        closed: first and last kept candidates of each head that receive nothing [entries], 0 in the papers. In the
+        closed: number of kept candidates at each end of a head that receive nothing [entries], 0 in the papers. In the
             release the protected first and last token receive nothing: 1 (the token that ``strict`` feeds again never
             receives anything).
 
@@ -83,8 +83,7 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
     Returns:
         ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in
-            padding.
-        An entry that nothing is merged into comes back bit for bit.
+            padding. An entry that nothing is merged into comes back bit for bit.
     """
     heads, slots = index.shape
     dim = entries.shape[-1]
@@ -100,10 +99,10 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
 
 def pruned_places(index: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Mark the tokens that are not kept.
+    """Mark the tokens that are not in ``index``.
 
     Returns:
-        All tokens int64 ``[Hkv, n]`` and bool ``[Hkv, n]``, True = pruned.
+        The indices of all n candidates, int64 ``[Hkv, n]``, and bool ``[Hkv, n]``, True = pruned.
     """
     everything = torch.arange(candidates, device=index.device).expand(index.shape[0], -1)
     pruned = torch.ones(index.shape[0], candidates + 1, dtype=torch.bool, device=index.device)

@@ -1,4 +1,4 @@
-"""Scorers: statistics of one layer's prefill -> the value of each entry. One method, one file."""
+"""Scorers: statistics of one layer's prefill -> a score for each entry. Each file has one method's scorer."""
 
 from mmkv_bench.compression.scorers.base import Scorer
 

@@ -21,22 +21,23 @@ class Scorer(ABC):
     the idea, the paper, every parameter with its unit, and where paper and released code differ.
 
     Class attributes:
-        needs: what the session must gather during prefill.
-        stochastic: the score depends on ``seed``; a cell of a deterministic method has none.
+        needs: statistics that the session must gather during prefill.
+        stochastic: the score depends on ``seed``; cells of other methods have no seed.
         needs_visual: prompts without visual tokens cannot be scored.
-        negative: scores may be below 0, so that their sums are no shares.
+        negative: scores may be below 0, so that they cannot be used as shares of a sum.
         resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``)
-            or a shorter text (``cut_prompt``). alone: the error message outside of a run. over_budget: the fallback of
-            a row whose smallest prompt exceeds the budget.
+            or a shorter text (``cut_prompt``). alone: the error message if such a method is used outside of a run.
+            over_budget: the fallback if even the smallest prompt exceeds the budget.
         streams: the scorer can score the stored entries of a stream: it reads no token types, and nothing that needs
             the whole prompt.
         asks_template: in a stream, scores use queries of the chat template's own tokens, fed after every chunk.
-        comparable: scores of different KV heads of a layer have one scale and show which head needs more entries; not
-            so for scores that only depend on a token's place or are equal in every head.
+        comparable: scores of different KV heads of a layer have one scale and show which head needs more entries. False
+            for scores that depend on a token's position alone or are equal in every head.
         later: names of parameters added after cells of the method were stored. Each is also a parameter of the method,
             under the same name; at its default it is in no row and no cell's identity, so that older cells do not
             change.
-        halves: those of ``later`` that only models in half precision read: for other models they are in no row either.
+        halves: the names in ``later`` of parameters that have an effect in half precision only; rows of other models do
+            not include them.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
     """
@@ -79,20 +80,21 @@ class Scorer(ABC):
         """Return scores, float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. The selector protects
         tokens.
 
-        Of equal scores the lower index wins. float64 is allowed if a smaller number shall break ties
-        (``numerics/ordering.py``); a scorer that rounds as a release does returns the model's half precision.
+        Of equal scores the lower index wins. float64 is allowed for scores whose ties are broken by a second, smaller
+        number (``numerics/ordering.py``); a scorer that rounds as a release does returns the model's half precision.
         """
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1, with these parameters and the other parts of ``method``.
+        """Return the version of this part's results, from 1, with these parameters and the other parts of ``method``.
 
-        A fix that changes a part's numbers raises the version for the affected parameters only: their cells get new
+        A fix that changes a part's results raises the version for the affected parameters only: their cells get new
         hashes and run again, every other cell keeps its rows.
         """
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return names of what could not be done as configured; the row stores them.
+        """Return names of what cannot be done as configured at this budget and length, such as ``window_reduced``; rows
+        store them.
 
         Args:
             types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
@@ -100,14 +102,16 @@ class Scorer(ABC):
         return ()
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        """Return further fallbacks of one layer of a prompt longer than the budget, known from its scores."""
+        """Return further fallbacks, which are known only from a layer's scores. Called for prompts longer than the
+        budget."""
         return ()
 
     def check_layers(self, layers: int) -> None:  # noqa: B027 - most parameters fit every model
         """Raise ConfigError if the parameters do not fit a model with this number of layers; called before any work."""
 
     def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
-        """Return the score of one layer once the full cache's own answer is known; called when ``needs.answer`` is set.
+        """Return the final scores of one layer, after the full cache has answered the prompt; called if
+        ``needs.answer`` is set.
 
         Args:
             score: what ``score`` returned during the prefill; mass: float32 ``[Hkv, T]``, the answer's attention to
@@ -116,7 +120,8 @@ class Scorer(ABC):
         return score
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """Return further fallbacks, known once `steps` tokens were fed after the prefill (``needs.answer``)."""
+        """Return further fallbacks, known after the full cache's answer (``needs.answer``). steps: tokens fed after the
+        prefill."""
         return ()
 
     def from_replay(self, replay: Replay) -> list[Tensor]:

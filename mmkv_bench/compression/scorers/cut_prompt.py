@@ -10,13 +10,13 @@ from mmkv_bench.compression.scorers.pixels import PixelsScorer
 
 @dataclass(frozen=True)
 class CutPromptScorer(PixelsScorer):
-    """The full cache of the prompt without the middle of its text, with as many entries as the budget allows: what equal
-    memory gives without any method, for prompts without pictures. No parameters.
+    """A control that cuts the middle out of a prompt's text until its full cache fits the budget: what equal memory
+    gives without any method, for prompts without pictures. No parameters.
 
-    The first and the last half of the tokens that fit stay, as LongBench cuts prompts (Bai et al. 2023, section 4.1).
-    ``generation/smaller_prompts.py`` makes the shorter prompt, which is prefilled by itself. If the template alone
-    leaves more entries than the budget, the row says ``cut_prompt_over_budget``. A prompt within its budget equals
-    `full`. A prompt with pictures, or of several turns, is an error of its sample.
+    Half of the tokens that fit are the prompt's first tokens, half its last ones, as LongBench cuts prompts (Bai et al.
+    2023, section 4.1). ``generation/smaller_prompts.py`` makes the shorter prompt, which is prefilled by itself. If the
+    template alone leaves more entries than the budget, the row says ``cut_prompt_over_budget``. A prompt within its
+    budget equals `full`. A prompt with pictures, or of several turns, is an error of its sample.
     """
 
     needs_visual = False

@@ -22,7 +22,7 @@ def cutoff(gamma: float, length: int) -> int:
 
 
 def check_gamma(gamma: float) -> None:
-    """Raise ConfigError for a cut-off outside of [0, 1) of the filter that scorer and allocator share."""
+    """Raise ConfigError for a cut-off ``gamma`` outside of [0, 1); scorer and allocator share the check."""
     if not 0 <= gamma < 1:
         raise ConfigError(
             f"gamma is {gamma}; allowed: a share of the T bins, 0 <= gamma < 1 (at 1 the base is the prompt itself and"
@@ -35,7 +35,8 @@ def filter_needs(keys: str) -> Needs:
 
 
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
-    """Return what the low-pass filter leaves out of a layer's keys and values; shared by scorer and allocator."""
+    """Return what the low-pass filter leaves out of a layer's keys, and of its values. Computed once for scorer and
+    allocator."""
     omega = cutoff(gamma, obs.length)
 
     def of_keys() -> HighPass:

@@ -15,8 +15,8 @@ class GenericQueryScorer(TailMassScorer):
     Under ``protocol=stream`` the tokens that the template puts after a question (for Qwen ``<|im_end|>``, a line's end
     and the assistant's header) are fed after every chunk, where the question would be. Their attention is averaged over
     them and over the g query heads of a KV head; the tokens are dropped again in the same layer, and counted in
-    ``entries_peak``. No question is known. Under other protocols the last prefilled tokens replace them. Under
-    ``paper`` and ``strict`` these are the same tokens, but after the question, which they then know.
+    ``entries_peak``. The question has no influence. Under other protocols the last prefilled tokens replace them. Under
+    ``paper`` and ``strict`` these are the same tokens, but they follow the question and so have attended to it.
 
     Args:
         proxies: most tokens of the template that are used, its last ones [tokens].

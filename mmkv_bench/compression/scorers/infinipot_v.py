@@ -20,7 +20,7 @@ class InfiniPotVScorer(Scorer):
 
         TaR(t, i, j) = -1/r sum_{t' recent} cos(k(t, i, j), k(t', i, j))        VaN(t, i, j) = |v(t, i, j)|_2
 
-    Text ranks before everything else. An older entry whose cell no recent frame has any more gets TaR 0.
+    Text ranks before everything else. An older entry gets TaR 0 if no recent frame has an entry left in the same cell.
 
     Args:
         alpha: share of the budget for recent frames and TaR, in [0, 1]; 0 is the value norm alone.
@@ -31,8 +31,8 @@ class InfiniPotVScorer(Scorer):
     plus a chunk. The release lays the entries that stayed out as if they were whole frames, so that after the first
     compression a cell is compared with others; here each entry keeps its cell. It pools value norms over neighbouring
     cells, by kernels of 7, 5, 3 or 1 that follow the layer; entries that stayed have gaps, so nothing is pooled here.
-    It counts text apart from C, and fails if recent frames alone exceed alpha C; here they then take entries from VaN's
-    share. Outside of a stream frames are unknown: entries are ranked by their value norm, and the row says
+    It does not count text towards C, and fails if recent frames alone exceed alpha C; here they then take entries from
+    VaN's share. Outside of a stream frames are unknown: entries are ranked by their value norm, and the row says
     ``no_frames``.
     """
 
@@ -74,7 +74,7 @@ class InfiniPotVScorer(Scorer):
 
     @staticmethod
     def _distinct(obs: Observation, frames: Frames, cell: Tensor, recent: Tensor) -> Tensor:
-        """Return TaR ``[Hkv, S]``, float32."""
+        """Return TaR of every stored entry, float32 ``[Hkv, S]``. recent: bool, the entries of the most recent frames."""
         unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
         heads, _, dim = unit.shape
         place = cell[..., None].expand(-1, -1, dim)

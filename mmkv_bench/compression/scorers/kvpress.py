@@ -42,10 +42,10 @@ class PressScorer(Scorer):
     be evicted. Here the last token and the latest of these entries stay, as with sinks and recents of this package's
     methods.
 
-    Differences to the library's own run: scores are read as float32, other ties go to the lower index (kvpress leaves
-    them to `topk`), `torch`'s random stream is seeded per sample, layer and seed, queries have the module's query norm
-    in every family (kvpress knows Qwen3 and Gemma3 only), and positions behind the prompt are the model's own, under
-    mrope too (kvpress counts 1-D positions). All other presses are refused with the reason (`presses.py`).
+    Differences to a run of the library: Scores are read as float32. Other ties go to the lower index (kvpress leaves them
+    to `topk`). `torch`'s random stream is seeded per sample, layer and seed. Queries have the module's query norm in every
+    family (kvpress knows Qwen3 and Gemma3 only). Positions after the prompt are the model's, also under mrope (kvpress
+    counts 1-D positions). All other presses are refused with the reason (`presses.py`).
     """
 
     press: str
@@ -72,13 +72,13 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the press's module, or that of a press in it, draws random numbers."""
+        """True if the Python module of the press, or of a press inside it, draws random numbers."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
-        """Return 2: if more entries than the budget are protected the last stay, and a press inside a press is recorded
-        with its defaults."""
+        """Return 2. Since version 2 the last of the protected entries stay if they exceed the budget, and a press
+        inside a press is recorded with its defaults."""
         return 2
 
     @property
@@ -117,7 +117,7 @@ class PressScorer(Scorer):
         return made
 
     def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return the entries to which the scoring press gives its highest score, bool ``[Hkv,T]``."""
+        """Return the entries with the press's highest score, which it always keeps, bool ``[Hkv,T]``."""
         scores = self._innermost(obs, budget, seed)
         return scores == scores.amax(-1, keepdim=True)
 
@@ -130,7 +130,7 @@ class PressScorer(Scorer):
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Return the press's own `score`, float32 ``[Hkv,T]``."""
+        """Call the press's own `score` on the observation; return float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "

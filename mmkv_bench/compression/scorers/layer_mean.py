@@ -30,10 +30,10 @@ class LayerMeanScorer(Scorer):
         sinks: the selector's sinks, first tokens that stay, at most C - 1 of them; the permutation leaves them out
             [tokens].
 
-    Paper and code: PrefixKV's release ranks truly, in the attention's own half precision; its scores here are float32.
-    Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash beyond 2048 tokens
-    (ElasticCache's score buffer), and ElasticCache's deletes the first token when only one token is to be evicted;
-    neither is reproduced.
+    Paper and code: PrefixKV's release ranks by the importance itself, in the half precision of the attention; here
+    scores are float32. Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash
+    beyond 2048 tokens (ElasticCache's score buffer), and ElasticCache's deletes the first token when only one token is
+    to be evicted; neither is reproduced.
     """
 
     ranking: Literal["importance", "permutation"] = "importance"

@@ -64,10 +64,10 @@ class MMShiftScorer(Scorer):
         voting: "groups", or "none": the mass itself, summed over all N proxies, replaces the votes; tau and cover are
             not read (table 5: ``voting=none gamma=1`` is its row "+ Samp.", ``voting=none`` "+ Var. Exp.", and the
             method ``last_query`` LastAttn).
-        modality: tokens behind mu and sigma (table 13): "unified" all, "vision" the visual ones, "text" the others,
-            "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around the text's.
-            All T keys are used in every case. If there is no token of the requested kind, all tokens are used and the
-            row says ``single_modality``; "vision" refuses prompts without visual tokens.
+        modality: tokens whose statistics mu and sigma are (table 13): "unified" all, "vision" the visual ones, "text"
+            the others, "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around
+            the text's. All T keys are used in every case. If there is no token of the requested kind, all tokens are
+            used and the row says ``single_modality``; "vision" refuses prompts without visual tokens.
         expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
         layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
         last_tokens: number of last tokens that mu and sigma are computed over, 0 = all T.
@@ -223,7 +223,8 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if ties of the votes are broken, also by an anchor below the spacing of float32 at the votes; else 1."""
+        """Return 2 if ties between votes are broken by the anchor in float64, even by an anchor too small for float32; else
+        1."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -237,7 +238,8 @@ class MMShiftScorer(Scorer):
         return states + (self._global_mean(obs) if self.centring == "global" else mean)
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
-        """Return mu and sigma, float32 ``[]``, ``[E]`` or, if groups differ, a row per proxy ``[N, 1 or E]``."""
+        """Return mu and sigma, float32 ``[]`` or ``[E]``. If groups draw from different tokens, there is one row per
+        proxy: ``[N, 1 or E]``."""
         if self.modality == "unified" and not self.last_tokens:
             return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
         if self.modality == "unified":
@@ -262,8 +264,8 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the moments of the chosen tokens (bool ``[T]``, None: all) among the last tokens, or of all last tokens
-        if none is chosen."""
+        """Return mean and standard deviation over the chosen tokens (bool ``[T]``, None: all) among the ``last_tokens``,
+        or over all of these if none is chosen."""
         first = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first:]
         chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]
@@ -312,7 +314,7 @@ class MMShiftScorer(Scorer):
         return self.calibration[name]
 
     def _offsets(self) -> Tensor:
-        """Return the positions of the N proxies behind the prompt's last token, int64 ``[N]``."""
+        """Return how many positions after the prompt's last token each of the N proxies is, int64 ``[N]``."""
         if self.offsets == "consecutive":
             return torch.arange(1, self.samples + 1)
         return (torch.arange(1, self.samples // self.groups + 1) * self.groups).repeat(self.groups)

@@ -1,4 +1,4 @@
-"""Oracle: the attention of the full cache's own answer. It cheats, and is a ceiling."""
+"""Oracle: the attention of the full cache's own answer, an upper bound that no real method can know."""
 
 from __future__ import annotations
 

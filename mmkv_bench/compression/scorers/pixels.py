@@ -13,8 +13,8 @@ from mmkv_bench.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class PixelsScorer(Scorer):
-    """The full cache of the prompt with smaller images, or videos with fewer frames, with as many entries as the budget
-    allows: what equal memory gives without any method. No parameters.
+    """A control that shows smaller images, or videos with fewer frames, so that the prompt's full cache fits the
+    budget: what equal memory gives without any method. No parameters.
 
     Nothing is scored and nothing is evicted: ``generation/smaller_prompts.py`` makes the smaller prompt through the
     model's own processor, and it is prefilled by itself. If the smallest pictures leave more entries than the budget,

@@ -11,7 +11,7 @@ from mmkv_bench.compression.scorers.base import Scorer
 
 @dataclass(frozen=True)
 class RandomScorer(Scorer):
-    """Independent uniform scores per layer, KV head and token. No parameters.
+    """A control with independent uniform scores per layer, KV head and token. No parameters.
 
     The stream is seeded by (method, seed, sample, layer), drawn on the CPU: equal on every device and whatever ran
     before, and shared by all budgets, so that a smaller budget keeps a subset of a larger one's entries. The selector

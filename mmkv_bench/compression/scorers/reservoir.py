@@ -20,7 +20,7 @@ class ReservoirScorer(Scorer):
     tokens, however often entries were evicted. ``random`` draws again at every eviction, so that an old entry must
     survive every draw, and old entries die out geometrically. With a single eviction both are uniform.
 
-    The number is a hash (splitmix64) of the token's place and of a start value, which is drawn on the CPU from (seed,
+    The number is a hash (splitmix64) of the token's index and of a start value, which is drawn on the CPU from (seed,
     sample, layer, head).
 
     Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with
@@ -43,5 +43,5 @@ class ReservoirScorer(Scorer):
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """Shift right logically; int64's own shift is arithmetic."""
+    """Shift right by ``bits``, filling with zeros; torch's shift of int64 would copy the sign."""
     return (numbers >> bits) & (2 ** (64 - bits) - 1)

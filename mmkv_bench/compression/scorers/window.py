@@ -86,7 +86,7 @@ class WindowScorer(Scorer):
         return torch.cat([smoothed, mass[:, obs.length - w :]], 1)
 
     def _rounded(self, obs: Observation, w: int) -> Tensor:
-        """Return ``[Hkv, T]`` in the model's half precision, to which every step is rounded."""
+        """Return the scores ``[Hkv, T]`` with every step rounded to the model's half precision."""
         tail, prefix = obs.tail(w), obs.length - w
         reach = obs.tail_reach(w)
         mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling, obs.sinks, reach))
@@ -102,7 +102,7 @@ class WindowScorer(Scorer):
         return grouped(pooled(mass)) if self.heads == "last" else pooled(grouped(mass))
 
     def _pooled(self, mass: Tensor) -> Tensor:
-        """Pool ``[h, m]`` along the tokens; the shape stays."""
+        """Pool scores ``[h, m]`` along the tokens; the shape stays."""
         pool = torch.nn.functional.avg_pool1d if self.pooling == "average" else torch.nn.functional.max_pool1d
         return pool(mass, self.pool, stride=1, padding=self.pool // 2)
 

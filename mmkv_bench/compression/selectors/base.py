@@ -9,14 +9,15 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 
 class Selector(ABC):
-    """A rule that turns scores and caps into indices. Stateless; protection is a mask, never an infinity in a score.
+    """A rule that chooses the entries that stay, from scores and caps. It has no state. Protected tokens are given by a
+    mask, never by an infinite score.
 
     Class attributes:
         needs_visual: prompts without visual tokens cannot be selected from.
         exceeds: with these parameters more than the caps may be kept, as a released code does.
-        printed: ``exceeds`` comes from the paper's own formula and not from a released code; it is allowed in either
+        printed: the paper's own formula, not a released code, is the reason for ``exceeds``; this is allowed in either
             reading, and marked in rows and tables.
-        falls_short: with these parameters less may be kept.
+        falls_short: with these parameters less than the caps may be kept.
         streams: the selector needs no token types and fills every cap, as a stream demands.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
@@ -38,7 +39,7 @@ class Selector(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's numbers, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -60,10 +61,10 @@ class Selector(ABC):
     def select(
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the indices that stay.
+        """Return the indices of the entries that stay.
 
-        Protected candidates come first; if they exceed a cap, the LAST of them win. Then the highest scores; ties go to
-        the lower index. Every row is treated separately: heads of several layers may be stacked.
+        Protected candidates come first; if they exceed a cap, the LAST of them win. Then come the highest scores; ties
+        go to the lower index. Every row is treated separately: heads of several layers may be stacked.
 
         Args:
             scores: float32 or float64 ``[Hkv, n]``.

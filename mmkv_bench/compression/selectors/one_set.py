@@ -18,9 +18,9 @@ class OneSet(RecentShare):
     Args:
         sinks, recents, window, share: see ``RecentShare``; here the last token alone by default.
         ranking: `value` keeps the tokens of the highest mean. `permutation` is ElasticCache's released H2O: to evict f
-            tokens, it sorts the unprotected tokens by score and keeps place j if the INDEX at place j of the sorted
-            order exceeds f. This does not rank token j at all; f + 1 tokens are evicted, except that f = 1 evicts the
-            lowest score behind the first token.
+            tokens, it sorts the unprotected tokens by score and keeps the j-th token if the j-th INDEX of the sorted
+            order exceeds f. This is no ranking of token j at all. f + 1 tokens are evicted, except that f = 1 evicts
+            the lowest score after the first token.
     """
 
     recents: float = 1
@@ -49,7 +49,8 @@ class OneSet(RecentShare):
 
     @staticmethod
     def _permuted(score: Tensor, protected: Tensor, evict: int) -> Tensor:
-        """Return the indices that the released ranking keeps, ascending: int64 ``[m]``."""
+        """Return the indices that ``ranking=permutation`` keeps of one score per token, if ``evict`` tokens are to be
+        evicted, ascending: int64 ``[m]``."""
         place = (~protected).nonzero()[:, 0]
         keep = protected.clone()
         if evict > 1:

@@ -1,4 +1,4 @@
-"""The observation window and all text first, then the highest scores among visual tokens."""
+"""A selector that keeps the observation window and all text, then the visual tokens with the highest scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TextFirst(TopK):
     is what the cap leaves. Without token types every token counts as text.
 
     Args:
-        sinks, recents, window: see ``TopK``; no recents beside the window by default.
+        sinks, recents, window: see ``TopK``; by default no recents in addition to the window.
     """
 
     streams = False

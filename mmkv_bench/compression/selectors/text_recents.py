@@ -112,8 +112,8 @@ class TextRecents(RecentShare):
         return recents, caps - recents if self.rule != "all_text" else caps * rest.numerator // rest.denominator
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``text_over_budget`` if more text than important entries is outside of the recents, in a layer with the
-        cap C."""
+        """Return ``text_over_budget`` if the text tokens before the recents are more than the N entries left for them in
+        a layer with the cap C."""
         if not self.text_first or types is None or not bool((types > 0).any()):
             return ()
         recents = int(Decimal(str(self.share)) * budget)

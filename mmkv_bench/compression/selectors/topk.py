@@ -41,7 +41,8 @@ class TopK(Selector):
             )
 
     def _recents(self, budget: int) -> int:
-        """Return the number of last tokens that stay at this budget; a share of it is exact decimal arithmetic."""
+        """Return the number of last tokens that stay at this budget. A share of the budget is computed in exact decimal
+        arithmetic."""
         return self.recents if isinstance(self.recents, int) else max(1, int(Decimal(str(self.recents)) * budget))
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def pool_frames(features: Tensor, newline: Tensor, pooling: str) -> Tensor:
 
 
 class LlavaVideoModel(LlavaOnevisionModel):
-    """OneVision's model with LLaVA-Video's frames."""
+    """OneVision's model with LLaVA-Video's features of video frames."""
 
     config_class = LlavaVideoConfig
 
@@ -77,7 +77,7 @@ class LlavaVideoModel(LlavaOnevisionModel):
         return pool_frames(image_features, self.image_newline, self.config.video_pooling)
 
     def get_video_features(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Return OneVision's features without the newline after the last frame, whose last row already has one."""
+        """Return OneVision's features without their last newline, because every row of a frame already ends with one."""
         output = super().get_video_features(*args, **kwargs)
         output.pooler_output = output.pooler_output[:, :-1]
         return output
@@ -96,7 +96,7 @@ class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration)
 
 
 class LlavaVideoProcessor(LlavaOnevisionProcessor):
-    """OneVision's processor with as many placeholders as LLaVA-Video has tokens for a video."""
+    """OneVision's processor, with LLaVA-Video's number of placeholder tokens for a video."""
 
     def __init__(  # transformers reads the names of a processor's parts from here
         self,
