@@ -7,7 +7,7 @@ memory), from the families' rules for visual tokens, and from `config/unavailabl
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from mmkv_bench.config.files import content, options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.families.facts import ModelFacts
 from tools.pages import command
 
 ABOUT = ("title", "parameters", "parameters_source", "shape_source", "licence", "tokens", "papers", "notes")
@@ -22,6 +23,7 @@ ABOUT = ("title", "parameters", "parameters_source", "shape_source", "licence", 
 MEASURED = {"ppl": "ppl", "rouge_l_sampled": "self_rouge", "rouge_l_greedy": "self_rouge"}  # metric -> measure
 GATE = ("dataset", "metric", "expected", "tolerance", "scale", "source")
 GROUP_GATE = ("group", *GATE[2:])  # the mean over the datasets of a benchmark's group
+LENGTHS = (2048, 8192, 16384)  # of prompts, those of experiment=hybrid
 IMAGE, VIDEO = (1344, 896), (640, 360)  # the page's examples, width x height
 FRAMES = 32
 EXERCISED = (
@@ -49,6 +51,7 @@ class Described:
     heads: str
     kv_bytes: int
     context: int | None
+    facts: ModelFacts
     image_tokens: int | None
     video_tokens: int | None
 
@@ -79,6 +82,7 @@ def page() -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_row(model) for model in models]
+    lines += ["", *_states(models)]
     lines += ["", "| cannot be run | why | papers |", "|---|---|---|"]
     lines += [f"| [{m.title}](#{key}) | {_clause(m.why)} | {m.papers} |" for key, m in UNAVAILABLE.items()]
     for model in models:
@@ -128,6 +132,7 @@ def read(name: str) -> Described:
         heads=f"{family.num_query_heads}/{family.num_kv_heads} x {family.head_dim}",
         kv_bytes=kv_bytes_per_token(config, "bfloat16"),
         context=family.max_context,
+        facts=family,
         image_tokens=_visual(family.model_type, file["processor"], video=False),
         video_tokens=_visual(family.model_type, file["processor"], video=True),
     )
@@ -196,6 +201,32 @@ def _visual(model_type: str, settings: Mapping[str, Any], video: bool) -> int | 
 
 
 # ---------------------------------------------------------------------- Markdown
+def _states(models: Sequence[Described]) -> list[str]:
+    """Return the table of models that keep windows or recurrent states: their bytes at several lengths."""
+    return [
+        "Some models keep sliding windows or recurrent states in layers that are not compressed ([hybrid](hybrid.md)). All "
+        "state is these and the keys and values of one sequence, in bfloat16. The first line of each model is the length at "
+        "which windows and states are half of it. `10%` keeps a tenth of the entries of compressed layers, `global0` keeps in "
+        "them what a window keeps.",
+        "",
+        "| model | prompt | all state | windows and states | 10% leaves | global0 leaves |",
+        "|---|---|---|---|---|---|",
+        *(line for model in models if model.facts.states.layers for line in _state_lines(model)),
+    ]
+
+
+def _state_lines(model: Described) -> Iterator[str]:
+    from mmkv_bench.families.facts import full_state_bytes, share_of_all_state, state_bytes
+
+    half, window = full_state_bytes(model.facts, "bfloat16") // model.kv_bytes, model.facts.states.window
+    for tokens in (half, *LENGTHS):
+        held = tokens * model.kv_bytes + state_bytes(model.facts, tokens, "bfloat16")
+        kept = (0, tokens // 10, *([min(tokens, window)] if window else []))
+        shares = [f"{share_of_all_state(model.facts, tokens, one, 'bfloat16'):.1%}" for one in kept]
+        shares += ["none"] * (not window)
+        yield f"| {model.name} | {tokens:,} | {held / 2**20:,.1f} MiB | {' | '.join(shares)} |"
+
+
 def _row(m: Described) -> str:
     visual = [str(n) if n is not None else "none" for n in (m.image_tokens, m.video_tokens)]
     return (

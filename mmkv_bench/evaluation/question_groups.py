@@ -44,7 +44,7 @@ def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef
 
     Raises:
         MissingDataError: the samples are not numbered.
-        DataError: another order, or documents with different numbers of questions.
+        DataError: another order, documents with different numbers of questions, or without any.
     """
     if not lists_texts(spec, docs):
         return
@@ -58,6 +58,10 @@ def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef
     if {len(texts) for texts in columns[spec.questions_key]} != {size}:
         raise DataError(
             f"documents of {spec.dataset} have different numbers of questions; give each document the same number"
+        )
+    if not size:
+        raise DataError(
+            f"{spec.questions_key} lists no question for a document of {spec.dataset}; give each document at least one"
         )
     clusters = [{ref.cluster for ref in refs[begin : begin + size]} for begin in range(0, len(refs), size)]
     ordered = columns["question_number"] == [place % size for place in range(len(refs))]
@@ -130,7 +134,7 @@ class QuestionGroups:
 
         Raises:
             DataError: the sample's question differs from the one that its document lists, or cannot be put behind its
-                document.
+                document; or text before the end of the document differs between its samples.
         """
         made = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
         if with_question(messages, context, made.texts[made.number]) != list(messages):
@@ -157,6 +161,13 @@ class QuestionGroups:
         if self._last is None or self._last[0] != position:
             asked = [messages if one == ref.doc_id else messages_of(one) for one in members]
             texts = tuple(question_text(one, context) for one in asked)
+            for other, text, own in zip(members, texts, asked, strict=True):
+                if with_question(asked[0], context, text) != list(own):
+                    raise DataError(
+                        f"samples {self.spec.sample_id(members[0])} and {self.spec.sample_id(other)} have one value of "
+                        f"{self.spec.questions_key}, so one document, but different text before its end; put the question "
+                        "behind the last image or video and behind the context_key, or leave questions_key out"
+                    )
             rows = [self.bare[one] for one in members]
             reworded = tuple(str(row["paraphrase"]) for row in rows if row.get("paraphrase"))
             names = tuple(self.spec.sample_id(one) for one in members)

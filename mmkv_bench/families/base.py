@@ -134,6 +134,25 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """Layers of one shape, in a text model whose layers have several shapes.
+
+    Attributes:
+        count: number of these layers.
+        matrices, vectors: parameters of one layer: those that are multiplied with each token, and norms.
+        queries: numbers in a token's queries, all heads together.
+        near: a query sees a window. reads: the layer stores nothing, see READER.
+    """
+
+    count: int
+    matrices: int
+    vectors: int
+    queries: int = 0
+    near: bool = False
+    reads: bool = False
+
+
+@dataclass(frozen=True)
 class TextModel:
     """Facts of a text backbone that a config.json may leave to the defaults of transformers' class.
 
@@ -146,7 +165,6 @@ class TextModel:
         beside: kinds of layers, besides full attention, that are not compressed.
         norms: number of norms in a layer's residual stream; gated: each query head has a gate of the head's width.
         sinks: each query head has a learned sink, which only eager attention supports.
-        uneven: heads, widths or tables differ by layer, so they are read from a transformers config, not from config.json.
     """
 
     model_type: str
@@ -158,11 +176,29 @@ class TextModel:
     norms: int = 2
     gated: bool = False
     sinks: bool = False
-    uneven: bool = False
 
     def check(self, text: Any) -> None:
         """Raise UnsupportedError for a text config with settings (such as softcapping) that the scorers' attention does
         not reproduce."""
+
+    def states_all(self, text: Mapping[str, Any]) -> bool:
+        """Tell whether the keys of a config.json state all that this class reads from a text config."""
+        return True
+
+    def kinds(self, text: Any) -> list[str]:
+        """Return the kind of every layer from the keys of a config.json."""
+        return list(getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers)
+
+    def shorten(self, text: dict[str, Any], cut: int) -> None:
+        """Adapt the keys of a config.json, in place, whose last `cut` layers were left out."""
+
+    def layers(self, text: Any) -> tuple[Layer, ...]:
+        """Return the layers of each shape, and a last item for what all layers share; () if all layers have one shape."""
+        return ()
+
+    def rows(self, text: Any) -> int:
+        """Count the parameters of tables of embeddings besides the first, of which a token reads one row."""
+        return 0
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
         """Describe the layers that are not compressed. text: a text config; kinds: the kinds of all its layers."""

@@ -97,7 +97,12 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
             f"{known.name} with a {text.model_type!r} text model is not supported; supported text models of this family: "
             f"{', '.join(one.model_type for one in known.text_models)}. Choose a checkpoint with one of these."
         )
-    kinds = _layer_kinds(text)
+    if isinstance(text, StatedConfig):
+        kinds = backbone.kinds(text)
+    else:
+        from transformers.cache_utils import get_layer_types_and_kwargs
+
+        kinds = list(get_layer_types_and_kwargs(text)[0])
     _refuse_other_layers(known, backbone, text, kinds)
     backbone.check(text)
     kv_heads, width = backbone.heads(text)
@@ -205,15 +210,6 @@ def _marker_ids(marker: str | None, tokenizer: Any) -> tuple[int, ...]:
     return () if token is None or token == getattr(tokenizer, "unk_token_id", None) else (int(token),)
 
 
-def _layer_kinds(text: Any) -> list[str]:
-    """Return the kind of every layer, from the keys of a config.json or from a transformers config."""
-    if isinstance(text, StatedConfig):
-        return list(getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers)
-    from transformers.cache_utils import get_layer_types_and_kwargs
-
-    return list(get_layer_types_and_kwargs(text)[0])
-
-
 def _refuse_other_layers(known: Family, backbone: TextModel, text: Any, kinds: list[str]) -> None:
     """Refuse layers of an unsupported kind. A sliding layer, for example, drops tokens itself, so a budget over all
     tokens has no meaning for it."""
@@ -288,9 +284,9 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
 
 
 def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json states the kind of every layer, all kinds are supported, and layers of one kind have
-    equal shapes."""
-    if backbone.uneven:
+    """Tell whether a config.json states the kind of every layer and all that the backbone reads, and all kinds are
+    supported."""
+    if not backbone.states_all(text):
         return False
     if text.get("layer_types") is not None:
         return FULL in text["layer_types"] and set(text["layer_types"]) <= {FULL, *backbone.beside}

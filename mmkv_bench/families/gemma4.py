@@ -10,12 +10,13 @@ embeddings. Full layers rotate a quarter of a head's dimensions; cos and sin cov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.families.base import FULL, READER, SLIDING, Family, States, TextModel
+from mmkv_bench.families.base import FULL, READER, SLIDING, Family, Layer, States, TextModel
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,17 @@ class Gemma4Text(TextModel):
                     "a checkpoint without this setting"
                 )
 
+    def states_all(self, text: Mapping[str, Any]) -> bool:
+        return "per_layer_config" not in text and all(text.get(key) is not None for key in _STATED)
+
+    def kinds(self, text: Any) -> list[str]:
+        storing = text.num_hidden_layers - text.num_kv_shared_layers
+        return [*text.layer_types[:storing], *[READER] * text.num_kv_shared_layers]
+
+    def shorten(self, text: dict[str, Any], cut: int) -> None:
+        text["num_kv_shared_layers"] = max(0, text["num_kv_shared_layers"] - cut)
+        text["layer_types"][-1] = FULL  # transformers allows no other last layer
+
     def heads(self, text: Any) -> tuple[int, int]:
         return _heads(text, FULL)
 
@@ -47,23 +59,55 @@ class Gemma4Text(TextModel):
             full_readers=readers.count(FULL),
         )
 
+    def layers(self, text: Any) -> tuple[Layer, ...]:
+        storing = text.num_hidden_layers - text.num_kv_shared_layers
+        pairs = Counter((kind, i >= storing) for i, kind in enumerate(text.layer_types))
+        beside, hidden = text.hidden_size_per_layer_input, text.hidden_size
+        made = [_layer(text, kind, reads, count) for (kind, reads), count in pairs.items()]
+        if beside:  # the projection of embeddings that gives each layer its part, and its norm
+            made.append(Layer(1, hidden * text.num_hidden_layers * beside, beside))
+        return tuple(made)
+
+    def rows(self, text: Any) -> int:
+        return int(text.vocab_size_per_layer_input * text.num_hidden_layers * text.hidden_size_per_layer_input)
+
+
+def _layer(text: Any, kind: str, reads: bool, count: int) -> Layer:
+    """Return the `count` layers of this kind that read another layer's keys (`reads`) or store their keys."""
+    hidden, beside, (kv_heads, width) = text.hidden_size, text.hidden_size_per_layer_input, _heads(text, kind)
+    queries = text.num_attention_heads * width
+    projections = 0 if reads else 1 if kind == FULL and text.attention_k_eq_v else 2
+    mlp = 3 * text.intermediate_size * (2 if reads and text.use_double_wide_mlp else 1)
+    return Layer(
+        count,
+        matrices=hidden * (2 * queries + projections * kv_heads * width + mlp + 2 * beside),
+        vectors=(4 + bool(beside)) * hidden + (1 if reads else 2) * width,
+        queries=queries,
+        near=kind == SLIDING,
+        reads=reads,
+    )
+
 
 def _heads(text: Any, kind: str) -> tuple[int, int]:
     """Return the number of KV heads of a layer of this kind, and their width."""
-    layer = text.per_layer_config[text.layer_types.index(kind)]
-    return layer.num_key_value_heads, layer.head_dim
+    layers = getattr(text, "per_layer_config", None)
+    if layers is not None:  # a transformers config
+        layer = layers[text.layer_types.index(kind)]
+        return layer.num_key_value_heads, layer.head_dim
+    if kind == SLIDING:
+        return text.num_key_value_heads, text.head_dim
+    fewer = getattr(text, "num_global_key_value_heads", None) if text.attention_k_eq_v else None
+    return fewer or text.num_key_value_heads, text.global_head_dim
 
 
+_STATED = ("layer_types", "sliding_window", "global_head_dim", "attention_k_eq_v", "num_kv_shared_layers",
+           "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input")  # fmt: skip
 _ALL = "every token then sees every other token, but scores are computed from causal attention"
 FAMILIES = (
     Family(
         "gemma4_text",
         "Gemma 4 (text)",
-        (
-            Gemma4Text(
-                "gemma4_text", qk_norm=True, head_dim_follows=False, beside=(SLIDING, READER), norms=4, uneven=True
-            ),
-        ),
+        (Gemma4Text("gemma4_text", qk_norm=True, head_dim_follows=False, beside=(SLIDING, READER), norms=4),),
         "Gemma4ForCausalLM",
     ),
 )

@@ -16,7 +16,8 @@ REFUSED = {
     "gemma2": _CAPPED,
     "gemma3n": _SHARED,
     "gemma3n_text": _SHARED,
-    "gemma4": "its pictures and sounds are not tested here; its text model alone, gemma4_text, is supported",
+    "gemma4": "its pictures and sounds are not tested here; its text model alone, gemma4_text, is supported, and `python -m "
+    "tools.gemma4_text` of this project's repository takes it out",
     "gemma4_unified": "its pictures and sounds are not tested here",
     "lfm2": _CONV,
     "lfm2_moe": _CONV,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MS = 1000.0
 _KEY = ("model", "model_fingerprint", "dtype", "device")
 """Columns of a cell that determine its roofline; models of the same name may differ in their layers."""
+_KINDS = ((False, False), (True, False), (False, True), (True, True))
+"""Arguments of `Decoder.queries`."""
 
 
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
@@ -49,10 +51,10 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
     """Return the operations of one decode step: its matrices and the head, two products with each stored entry, and three with
     each number of a recurrent state.
 
-    entries: mean entries per KV head and layer with attention, of one sequence.
+    entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`).
     """
     products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
-    return batch * (products + 4 * decoder.attention * decoder.query_heads * decoder.head_dim * entries)
+    return batch * (products + 4 * sum(decoder.queries(near, reads) for near, reads in _KINDS) * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
@@ -63,17 +65,24 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
         cap, chunk: for a stream: it is read `chunk` tokens at a time, and a KV head keeps at most `cap` entries after each.
     """
     unseen = tokens * (tokens + 1) // 2 - stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
-    saved = 4 * decoder.query_heads * decoder.head_dim * decoder.compressed * unseen
-    return fed_operations(decoder, tokens, 0) - saved + 2 * decoder.table
+    saved = 4 * decoder.queries(near=False) * unseen
+    return fed_operations(decoder, tokens, 0) - saved + last_operations(decoder, tokens)
+
+
+def last_operations(decoder: Decoder, tokens: int) -> float:
+    """Return the operations for only the last of `tokens` tokens: the logits, and layers that read another layer's keys."""
+    pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(tokens, decoder.states.window + 1)
+    return 2 * (decoder.multiplied - decoder.prefilled + decoder.table) + 4 * pairs
 
 
 def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
-    """Return the text model's operations for a causal piece of `tokens` after `before` entries per KV head, without logits."""
-    states, product = decoder.states, 4 * decoder.query_heads * decoder.head_dim
-    near = min(tokens, max(states.window + 1 - before, 0))  # tokens whose window begins before the first stored entry
-    pairs = decoder.compressed * (tokens * before + tokens * (tokens + 1) // 2)
-    pairs += states.windows * (near * before + near * (near + 1) // 2 + (tokens - near) * (states.window + 1))
-    return tokens * (2 * decoder.multiplied + _recurrent(decoder)) + product * pairs
+    """Return the text model's operations for a causal piece of `tokens` after `before` entries per KV head, without those
+    of `last_operations`."""
+    window = decoder.states.window + 1
+    near = min(tokens, max(window - before, 0))  # tokens whose window begins before the first stored entry
+    products = decoder.queries(near=False) * (tokens * before + tokens * (tokens + 1) // 2)
+    products += decoder.queries(near=True) * (near * before + near * (near + 1) // 2 + (tokens - near) * window)
+    return tokens * (2 * decoder.prefilled + _recurrent(decoder)) + 4 * products
 
 
 def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
@@ -145,7 +154,7 @@ class Roofline:
         """Return the least milliseconds of a decode step. Arguments as in `step_bytes`."""
         states, decoder = self.decoder.states, self.decoder
         linear = states.linear * (states.conv * self.itemsize + states.recurrent * 4)
-        entries = (useful / batch - linear) / (decoder.attention * decoder.entry * self.itemsize)
+        entries = decoder.mean_entries((useful / batch - linear) / self.itemsize)
         operations = step_operations(self.decoder, entries, batch)
         return roofline_ms(self.step_bytes(useful, batch), self.bandwidth, operations, self.rate)
 

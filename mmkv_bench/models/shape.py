@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.families.base import FULL, NO_STATES, Experts, States
+from mmkv_bench.families.base import FULL, NO_STATES, Experts, Layer, States
 from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import families
 
@@ -81,8 +81,13 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
         text["layer_types"][-1] = FULL
     if "max_window_layers" in text:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
-    if "vision_config" in values and values["model_type"] in families():
-        families()[values["model_type"]].shrink_vision(values, layers)
+    known = families().get(values["model_type"])
+    if known is None:
+        return
+    if backbone := known.text_model(text.get("model_type", values["model_type"])):
+        backbone.shorten(text, depth - layers)
+    if "vision_config" in values:
+        known.shrink_vision(values, layers)
 
 
 _NEEDED = ("hidden_size", "intermediate_size", "vocab_size")
@@ -104,6 +109,7 @@ class Decoder:
         states: the layers among `layers` that are not compressed.
         experts: the experts that replace each MLP, if any.
         vectors: see `families.base.TextModel.attention_vectors`.
+        shapes, rows: see `families.base.TextModel.layers` and `rows`.
     """
 
     layers: int
@@ -121,6 +127,8 @@ class Decoder:
     states: States = NO_STATES
     experts: Experts | None = None
     vectors: int = 0
+    shapes: tuple[Layer, ...] = ()
+    rows: int = 0
 
     @property
     def attention(self) -> int:
@@ -154,12 +162,22 @@ class Decoder:
     @property
     def multiplied(self) -> int:
         """Parameters that all layers multiply with each token."""
+        if self.shapes:
+            return sum(one.count * one.matrices for one in self.shapes)
         linear = self.states.linear * (3 * self.hidden * self.intermediate + self.states.weights)
         return self.attention * self.matrices + linear
 
     @property
+    def prefilled(self) -> int:
+        """Parameters that the layers multiply with each token of a prompt; layers that read another layer's keys run for the
+        last token only."""
+        return self.multiplied - sum(one.count * one.matrices for one in self.shapes if one.reads)
+
+    @property
     def blocks(self) -> int:
         """Parameters of all layers and of the last norm; of the experts only those that a token takes."""
+        if self.shapes:
+            return self.multiplied + sum(one.count * one.vectors for one in self.shapes) + self.hidden
         biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         norms = 2 * self.head_dim if self.qk_norm else 0
         residual = self.norms * self.layers * self.hidden
@@ -172,7 +190,7 @@ class Decoder:
         idle = 0
         if self.experts is not None:
             idle = (self.experts.count - self.experts.active) * (self.experts.matrices + self.experts.biases)
-        return self.blocks + self.attention * idle + self.table * (1 if self.tied else 2)
+        return self.blocks + self.attention * idle + self.table * (1 if self.tied else 2) + self.rows
 
     @property
     def read(self) -> int:
@@ -183,8 +201,26 @@ class Decoder:
 
     @property
     def entry(self) -> int:
-        """Number of values in one token's keys and values, in one layer."""
+        """Number of values in one token's keys and values, in one compressed layer."""
         return 2 * self.kv_heads * self.head_dim
+
+    def queries(self, near: bool, reads: bool = False) -> int:
+        """Count the numbers in a token's queries, of all layers that see a window (`near`) or the whole prompt, and that
+        store keys and values or read those of another layer (`reads`)."""
+        if self.shapes:
+            return sum(one.count * one.queries for one in self.shapes if (one.near, one.reads) == (near, reads))
+        return 0 if reads else (self.states.windows if near else self.compressed) * self.query_heads * self.head_dim
+
+    def mean_entries(self, numbers: float) -> float:
+        """Return the mean entries per KV head in layers with attention, if one sequence stores `numbers` in keys and values.
+        Layers of several shapes are weighted by their queries, and windows are taken as full."""
+        if not self.shapes:
+            return numbers / (self.attention * self.entry)
+        width = self.states.windows * self.states.entry
+        near = min(numbers, self.states.window * width)
+        entries = {True: near / max(width, 1), False: (numbers - near) / (self.compressed * self.entry)}
+        queries = {kind: self.queries(kind) + self.queries(kind, True) for kind in entries}
+        return sum(queries[kind] * entries[kind] for kind in entries) / sum(queries.values())
 
 
 @dataclass(frozen=True)
@@ -206,13 +242,10 @@ class Sizes:
 
 
 def decoder_of(config: Any) -> Decoder | None:
-    """Return the text model's shape from a transformers config or a config.json; None if a number is missing or differs by
-    layer."""
+    """Return the text model's shape from a transformers config or a config.json; None if a number is missing."""
     text, facts = text_config(config), model_facts(config)
     backbone = facts.rules.text_model(text.model_type)
     assert backbone is not None, "model_facts refuses other ones"
-    if backbone.uneven:
-        return None
     values: dict[str, Any] = {name: getattr(text, name, None) for name in _NEEDED}
     tied = getattr(config, "tie_word_embeddings", None)
     tied = getattr(text, "tie_word_embeddings", None) if tied is None else tied
@@ -234,6 +267,8 @@ def decoder_of(config: Any) -> Decoder | None:
         states=facts.states,
         experts=backbone.experts(text),
         vectors=backbone.attention_vectors(text),
+        shapes=backbone.layers(text),
+        rows=backbone.rows(text),
     )
 
 
@@ -256,8 +291,8 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
             None,
             None,
             "",
-            f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings are tied, "
-            "or its layers differ, so its bytes are unknown before it is loaded",
+            f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings are "
+            "tied, so its bytes are unknown before it is loaded",
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:

@@ -88,6 +88,7 @@ def _beside(family: ModelFacts) -> list[str]:
     kinds = [
         *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
         *([f"{states.linear} with a recurrent state"] if states.linear else []),
+        *([f"{states.readers} that read another layer's entries"] if states.readers else []),
     ]
     return [f"beside     {' and '.join(kinds)}, which are not compressed"] if kinds else []
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from mmkv_bench.families.facts import stated
+from mmkv_bench.families.facts import model_facts, stated
 from mmkv_bench.forecast import roofline
-from mmkv_bench.models.shape import Decoder, decoder_of, sizes_of, stored_parameters, values_of
+from mmkv_bench.models.shape import Decoder, config_of, decoder_of, sizes_of, stored_parameters, values_of
 from mmkv_bench.models.source import shaped
 from tests import zoo
 from tests.each import each
@@ -89,12 +89,12 @@ def as_built(name: str, layers: int | None = None) -> None:
     decoder = decoder_of(stated(values_of(node(name).shape, layers)) or model.config)
     text, head = model.get_decoder(), model.get_output_embeddings()
     embeddings = model.get_input_embeddings().weight
-    blocks = sum(parameter.numel() for parameter in text.parameters()) - embeddings.numel()
+    blocks = sum(parameter.numel() for parameter in text.parameters()) - embeddings.numel() - decoder.rows
     of_experts = sum(parameter.numel() for name, parameter in text.named_parameters() if ".experts." in name)
     taken = decoder.experts.active / decoder.experts.count if decoder.experts else 0
     assert (decoder.blocks, decoder.table) == (blocks - of_experts * (1 - taken), head.weight.numel())
     assert decoder.tied == (head.weight is embeddings)
-    assert decoder.parameters == blocks + embeddings.numel() * (1 if decoder.tied else 2)
+    assert decoder.parameters == blocks + decoder.rows + embeddings.numel() * (1 if decoder.tied else 2)
 
 
 def test_a_decoder_has_as_many_parameters_as_transformers_builds():
@@ -173,3 +173,35 @@ def test_windows_and_states_are_read_whole_by_a_step_and_bound_a_prefill():
     assert roofline.Roofline(linear, 4, 1e30, 1e12, "none").step_ms(
         held + 9 * linear.compressed * linear.entry * 4
     ) == pytest.approx(operations / 1e12 * 1000)
+
+
+def test_layers_of_several_shapes_cost_what_torch_counts():
+    """Gemma 4: readers run for a prompt's last token, full layers have wider heads and one projection for keys and values."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, tokens = zoo.model("gemma4", "eager"), 40
+    decoder = decoder_of(model.config)
+    assert decoder.parameters == model.num_parameters()
+    wide, narrow = 2 * zoo.HEAD_DIM * zoo.HEADS, zoo.HEAD_DIM * zoo.HEADS
+    queries = [decoder.queries(near, reads) for near, reads in roofline._KINDS]
+    assert queries == [2 * wide, 2 * narrow, wide, narrow]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.tensor([zoo.text(tokens, 1)]), logits_to_keep=1)
+    square = 4 * (tokens * tokens * sum(queries[:2]) + tokens * sum(queries[2:]))  # eager multiplies what it masks, too
+    last = decoder.multiplied - decoder.prefilled + decoder.table
+    assert counter.get_total_flops() == 2 * (tokens * decoder.prefilled + last) + square
+    pairs = tokens * (tokens + 1) // 2, sum(min(i, 16) for i in range(1, tokens + 1)), tokens, 16
+    products = sum(4 * one * seen for one, seen in zip(queries, pairs, strict=True))
+    assert roofline.prefill_operations(decoder, tokens) == 2 * (tokens * decoder.prefilled + last) + products
+    stored = 9 * decoder.compressed * decoder.entry + decoder.states.nbytes(tokens, decoder.entry, 1)
+    operations = 2 * (decoder.multiplied + decoder.table) + 4 * (9 * 3 * wide + 15 * 3 * narrow)
+    assert roofline.Roofline(decoder, 4, 1e30, 1e12, "none").step_ms(4 * stored) == pytest.approx(operations / 1e9)
+
+
+@each("name", ["gemma4_e2b", "gemma4_31b"])
+def test_a_shape_with_several_widths_is_read_from_config_json_as_from_transformers(name):
+    for layers in (None, 2, 17):
+        known, built = stated(values_of(node(name).shape, layers)), config_of(node(name).shape, layers)
+        assert model_facts(known) == model_facts(built) and decoder_of(known) == decoder_of(built)
+        if name == "gemma4_e2b":
+            assert decoder_of(known).rows == 262144 * 256 * (layers or 35)

@@ -60,6 +60,7 @@ def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
         ("gemma3_1b", 1.0),
         ("gemma3_4b", 4.3),
         ("gpt_oss_20b", 20.9),
+        ("gemma4_31b", 30.7),
     ],
 )
 def test_counts_are_those_on_the_repositories_pages(name, billions):
@@ -85,6 +86,8 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
         ("gemma3_270m", 3, 4, 1, 256, 3),  # its full layers; 15 others keep a window
         ("gemma3_1b", 4, 4, 1, 256, 4),
         ("gemma3_4b", 5, 8, 4, 256, 20),  # 29 others keep a window
+        ("gemma4_e2b", 3, 8, 1, 512, 6),  # 12 others keep a window, 20 store nothing
+        ("gemma4_31b", 10, 32, 4, 512, 80),
         ("gpt_oss_20b", 12, 64, 8, 64, 24),
         ("qwen3_5_9b", 8, 16, 4, 256, 32),  # 24 others keep recurrent states
     ],

@@ -7,16 +7,18 @@ import io
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pandas as pd
 import pytest
-from datasets import Dataset, Features
+from datasets import Dataset, Features, Sequence, Value
 from PIL import Image
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.datasets.tasks.questions import pages
-from mmkv_bench.errors import StoreError
+from mmkv_bench.errors import DataError, StoreError
+from mmkv_bench.evaluation.question_groups import QuestionGroups, check_order
 from mmkv_bench.report.build import build_report
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.question_losses import LOSSES, _table, losses, paired_scores, question_tables
@@ -242,3 +244,26 @@ def test_questions_about_one_picture_are_one_document_wherever_they_stand(tmp_pa
         assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
     refused = go(tmp_path / "no", *words, "protocol=query_generic", "limit=2")
     assert refused.code == 2 and "has no such field; leave the protocol out" in refused.err
+
+
+def test_questions_that_stand_before_a_picture_and_empty_lists_are_refused():
+    """The text behind the picture is equal, so both would be answered from the first one's prompt."""
+
+    def messages(number: int) -> list[dict]:
+        asked = ("Which shape is it?", "Which colour is it?")[number]
+        text = [{"type": "text", "text": part} for part in (asked, "Answer.")]
+        return [{"role": "user", "content": [text[0], {"type": "image"}, text[1]]}]
+
+    rows = Dataset.from_list([{"page": "p", "asked": [], "question_number": 0}] * 2)
+    rows = rows.cast_column("asked", Sequence(Value("string")))
+    spec = SimpleNamespace(dataset="own", name="own", questions_key="page", sample_id=lambda number: f"own-{number}")
+    groups = QuestionGroups(spec, rows, rows)
+    for number in (0, 1):
+        ref = SimpleNamespace(doc_id=number, sample_id=f"own-{number}", cluster="p")
+        with pytest.raises(
+            DataError, match="own-0 and own-1 have one value of page.*but different text before its end"
+        ):
+            groups.of(ref, messages(number), "", messages)
+    spec.questions_key = "asked"
+    with pytest.raises(DataError, match="asked lists no question for a document of own; give each"):
+        check_order(spec, rows, [SimpleNamespace(cluster="p")] * 2)

@@ -34,6 +34,7 @@ FAMILIES = (
     "llama_3_8b",
     "gemma3_270m",
     "gemma3_4b",
+    "gemma4_e2b",
 )
 """One model of each family, by its name in conf/model."""
 LARGE = ("gpt_oss_20b", "qwen3_5_9b")
