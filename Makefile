@@ -178,6 +178,10 @@ results-real: $(STAMP)
 		method='[full,oracle,random,adakv,snapkv,keydiff,last_query,mmshift,h2o]'
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=query_agnostic dataset=english_records budget=10% \
 		method='[full,random,adakv,snapkv,keydiff,mmshift,h2o]'
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=query_aware dataset=english_records budget=10% \
+		method='[full,random,adakv,snapkv,keydiff,mmshift,h2o]'
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=masked dataset=english_records budget=10% limit=40 \
+		method='[full,random,adakv,snapkv,keydiff,mmshift,h2o]'
 	$(BIN)/python -m tools.requantise fetched://smollm2_135m_q4_1/SmolLM2-135M-Instruct.Q4_1.gguf runs/models/smollm2_135m_offset16
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model.name=smollm2_135m_q4_1_offset16_english \
 		model.path=runs/models/smollm2_135m_offset16 dataset=english_records budget=10% limit=100

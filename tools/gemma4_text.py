@@ -32,27 +32,34 @@ def extract(folder: Path, target: Path) -> None:
     Raises:
         ConfigError: another kind of checkpoint, a weight that is missing, or a target that is not empty.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
 
     config = _text_config(folder)
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty; name a new folder")
-    target.mkdir(parents=True, exist_ok=True)
-    index: dict[str, str] = {}
     expected = _expected(config)
+    files: dict[Path, dict[str, str]] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            new = {name: OURS + name.removeprefix(THEIRS) for name in weights.keys() if name.startswith(THEIRS)}  # noqa: SIM118 (not a dict)
-            kept = {ours: weights.get_tensor(name) for name, ours in new.items() if ours in expected}
-        if kept:
-            save_file(kept, target / file.name, metadata={"format": "pt"})
-            index |= dict.fromkeys(kept, file.name)
-    missing = sorted(expected - set(index))
+        try:
+            with safe_open(file, framework="pt") as weights:
+                new = {OURS + name.removeprefix(THEIRS): name for name in weights.keys() if name.startswith(THEIRS)}  # noqa: SIM118 (not a dict)
+        except SafetensorError as error:
+            raise ConfigError(f"{file} cannot be read ({error}); download it again") from error
+        files[file] = {ours: name for ours, name in new.items() if ours in expected}
+    missing = sorted(expected.difference(*files.values()))
     if missing:
         raise ConfigError(
             f"{folder} lacks {len(missing)} weights of the text model, {missing[0]} among them; is it complete?"
         )
+    target.mkdir(parents=True, exist_ok=True)
+    index: dict[str, str] = {}
+    for file, names in files.items():
+        if names:
+            with safe_open(file, framework="pt") as weights:
+                kept = {ours: weights.get_tensor(name) for ours, name in names.items()}
+            save_file(kept, target / file.name, metadata={"format": "pt"})
+            index |= dict.fromkeys(kept, file.name)
     (target / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     config.save_pretrained(target)
     for pattern in _COPIED:

@@ -42,10 +42,10 @@ class Needs:
     hidden_moments: bool = False  # elementwise mean and population std [E] of the attention module's input
     hidden_scalars: bool = False  # one mean and one population std of all T*E values of that input
     column_sums: bool = False  # causal attention column sums [Hkv,T], summed over a KV head's query heads
-    queries: bool = False  # all post-RoPE queries [Hq,T,D], until the layer is done
+    queries: bool = False  # all post-RoPE queries [Hq,T,D], until the layer is done (query_joint: until all layers are)
     answer: bool = False  # attention of the full cache's own answer, known after the prefill: `Scorer.with_answer`
     replay: bool = False  # the prompt fed again behind itself, after the prefill: `Scorer.from_replay`
-    states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], until the layer is done
+    states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], as long as `queries`
 
     def __or__(self, other: Needs) -> Needs:
         mine, theirs = vars(self), vars(other)

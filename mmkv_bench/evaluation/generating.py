@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -49,6 +50,8 @@ def generate(
     exception of `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit. Raises
     ConfigError, UnsupportedError or DataError if the task cannot run at all.
     """
+    if wanted is not None:  # a question is asked for twice, but a dispatcher gives a sample out once
+        wanted = functools.cache(wanted)
     docs = documents(spec, limit)
     memory = None if spec.is_pages else memory_of(spec)
     module = lmms_eval(spec.offline)

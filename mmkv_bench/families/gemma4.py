@@ -42,14 +42,17 @@ class Gemma4Text(TextModel):
         return [*text.layer_types[:storing], *[READER] * text.num_kv_shared_layers]
 
     def shorten(self, text: dict[str, Any], cut: int) -> None:
-        text["num_kv_shared_layers"] = max(0, text["num_kv_shared_layers"] - cut)
-        text["layer_types"][-1] = FULL  # transformers allows no other last layer
+        if text.get("num_kv_shared_layers"):
+            text["num_kv_shared_layers"] = max(0, text["num_kv_shared_layers"] - cut)
+        if text.get("layer_types"):
+            text["layer_types"][-1] = FULL  # transformers allows no other last layer
 
     def heads(self, text: Any) -> tuple[int, int]:
         return _heads(text, FULL)
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
-        made, (kv_heads, width) = super().states(text, kinds), _heads(text, SLIDING)
+        made = super().states(text, kinds)
+        kv_heads, width = _heads(text, SLIDING if SLIDING in text.layer_types else FULL)
         readers = [stated for kind, stated in zip(kinds, text.layer_types, strict=True) if kind == READER]
         return States(
             made.windows,

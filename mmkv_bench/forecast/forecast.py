@@ -214,11 +214,13 @@ def prefills(plan: Plan, coverage: Coverage) -> int:
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
     """Return the work on one dataset, with `samples` samples to answer. Cells that share a prefill decode in batches of
-    `fork_batch`. A step reads the weights once per batch, and the entries of every cell."""
+    `fork_batch`, with all questions of a document if they share it. A step reads the weights once per batch, and the entries
+    of every cell."""
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
     turn = _turn(length, new)
+    size = (questions_per_document(part) or 1.0) if plan.answering.shares_prefill else 1.0
     earlier = (questions_per_document(part) or 1.0) / 2 - 0.5  # mean number of earlier turns
     entries = 0.0
     for cell in part.cells:
@@ -226,6 +228,8 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         read = math.ceil(length.tokens * (cell.stream.ask_at if protocol(cell.protocol).streams else 1.0))
         entries += min(kept_entries(cell, length.tokens), read) + grown + (new or 0) / 2
     alone = sum(protocol(cell.protocol).apart for cell in part.cells)
+    once = sum(size > 1 and protocol(cell.protocol).serves_all_questions(reads_answer=False) for cell in part.cells)
+    batches = math.ceil((len(part.cells) - alone - once) / forks) + math.ceil(once * size / forks) / size
     steps = None if new is None else samples * int(new)
     streaming = [cell for cell in part.cells if protocol(cell.protocol).streams]
     return Workload(
@@ -234,7 +238,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         new,
         part.cells,
         {length.tokens: made.prefills},
-        None if steps is None else steps * (-(-(len(part.cells) - alone) // forks) + alone),
+        None if steps is None else math.ceil(steps * (batches + alone)),
         None if steps is None else steps * entries,
         state_reads=(steps or 0) * len(part.cells),
         fed=_fed(made, length, turn),

@@ -1,7 +1,9 @@
 """Hours that a plan will take, from stored rows of its model: the time between two commits, divided by the rows of a commit.
 
 Rows of a commit share a prefill, so a row costs less in a large commit than in a small one. So if there are commits with about as
-many rows as the plan has cells, only these count. Rows that `pack --slim` wrote have no commit times and do not count.
+many rows as the plan has cells, only these count. The first question of a document may be decoded with the others, whose commits
+then follow at once, so as many commits as a document has questions are taken together. Rows that `pack --slim` wrote have no
+commit times and do not count.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.forecast.forecast import HOUR
+from mmkv_bench.forecast.passes import questions_per_document
 from mmkv_bench.forecast.text import duration
 
 if TYPE_CHECKING:
@@ -66,11 +69,17 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
         taken = own if own.any() else np.ones(len(own), bool)
         near = taken & (sizes >= len(part.cells) / 2) & (sizes <= len(part.cells) * 2)
         chosen = near if near.any() else taken
-        median = float(np.median(seconds[chosen])) if chosen.any() else None
+        median = _median(seconds[chosen], sizes[chosen], questions_per_document(part) or 1) if chosen.any() else None
         rows = int(np.median(sizes[chosen])) if chosen.any() else 0
         facts = int(chosen.sum()), rows, bool(own.any()), bool(near.any()), stored.num_rows - timed.num_rows
         rates.append(Rate(part.dataset, coverage.left(part), median, *facts, devices))
     return rates
+
+
+def _median(seconds: np.ndarray, sizes: np.ndarray, questions: float) -> float:
+    """Return the median time per row of as many consecutive commits as a document has questions."""
+    together = np.ones(min(round(questions), len(seconds)))
+    return float(np.median(np.convolve(seconds, together, "valid") / np.convolve(sizes, together, "valid")))
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:
@@ -100,12 +109,12 @@ def _line(rate: Rate) -> str:
 
 
 def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (dataset, seconds per row, number of rows) of every commit that follows a commit of the same writer and dataset."""
+    """Return (dataset, seconds, number of rows) of every commit that follows a commit of the same writer and dataset."""
     named = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
     dataset, worker = (np.asarray(one.indices, np.int64) for one in named)
     when = rows["committed_at"].cast(pa.int64()).to_numpy()
     commits, sizes = np.unique(np.stack([worker, dataset, when]), axis=1, return_counts=True)
     follows = (np.diff(commits[:2], axis=1) == 0).all(0)
-    seconds = np.diff(commits[2]) / 1e6 / sizes[1:]
+    seconds = np.diff(commits[2]) / 1e6
     names = np.array(named[0].dictionary.to_pylist(), object)
     return names[commits[1, 1:][follows]], seconds[follows], sizes[1:][follows]

@@ -197,7 +197,7 @@ class Engine:
             return
         asked: list[tuple[PrefillGroup, Results]] = []
         ahead: dict[tuple[Hashable, ...], Results] = {}
-        for number in (document.number, *self._decoded_with(document, rule, extras)):
+        for number in (document.number, *self._decoded_with(document, rule, extras, len(cells))):
             question, of_question = prompt, results
             if number != document.number:
                 question = document.questions[number]
@@ -214,14 +214,17 @@ class Engine:
         self._forks(asked, cells, extras)
         self._answered.update(ahead)
 
-    def _decoded_with(self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures) -> tuple[int, ...]:
-        """Return the numbers of waiting questions of a document that are answered with its current question.
+    def _decoded_with(
+        self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures, cells: int
+    ) -> tuple[int, ...]:
+        """Return the numbers of waiting questions of a document that are answered with its current question: as many as fill
+        a batch with `cells` rows each, so that an interruption loses no more than a batch.
 
         There are none if each question has a compression or a reference answer of its own, or if layers keep a window or
         a state, whose rows must have been shown equally many tokens.
         """
         apart = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
-        return () if apart else document.waiting
+        return () if apart else document.waiting[: -(-self.fork_batch // cells) - 1]
 
     def _scored_by(
         self,

@@ -11,7 +11,7 @@ from mmkv_bench.store.provenance import device_name
 BANDWIDTH, RATE = 2e10, 5e10
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _speed(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("MMKV_BENCH_CACHE", str(tmp_path_factory.mktemp("cache")))

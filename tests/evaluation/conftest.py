@@ -1,4 +1,4 @@
-"""Pages in a cache of the test session; tasks of our own in lmms-eval's YAML format, with answers and no model."""
+"""Pages in a cache of these tests; tasks of our own in lmms-eval's YAML format, with answers and no model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmkv_bench.evaluation.samples import Answer
 from mmkv_bench.evaluation.scoring import score
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _cache(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     base = tmp_path_factory.getbasetemp()  # the same for tests/datasets, which shares this fixture

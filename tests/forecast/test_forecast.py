@@ -167,7 +167,7 @@ def test_documents_are_prefilled_once_and_replays_and_conversations_are_counted(
     plan = outline(compose([*words, "method=kvzip", "protocol=[query_agnostic,query_joint]", f"out={tmp_path}/rows"]))
     store = Store(plan.out)
     (work,) = workloads_of(plan, plan.coverage(store), store, Assumptions(prompt_tokens=[5000]))
-    assert work.prefills == {5000: 25 + 100}
+    assert work.prefills == {5000: 25 + 25}
     assert work.fed == {(2048, 5000): 2 * 2 * 25, (904, 5000): 2 * 25}, (
         "the context once more, in chunks, a page and protocol"
     )

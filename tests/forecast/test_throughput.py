@@ -6,6 +6,7 @@ from itertools import groupby
 from statistics import median
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from mmkv_bench.forecast import throughput
@@ -14,6 +15,8 @@ from mmkv_bench.plan.plan import Coverage
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from tests.store.store_examples import cell, response
+
+ALONE = SimpleNamespace(questions_key=None)  # one question a document
 
 
 def slow(store: Store, dataset: str | None) -> float:
@@ -39,7 +42,9 @@ def test_rates_are_medians_over_the_commits_of_the_model(tmp_path):
             first.commit([response(sample, "d0", dataset="docs")])
     cells = [SimpleNamespace(cell=name, model_fingerprint="m1") for name in ("c0", "c1", "new")]
     parts = [
-        SimpleNamespace(dataset=dataset, cells=cells, samples=[f"s{number:04d}" for number in range(8)], changed={})
+        SimpleNamespace(
+            dataset=dataset, cells=cells, samples=[f"s{number:04d}" for number in range(8)], changed={}, spec=ALONE
+        )
         for dataset in ("pages", "unseen")
     ]
     plan = SimpleNamespace(cells=cells, parts=parts)
@@ -71,7 +76,8 @@ def test_rows_packed_without_their_times_give_no_rate(tmp_path):
                 writer.commit([response(sample)])
         pack(store, slim=True)
     cells = [SimpleNamespace(cell=name, model_fingerprint="m1") for name in ("c0", "c1")]
-    parts = [SimpleNamespace(dataset="pages", cells=cells[:1], samples=[f"s{n:04d}" for n in range(9)], changed={})]
+    samples = [f"s{n:04d}" for n in range(9)]
+    parts = [SimpleNamespace(dataset="pages", cells=cells[:1], samples=samples, changed={}, spec=ALONE)]
     plan = SimpleNamespace(cells=cells, parts=parts)
     (rate,) = throughput.rates(plan, Coverage(store.responses()), Store(tmp_path))
     assert rate.hours is None and rate.missing == 3
@@ -81,3 +87,11 @@ def test_rows_packed_without_their_times_give_no_rate(tmp_path):
             writer.commit([response(sample)])
     (rate,) = throughput.rates(plan, Coverage(store.responses()), Store(tmp_path))
     assert rate.commits == 1 and rate.missing == 1 and rate.hours
+
+
+def test_commits_of_a_documents_questions_are_taken_together():
+    """The first question's commit has all the work of four; the median of single commits would be that of the others."""
+    seconds, sizes = np.array([8.0, 0.1, 0.1, 0.1] * 5), np.full(20, 4)
+    assert throughput._median(seconds, sizes, 4.0) == pytest.approx(8.3 / 16)
+    assert throughput._median(seconds, sizes, 1.0) == pytest.approx(0.1 / 4)
+    assert throughput._median(seconds[:2], sizes[:2], 4.0) == pytest.approx(8.1 / 8)

@@ -1,4 +1,4 @@
-"""One cache of pages for the whole session, and the libraries of a run imported and used once before anything forks."""
+"""One cache of pages for all tests of runs, and the libraries of a run imported and used once before anything forks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mmkv_bench
 from tests.run.setting import extended
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _surroundings(tmp_path_factory):
     """Workers of pytest-xdist share the cache too: pages are published whole or not at all."""
     base = tmp_path_factory.getbasetemp()

@@ -20,6 +20,7 @@ from mmkv_bench.datasets.tasks.questions import pages
 from mmkv_bench.errors import DataError, StoreError
 from mmkv_bench.evaluation.question_groups import QuestionGroups, check_order
 from mmkv_bench.report.build import build_report
+from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.question_losses import LOSSES, _table, losses, paired_scores, question_tables
 from tests import cover
@@ -74,6 +75,15 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
     ]
     notes = " ".join(note.text for note in table.notes)
     assert f"in {2 * documents} of {2 * documents} pairs" in notes and "missing" not in notes
+
+
+def test_a_process_that_is_handed_samples_answers_every_question_of_a_document(tmp_path, monkeypatch):
+    """A sample is handed out once, and the first question already asks who answers the others."""
+    with Dispatcher().connect() as end:
+        monkeypatch.setenv(VARIABLE, str(end.fileno()))
+        done(tmp_path, "dataset=pages_questions", "method=snapkv", "budget=64", "protocol=query_agnostic", "limit=8")
+    rows = responses(tmp_path).values()
+    assert sorted(row["fork_rows"] for row in rows) == [1] * 8 + [4] * 8 and {row["status"] for row in rows} == {"ok"}
 
 
 def test_a_conversation_has_a_row_for_each_turn_whichever_question_is_made_again_and_its_table_tells_turns(tmp_path):
