@@ -142,7 +142,7 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
             f"budget={budget} is a share of a stream, whose length is unknown while it runs; give protocol=stream "
             "a whole number of entries, as budget=256"
         )
-    if _reduced(compressor, budget.entries):
+    if not compressor.resamples and _reduced(compressor, budget.entries):
         least = next((cap for cap in range(budget.entries, _SEARCHED) if not _reduced(compressor, cap)), _SEARCHED)
         raise ConfigError(
             f"budget={budget} is below the {least} entries that {compressor.name} needs for its protected tokens "
@@ -152,7 +152,7 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
 
 def check_turns(compressor: Compressor) -> None:
     """Refuse methods that cannot run in a conversation. Raises UnsupportedError."""
-    why = _unfit(compressor)
+    why = "evicts nothing" if compressor.resamples else _unfit(compressor)
     if why is not None:
         raise UnsupportedError(
             f"protocol=turns cuts every KV head back to the budget after each answer, but {compressor.name} "
@@ -163,8 +163,8 @@ def check_turns(compressor: Compressor) -> None:
 def _unfit(compressor: Compressor) -> str | None:
     """Return why a method cannot run on a stream, as the end of a sentence, or None."""
     decoding, needs = compressor.decoding, compressor.needs
-    if compressor.resamples:
-        return "evicts nothing"
+    if compressor.resamples:  # the smaller prompt fits into the cap
+        return None
     if decoding is not None:
         return "acts while the answer is decoded"
     if compressor.unbudgeted:

@@ -93,3 +93,18 @@ def test_an_interrupted_stream_resumes_as_a_whole_sample(rows, command, tmp_path
     assert len(part) < 4 * CLIPS and len(part) % 4 == 0  # all cells of a sample, or none
     outcome = done(root, *command)
     assert outcome.generated == CLIPS - len(part) // 4 and answers(root) == answers(rows)
+
+
+def test_smaller_frames_fit_under_the_cap_and_are_answered_as_without_a_stream(tmp_path):
+    words = ("dataset=stream_facts", "method=pixels", "budget=38", "stream.every=1", "limit=8")
+    done(tmp_path, *words, "protocol=[stream,query_agnostic]")
+    names = Store(tmp_path).cells().to_pandas().set_index("cell")
+    rows: dict[str, list] = {"stream": [], "query_agnostic": []}
+    for (cell, _), row in sorted(responses(tmp_path).items()):
+        if names["method"][cell] == "pixels":
+            rows[names["protocol"][cell]].append(row)
+    assert [row["status"] for row in rows["stream"]] == ["ok"] * 8
+    for one, other in zip(rows["stream"], rows["query_agnostic"], strict=True):
+        same = ("answer", "entries_resident", "entries_asked", "context_tokens")
+        assert [one[name] for name in same] == [other[name] for name in same]
+        assert (one["entries_max"] <= 38, one["eviction_rounds"], one["frames_left"]) == (True, 0, "0-5")
