@@ -253,7 +253,9 @@ results-questions: $(STAMP)
 
 results-streams: $(STAMP)
 	$(BIN)/python -m mmkv_bench experiment=streams
-	$(BIN)/python -m mmkv_bench experiment=streams dataset=stream_facts_long stream.positions=compact
+	$(BIN)/python -m mmkv_bench experiment=streams dataset=stream_facts_long stream.positions=compact \
+		'method=[full,random,reservoir,streamingllm,even_frames,infinipot_v,generic_query,keydiff,snapkv,mmshift]'
+	$(BIN)/python -m mmkv_bench experiment=streams method=streamingllm budget=66
 	$(BIN)/python -m mmkv_bench tables results/streams > results/streams/tables.md
 	$(BIN)/python -m mmkv_bench pack $(PACK) results/streams
 
