@@ -220,8 +220,9 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
     turn = _turn(length, new)
-    size = (questions_per_document(part) or 1.0) if plan.answering.shares_prefill else 1.0
-    earlier = (questions_per_document(part) or 1.0) / 2 - 0.5  # mean number of earlier turns
+    questions = questions_per_document(part) or 1.0
+    size = questions if plan.answering.shares_prefill else 1.0
+    earlier = questions / 2 - 0.5  # mean number of earlier turns
     entries = 0.0
     for cell in part.cells:
         grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0

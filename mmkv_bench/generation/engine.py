@@ -88,9 +88,8 @@ class Engine:
         self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
         self._streams: dict[Hashable, Held] = {}
         self._conversations: dict[str, Conversation] = {}  # of the last document
-        self._answered: dict[
-            tuple[Hashable, ...], Results
-        ] = {}  # questions of the last document, before they are asked
+        # questions of the last document, before they are asked
+        self._answered: dict[tuple[Hashable, ...], Results] = {}
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
             raise UnsupportedError(

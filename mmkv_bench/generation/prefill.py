@@ -243,7 +243,8 @@ def prefill_together(
         context, last = session.prompt, last_positions(session.position_ids, end, first.input_ids.device)
         assert context is not None, "it was just fed"
         states = cache.copied_states()
-        for prompt, recording in reversed(list(zip(prompts, recordings, strict=True))):
+        for number in reversed(range(len(prompts))):
+            prompt, recording = prompts[number], recordings[number]
             for layer in cache.compressed:
                 layer.forget(layer.seen - end)
             cache.put_states(states)
@@ -251,8 +252,8 @@ def prefill_together(
             ids = prompt.input_ids[:, end:]
             with meter.phase("prefill"):
                 output = model(ids, position_ids=following(last, 1, ids.shape[1], 1).contiguous(), **options)
-            replayed = recording if prompt is first else None
-            made.append(_recorded(session, prompt, recording, cache, output, meter, recordings if replayed else []))
+            timed = [] if number else recordings
+            made.append(_recorded(session, prompt, recording, cache, output, meter, timed))
         cache.put_states(states)
     finally:
         if context is not None:

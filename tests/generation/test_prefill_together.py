@@ -23,7 +23,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @each("name", ("llama", "qwen2_5_vl", "gemma3", "qwen3_5"))
 def test_prompts_with_one_context_have_the_scores_of_prefills_of_their_own(name):
-    prompts, model, rule = document(name), zoo.model(name), "query_joint"
+    prompts, model, rule = document(name, tails=(9, 12)), zoo.model(name), "query_joint"
     methods = {key: one for key, one in common.for_text(common.registry(model=name)).items() if not one.needs.answer}
     if name in zoo.HYBRID:  # a recurrent state cannot be fed again
         del methods["kvzip"]
@@ -53,7 +53,7 @@ def test_prompts_with_one_context_have_the_scores_of_prefills_of_their_own(name)
                     assert close(layer, expected), key
         for key, summaries in one.summaries.items():
             assert all(close(made, other.summaries[key][layer]) for layer, made in summaries.items()), key
-    assert compared > 4 * 10
+    assert compared > 2 * 10
     first, other = together[0], alone[0]
     for mine, theirs in zip(first.cache.layers, other.cache.layers, strict=True):
         if isinstance(mine, CompressedLayer):
