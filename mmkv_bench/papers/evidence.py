@@ -27,6 +27,7 @@ from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of
+from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, PART, UNCLEAR, Measurement, Shared
 from mmkv_bench.store.schema import NUMERICS_VERSION
 from mmkv_bench.tables.rows import CONTEXT, FIXTURE, config_of, with_limits
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TINY = "mmkv_bench/tiny/weights"
-FOUND, NONE, AMBIGUOUS = "found", "none", "ambiguous"
 VERSIONS = ("torch", "transformers", "dtype", "attention")
 _MAY_DIFFER = (
     *(name for name in CONTEXT if name not in ("model", "dataset", "protocol")),
@@ -42,8 +42,6 @@ _MAY_DIFFER = (
 )
 """Columns in which two cells at one address may differ."""
 _SHOWN = 48  # printed characters of a difference
-Shared = tuple[tuple[str, str], ...]
-"""Facts (name, value) that two compared numbers must share."""
 
 
 class RunFacts(NamedTuple):
@@ -56,31 +54,6 @@ class RunFacts(NamedTuple):
     shared: Shared
     version: int
     libraries: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Match:
-    """Result of looking for the rows of one number (`Address`).
-
-    Attributes:
-        state: found, none or ambiguous.
-        rows: positions in the evidence's cells, one per seed.
-        why: for `ambiguous` the differences between candidates, for `none` the rows that nearly match.
-        mismatches: facts that contradict what the paper states; the number is then shown and not judged.
-        missing: required seeds without rows.
-        unstated: facts that neither the paper nor a file of `conf` states.
-        shared: facts that a compared number must share.
-        passed: how the chosen run differs from further runs of the same number, which are not used; "" without such runs.
-    """
-
-    state: str
-    rows: tuple[int, ...] = ()
-    why: str = ""
-    mismatches: tuple[str, ...] = ()
-    missing: tuple[int, ...] = ()
-    unstated: tuple[str, ...] = ()
-    shared: Shared = ()
-    passed: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,18 +106,21 @@ class Evidence:
         rows = pd.concat([frame.astype(dict.fromkeys(texts, "object")) for frame in frames], ignore_index=True)
         return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
-    def match(self, wanted: Address, like: Shared | None = None) -> Match:
+    def match(self, wanted: Address, like: Shared | None = None) -> Measurement:
         """Find the rows from which the number `wanted` is computed. If several runs measured it, choose one (`_rank`).
 
-        like: consider only rows with exactly these facts, so that two numbers can be compared."""
+        like: consider only rows with exactly these facts, so that two numbers can be compared.
+
+        Return a measurement without its value: `measured`, or `part` if a required seed has no row; `ambiguous` if candidates
+        differ; `not run` if there are no such rows."""
         rows = self.candidates(wanted)
         if not len(rows):
-            return Match(NONE)
+            return Measurement(NOT_RUN)
         seeds = self._seeds[rows]
         required = np.isnan(seeds) | np.isin(seeds, wanted.seeds)
         if not required.any():
             there, table = (", ".join(f"{seed:g}" for seed in sorted({*values})) for values in (seeds, wanted.seeds))
-            return Match(NONE, why=f"there are rows of seed {there}, the table has {table}")
+            return Measurement(NOT_RUN, f"there are rows of seed {there}, the table has {table}")
         rows_by_run: dict[RunFacts, list[int]] = {}
         for row in rows[required].tolist():
             facts = self._facts[row]
@@ -154,18 +130,26 @@ class Evidence:
             if like is None or shared == like:
                 rows_by_run.setdefault(RunFacts(mismatches, shared, facts["method version"], libraries), []).append(row)
         if not rows_by_run:
-            return Match(NONE)
+            return Measurement(NOT_RUN)
         runs = {key: np.array(run) for key, run in rows_by_run.items()}
         best = max(runs, key=lambda key: self._rank(key, runs[key], wanted)) if len(runs) > 1 else next(iter(runs))
         _, first = np.unique(self.cells["cell"].to_numpy()[runs[best]], return_index=True)
         rows = runs[best][np.sort(first)]
         seeds = self._seeds[rows]
         if len(np.unique(seeds)) < len(rows):  # such as two calibrations under `auto`: their mean belongs to no seed
-            return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
-        missing = () if np.isnan(seeds).all() else tuple(seed for seed in wanted.seeds if seed not in seeds)
+            return Measurement(UNCLEAR, self._differences(rows), rows=tuple(rows.tolist()))
+        missing = [] if np.isnan(seeds).all() else [str(seed) for seed in wanted.seeds if seed not in seeds]
         passed = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
         unstated = () if self.stand_in else unstated_facts(wanted, self._facts[rows[0]])
-        return Match(FOUND, tuple(rows.tolist()), "", best.mismatches, missing, unstated, best.shared, passed)
+        return Measurement(
+            PART if missing else MEASURED,
+            f"seeds {', '.join(missing)} missing" if missing else "",
+            mismatches=best.mismatches,
+            rows=tuple(rows.tolist()),
+            unstated=unstated,
+            shared=(best.shared,),
+            passed=passed,
+        )
 
     def candidates(self, wanted: Address) -> np.ndarray:
         """Return the positions of all rows with the model, data, method, protocol and budget of `wanted`, int [n].
@@ -300,8 +284,6 @@ CONDITIONS = ("max_new_tokens", "cut_prompt", "frames")
 """Conditions that a table may set."""
 OF_DIAGNOSTICS = ("weights", "dtype", "attention", "min_pixels", "max_pixels", "video_max_pixels")
 """Facts that rows of `diagnose` state."""
-OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
-"""Facts that all parts of a mean must share, whatever their data."""
 CHANGED = "changed since its commit"
 PROMPTS = "prompt_tokens"
 """Metric that is independent of the answers' length."""

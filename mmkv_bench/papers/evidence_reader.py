@@ -22,7 +22,7 @@ from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.papers import margins
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.diagnostic_curves import DiagnosticEvidence
-from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, Evidence, Match, Shared
+from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.measurement import (
     CANNOT_RUN,
     COMPUTED,
@@ -35,6 +35,7 @@ from mmkv_bench.papers.measurement import (
     WAITING,
     Measurement,
     Questions,
+    Shared,
     average,
     differing,
     joined,
@@ -95,9 +96,8 @@ class EvidenceReader:
         if address.metric in DIAGNOSTICS:
             return self._diagnostics.measured(address, _whole_size(address))
         match = self.evidence.match(address, like)
-        if match.state != FOUND:
-            ambiguous = match.state == AMBIGUOUS
-            return Measurement(UNCLEAR if ambiguous else NOT_RUN, match.why, rows=match.rows if ambiguous else ())
+        if match.state not in (MEASURED, PART):
+            return match
         timed = address.dataset in SYNTHETIC
         read = self._passes if timed else self._reduction if address.metric in REDUCTIONS else self._score
         one = replace(read(address, match, self._hashes(match)), rows=match.rows)
@@ -109,14 +109,14 @@ class EvidenceReader:
             mismatches=joined(match.mismatches, one.mismatches, excess),
             unstated=joined(match.unstated, remarks),
             passed=match.passed,
-            shared=(match.shared,),
+            shared=match.shared,
             questions=(Questions() if timed else self._questions(address, match),),
         )
 
-    def _hashes(self, match: Match) -> list[str]:
+    def _hashes(self, match: Measurement) -> list[str]:
         return [self.evidence.cell(row)[1] for row in match.rows]
 
-    def _kept(self, match: Match) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _kept(self, match: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return what the answers report about kept entries: (mismatches, remarks).
 
         More entries than asked for are a mismatch, unless the paper's formula or code keeps them.
@@ -131,13 +131,13 @@ class EvidenceReader:
         remarks = tuple(f"{what} in {n:,} of {answers:,} answers" for what, n in sorted(counts.items()))
         return ((), excess + remarks) if allowed else (excess, remarks)
 
-    def _questions(self, address: Address, match: Match) -> Questions:
+    def _questions(self, address: Address, match: Measurement) -> Questions:
         cells = self._hashes(match)
         prompts = [self._tables.prompts[cell] for cell in cells]
         digests = tuple(sorted({int(each.sum()) for each in prompts}))
         return Questions(self._tables.scorers.get((cells[0], address.metric), ()), len(prompts[0]), digests)
 
-    def _score(self, address: Address, match: Match, cells: Sequence[str]) -> Measurement:
+    def _score(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         stored = self._tables.sheet(cells, address.metric)
         if stored is None:
             return Measurement(UNCLEAR, "two stores hold the same cell with other scores")
@@ -171,7 +171,7 @@ class EvidenceReader:
         state, why = _completeness(min(answers), of, match)
         return Measurement(state, why, value, low, high, scores.n, of, many, seeds=values, scores=scores)
 
-    def _reduction(self, address: Address, match: Match, cells: Sequence[str]) -> Measurement:
+    def _reduction(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction = REDUCTIONS[address.metric]
         if not {*cells} <= {*self._tables.responses}:
             return Measurement(NOT_RUN)
@@ -196,13 +196,13 @@ class EvidenceReader:
         if reduction.layers == "std":
             return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=of)
         (profile,) = _operands(address)
-        other = self.evidence.match(profile, match.shared)
-        if other.state != FOUND:
+        other = self.evidence.match(profile, *match.shared)
+        if other.state not in (MEASURED, PART):
             return Measurement(NOT_RUN, f"it needs {profile.method} too")
         fixed = _ratios(self._tables.responses[self._hashes(other)[0]]).mean(axis=0)
         return Measurement(state, why, float(np.abs(ratios - fixed).mean()), n=len(ratios), of=of)
 
-    def _passes(self, address: Address, match: Match, cells: Sequence[str]) -> Measurement:
+    def _passes(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction, table = PASSES[address.metric], self._tables.timings.get(cells[0])
         if table is None:
             return Measurement(NOT_RUN)
@@ -262,9 +262,9 @@ def _operands(address: Address) -> tuple[Address, ...]:
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
 
 
-def _completeness(answers: int, of: int, match: Match) -> tuple[str, str]:
-    if match.missing:
-        return PART, f"seeds {', '.join(map(str, match.missing))} missing"
+def _completeness(answers: int, of: int, match: Measurement) -> tuple[str, str]:
+    if match.state == PART:
+        return PART, match.why
     return (PART, f"{answers:,} of {of:,}") if of and answers < of else (MEASURED, "")
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mmkv_bench.papers.address import Address
-from mmkv_bench.papers.evidence import OF_MODEL, Shared
 from mmkv_bench.papers.margins import margin
 from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.dataset_groups import Mean, mean
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
 
 STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not run", "cannot run", "ambiguous")
 MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
+Shared = tuple[tuple[str, str], ...]
+"""Facts (name, value) that two compared numbers must share."""
+OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
+"""Facts that all parts of a mean must share, whatever their data."""
 WHOLE = (MEASURED, COMPUTED)
 """States of a complete number. `planned` is not complete: a dry run forecasts the number, which is shown and not judged."""
 
