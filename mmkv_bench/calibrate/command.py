@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
 from mmkv_bench.calibrate.measurements import MEASUREMENTS
 from mmkv_bench.calibrate.released_files import imported
-from mmkv_bench.calibrate.samples import DatasetQuestions, Page, described, page, pages, passages
+from mmkv_bench.calibrate.samples import PromptSample, PromptSamples, described, page, pages, passages
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.files import content
 from mmkv_bench.config.files import options as config_options
@@ -34,7 +34,7 @@ SHOW_EVERY = 10.0
 """Seconds between two lines of progress."""
 
 
-def run(options: argparse.Namespace, questions: DatasetQuestions | None = None) -> Path:
+def run(options: argparse.Namespace, questions: PromptSamples | None = None) -> Path:
     """Measure or import an artefact, write it and return its path.
 
     Args:
@@ -48,9 +48,9 @@ def run(options: argparse.Namespace, questions: DatasetQuestions | None = None) 
     return save(artefact, options.out or committed(options.method, options.model or options.name))
 
 
-def measured(options: argparse.Namespace, questions: DatasetQuestions | None = None) -> Artefact:
+def measured(options: argparse.Namespace, questions: PromptSamples | None = None) -> Artefact:
     """Measure the samples that the options select, and return the artefact."""
-    dataset = _dataset(options) if questions is None else questions.described
+    questions = questions or _samples(options)
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)  # refuse a name that `auto` cannot find before any work
     quiet_transformers()
@@ -64,7 +64,7 @@ def measured(options: argparse.Namespace, questions: DatasetQuestions | None = N
     samples: list[str] = []
     started = shown = time.monotonic()
 
-    def take(sample: Any) -> None:
+    def take(sample: PromptSample) -> None:
         nonlocal shown
         values.append(measurement.measure(loaded, sample, settings))
         samples.append(sample.sample_id)
@@ -73,18 +73,13 @@ def measured(options: argparse.Namespace, questions: DatasetQuestions | None = N
             remaining = (shown - started) / len(samples) * (options.samples - len(samples))
             print(f"{len(samples)}/{options.samples} samples, about {remaining:.0f} s left", flush=True)
 
-    if questions is None:
-        for sample in _samples(options, loaded):
-            take(sample)
-    else:
-        questions.each(loaded, take)
-    chosen = {} if questions is None else dict(questions.settings)
+    questions.each(loaded, take)
     return Artefact.make(
         method=options.method,
         **identity,
-        dataset=dataset,
+        dataset=questions.described,
         samples=samples,
-        settings=settings | chosen | {"samples": len(samples), "dtype": loaded.dtype},
+        settings={**settings, **questions.settings} | {"samples": len(samples), "dtype": loaded.dtype},
         data=measurement.summarise(values, settings, loaded.family.num_kv_heads),
     )
 
@@ -95,15 +90,7 @@ def imported_artefact(options: argparse.Namespace) -> Artefact:
     committed(options.method, source.settings.name)
     quiet_transformers()
     released = imported(options.method, options.imports, model_facts(source.described))
-    return Artefact.make(
-        method=options.method,
-        **_identity(source),
-        dataset=f"released file{'s' * (len(released.files) > 1)} {', '.join(released.files)}, imported",
-        samples=[],
-        settings={"imported": released.files, "oddities": released.oddities, "samples": 0},
-        data=released.data,
-        digits=None,
-    )
+    return Artefact.make(method=options.method, **_identity(source), samples=[], **released, digits=None)
 
 
 def _identity(source: Any) -> dict[str, Any]:
@@ -118,47 +105,37 @@ def _identity(source: Any) -> dict[str, Any]:
     }
 
 
-def _dataset(options: argparse.Namespace) -> str:
-    """Return a description of the samples.
+def _samples(options: argparse.Namespace) -> PromptSamples:
+    """Return the pages, or the passages of a text, that the options select.
 
     Raises:
-        CalibrationError: an unknown kind of page, both pages and text, or no text.
+        CalibrationError: an unknown kind of page, both pages and text, or no text. `each` raises it if the samples are pages,
+            but the model reads no images.
     """
-    if _text(options) is not None:
-        if options.kinds:
-            raise CalibrationError("--kinds selects pages, but --text replaces pages; give only one of the two options")
-        return described(options.text, options.tokens)
-    kinds = _kinds(options)
-    pages(kinds, options.size, options.split, options.samples)
-    return f"{options.size} {options.split} pages of the kinds {', '.join(kinds)}, in turn"
+    text, size, count = getattr(options, "text", None), options.size, options.samples
+    if text is not None and options.kinds:
+        raise CalibrationError("--kinds selects pages, but --text replaces pages; give only one of the two options")
+    if text is not None:
 
+        def each_passage(loaded: LoadedModel, take: Callable[[PromptSample], None]) -> None:
+            for passage in passages(loaded.tokenizer, text, options.tokens, count):
+                take(passage)
 
-def _samples(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[Page]:
-    """Yield the samples one by one.
-
-    Raises:
-        CalibrationError: the samples are pages, but the model reads no images.
-    """
-    if _text(options) is not None:
-        yield from passages(loaded.tokenizer, options.text, options.tokens, options.samples)
-        return
-    if not loaded.family.multimodal:
-        instead = "give --text <folder with *.txt files>" if "text" in options else "choose a multimodal model"
-        raise CalibrationError(f"{loaded.family.name} reads no images, but pages are images; {instead}")
-    for place in pages(_kinds(options), options.size, options.split, options.samples):
-        yield page(*place)
-
-
-def _text(options: argparse.Namespace) -> Path | None:
-    return getattr(options, "text", None)
-
-
-def _kinds(options: argparse.Namespace) -> list[str]:
+        return PromptSamples(described(text, options.tokens), each_passage)
     kinds = list(options.kinds or TASKS)
     for kind in kinds:
         if kind not in TASKS:
             raise CalibrationError(f"--kinds {kind} is not a kind of page; {nearest(kind, TASKS)}")
-    return kinds
+    places = pages(kinds, size, options.split, count)
+
+    def each_page(loaded: LoadedModel, take: Callable[[PromptSample], None]) -> None:
+        if not loaded.family.multimodal:
+            instead = "give --text <folder with *.txt files>" if "text" in options else "choose a multimodal model"
+            raise CalibrationError(f"{loaded.family.name} reads no images, but pages are images; {instead}")
+        for place in places:
+            take(page(*place))
+
+    return PromptSamples(f"{size} {options.split} pages of the kinds {', '.join(kinds)}, in turn", each_page)
 
 
 def _model(options: argparse.Namespace) -> Model:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmkv_bench.calibrate import sparsemm
 from mmkv_bench.calibrate.layers import read_layers, with_answer
-from mmkv_bench.calibrate.samples import DatasetQuestion, Page, answer_ids, encoded
+from mmkv_bench.calibrate.samples import PromptSample, answer_ids, encoded
 from mmkv_bench.compression.allocators.hybrid import Hybrid
 from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios, scaled
 from mmkv_bench.compression.observation import Needs, Observation
@@ -32,9 +32,7 @@ QUANTILES = tuple(i / 20 for i in range(21))
 
 
 # ---------------------------------------------------------------- PrefixKV
-def prefix_shares(
-    loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
-) -> list[list[float]]:
+def prefix_shares(loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]) -> list[list[float]]:
     """Measure the fraction ``R_l`` of one sample's entries that PrefixKV keeps in each layer (arXiv 2412.03409, section
     3.3, algorithm 1). Only a prefill is needed, no answer.
 
@@ -68,9 +66,7 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 
 
 # ---------------------------------------------------------------- HybridKV
-def head_sparsity(
-    loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
-) -> list[list[float]]:
+def head_sparsity(loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]) -> list[list[float]]:
     """Measure HybridKV's sparsity score S* in one sample (arXiv 2604.05887, equation 3), by the code of the method: per
     layer one number per KV head."""
     if not 0 <= settings["quantile"] <= 1:
@@ -117,7 +113,7 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 
 
 def state_moments(
-    loaded: LoadedModel, sample: DatasetQuestion | Page, settings: Mapping[str, Any]
+    loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]
 ) -> list[tuple[list[float], float, float]]:
     """Measure `moments` of the input of every layer's query projection, for a prompt followed by its reference answer."""
     prompt = encoded(loaded, sample)

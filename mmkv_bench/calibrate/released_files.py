@@ -13,7 +13,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from statistics import fmean
@@ -32,17 +31,8 @@ _BUDGET = re.compile(r"_(0?\.\d+)\.json$")
 _HEAD = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
 
 
-@dataclass(frozen=True)
-class Imported:
-    """Released files converted to an artefact's data. files: name -> sha256 in hex. oddities: remarks for the artefact."""
-
-    data: dict[str, Any]
-    files: dict[str, str]
-    oddities: list[str]
-
-
-def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported:
-    """Import released files for a model.
+def imported(method: str, files: Sequence[Path], family: ModelFacts) -> dict[str, Any]:
+    """Import released files for a model. Return an artefact's fields `dataset`, `settings` and `data`.
 
     Raises:
         CalibrationError: the method has no released files; a file is missing, not JSON, or not of this model's shape.
@@ -51,7 +41,8 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported
         raise CalibrationError(
             f"there are no released calibrations of {method} to import; allowed: {', '.join(_READERS)}"
         )
-    contents, digests = {}, {}
+    contents: dict[str, Any] = {}
+    digests: dict[str, str] = {}
     for file in files:
         if file.name in contents:
             raise CalibrationError(f"two files are named {file.name}; give each budget's file once")
@@ -66,7 +57,11 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported
             raise CalibrationError(f"{file.name} cannot be read as JSON ({error}); give the released file") from error
         digests[file.name] = hashlib.sha256(content).hexdigest()
     data, oddities = _READERS[method](contents, family)
-    return Imported(data, digests, [_UNNAMED, *oddities])
+    return {
+        "dataset": f"released file{'s' * (len(digests) > 1)} {', '.join(digests)}, imported",
+        "settings": {"imported": digests, "oddities": [_UNNAMED, *oddities], "samples": 0},
+        "data": data,
+    }
 
 
 def _different_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -26,29 +26,33 @@ Cell = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class DatasetQuestion:
-    """One question of a dataset, as a run would ask it. chat: messages. answer: the dataset's reference answer, "" if
-    there is none."""
+class PromptSample:
+    """One prompt to measure.
+
+    Attributes:
+        messages: chat messages, as a run would ask them.
+        answer: the reference answer; "" if there is none.
+        sources: of a page, per character of its answer the cells that show the character (one per frame of a redundant page).
+        grid: of a page, the number of rows and columns of cells in every image.
+    """
 
     sample_id: str
-    chat: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
     images: Sequence[Any] = ()
     videos: Sequence[Any] = ()
     answer: str = ""
-
-    def messages(self) -> list[dict[str, Any]]:
-        return self.chat
+    sources: tuple[tuple[Cell, ...], ...] = ()
+    grid: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
-class DatasetQuestions:
-    """Selected samples of a dataset.
+class PromptSamples:
+    """Selected samples: pages, passages or questions of a dataset.
 
     Attributes:
         described: description for the artefact.
-        settings: options that selected the samples, and the data's checksum.
-        each: function (loaded, take, without) that calls `take` with each sample, in the dataset's order, except the ids
-            in `without`.
+        each: function (loaded, take, without) that calls `take` with each sample, in order, except the ids in `without`.
+        settings: options that selected the samples of a dataset, and the data's checksum.
         ids: ids of the samples, if known before a model is loaded.
         prompt: settings that affect the prompts.
     """
@@ -60,44 +64,21 @@ class DatasetQuestions:
     prompt: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Page:
-    """One page and, per character of its answer, the cells that show the character (one per frame of a redundant page).
-
-    grid: number of rows and columns of cells in every image.
-    """
-
-    sample_id: str
-    images: list[Image.Image]
-    question: str
-    answer: str
-    sources: tuple[tuple[Cell, ...], ...]
-    grid: tuple[int, int]
-    videos: tuple[()] = ()
-
-    def messages(self) -> list[dict[str, Any]]:
-        """Return the chat message: the images, then the question."""
-        content = [{"type": "image"} for _ in self.images] + [{"type": "text", "text": self.question}]
-        return [{"role": "user", "content": content}]
+def chat(question: str, images: int = 0) -> list[dict[str, Any]]:
+    """Return one message of the user: the images, then the question."""
+    content = [{"type": "image"} for _ in range(images)] + [{"type": "text", "text": question}]
+    return [{"role": "user", "content": content}]
 
 
-def encoded(loaded: LoadedModel, sample: DatasetQuestion | Page, replays: bool = False) -> EncodedPrompt:
+def encoded(loaded: LoadedModel, sample: PromptSample, replays: bool = False) -> EncodedPrompt:
     """Encode a sample's prompt. For `replays` and the errors see `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
-    return encode(
-        loaded.processor,
-        loaded.family,
-        sample.sample_id,
-        sample.messages(),
-        sample.images,
-        sample.videos,
-        device=loaded.device,
-        replays=replays,
-    )
+    asked = sample.sample_id, sample.messages, sample.images, sample.videos
+    return encode(loaded.processor, loaded.family, *asked, device=loaded.device, replays=replays)
 
 
-def answer_ids(loaded: LoadedModel, sample: DatasetQuestion | Page) -> list[int]:
+def answer_ids(loaded: LoadedModel, sample: PromptSample) -> list[int]:
     """Return the token ids of the reference answer.
 
     Raises:
@@ -125,7 +106,7 @@ def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple
     return [(kinds[i % len(kinds)], size, split, i // len(kinds)) for i in range(count)]
 
 
-def page(kind: str, size: str, split: str, index: int) -> Page:
+def page(kind: str, size: str, split: str, index: int) -> PromptSample:
     """Draw one page; it is the same on every machine."""
     document, turn, images = make_page(kind, size, split, index)
     repeats = FRAMES if kind.startswith("redundant_") else 1
@@ -133,9 +114,14 @@ def page(kind: str, size: str, split: str, index: int) -> Page:
     for key, offset in turn.sources:  # a document has each upper-case letter at most once as a key
         first, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
         sources.append(tuple((first * repeats + frame, row, column + offset) for frame in range(repeats)))
-    name = f"{kind}-{size}-{split}-{index:06d}"
-    shown = [Image.fromarray(image) for image in images]
-    return Page(name, shown, turn.question, turn.answer, tuple(sources), document.grids.shape[1:])
+    return PromptSample(
+        f"{kind}-{size}-{split}-{index:06d}",
+        chat(turn.question, len(images)),
+        [Image.fromarray(image) for image in images],
+        answer=turn.answer,
+        sources=tuple(sources),
+        grid=document.grids.shape[1:],
+    )
 
 
 def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[Box | None]) -> list[int]:
@@ -158,7 +144,7 @@ def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[
     return [number for number, box in enumerate(boxes) if box is not None and any(shows(box, *cell) for cell in cells)]
 
 
-def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:
+def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[PromptSample]:
     """Return the first `count` passages of `tokens` tokens each, as prompts without images and answers.
 
     Args:
@@ -178,7 +164,7 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:
             "or lower --samples or --tokens"
         )
     pieces = [tokenizer.decode(ids[start : start + tokens]) for start in range(0, tokens * count, tokens)]
-    return [Page(f"text-{number:06d}", [], piece, "", (), (0, 0)) for number, piece in enumerate(pieces)]
+    return [PromptSample(f"text-{number:06d}", chat(piece)) for number, piece in enumerate(pieces)]
 
 
 def read(path: Path) -> str:

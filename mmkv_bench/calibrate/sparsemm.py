@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkv_bench.calibrate.layers import read_layers, with_answer
-from mmkv_bench.calibrate.samples import Cell, Page, encoded, visual_tokens
+from mmkv_bench.calibrate.samples import Cell, PromptSample, encoded, visual_tokens
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.errors import CalibrationError
 from mmkv_bench.families.registry import token_boxes
@@ -87,16 +87,12 @@ def layer_hits(
         regions: per answer token indices of prompt tokens.
     """
     longer, types = with_answer(inputs, types, answer[:-1])
-    needs = Needs(tail_queries=len(answer))
-    return [
-        hits.tolist()
-        for hits in read_layers(
-            model, longer, types, needs, lambda obs: head_hits(obs.tail(len(answer)), obs.key, regions)
-        )
-    ]
+    n = len(answer)
+    needs = Needs(tail_queries=n)
+    return read_layers(model, longer, types, needs, lambda obs: head_hits(obs.tail(n), obs.key, regions).tolist())
 
 
-def answer_cells(tokenizer: Any, page: Page) -> tuple[list[int], list[list[Cell]]]:
+def answer_cells(tokenizer: Any, page: PromptSample) -> tuple[list[int], list[list[Cell]]]:
     """Return the answer's token ids, and for each token the page's cells that show its characters (an empty list for a token
     without characters).
 
@@ -112,7 +108,7 @@ def answer_cells(tokenizer: Any, page: Page) -> tuple[list[int], list[list[Cell]
     return encoding["input_ids"], cells
 
 
-def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> SampleHits:
+def measure(loaded: LoadedModel, page: PromptSample, settings: Mapping[str, Any]) -> SampleHits:
     """Measure the hits of one sample.
 
     Raises:

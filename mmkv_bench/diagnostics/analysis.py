@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.calibrate.samples import DatasetQuestion, DatasetQuestions, encoded
+from mmkv_bench.calibrate.samples import PromptSample, PromptSamples, encoded
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.files import canonical_json, checksum
 
@@ -109,7 +109,7 @@ def methods_of(
 def diagnose(
     name: str,
     model: Any,
-    questions: DatasetQuestions,
+    questions: PromptSamples,
     tokens: int,
     out: Path,
     methods: Callable[[str, StateCost | None], Sequence[ComparedMethod]] | None = None,
@@ -148,7 +148,7 @@ def diagnose(
     source.confirm(fingerprint)
     numbers = 0
 
-    def take(sample: DatasetQuestion) -> None:
+    def take(sample: PromptSample) -> None:
         nonlocal numbers
         labels = missing(sample.sample_id)
         rows = layers_of(loaded, name, sample, tokens, [one for one in compared if one.label in labels])
@@ -166,7 +166,7 @@ def diagnose(
 
 
 def measurements(
-    name: str, source: Source, questions: DatasetQuestions, tokens: int, kept: Sequence[ComparedMethod]
+    name: str, source: Source, questions: PromptSamples, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
     """Return the identity columns of an analysis's rows: method's label -> column -> value ("": numbers without a method).
 
@@ -201,7 +201,7 @@ def measurements(
 
 
 def layers_of(
-    loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[ComparedMethod] = ()
+    loaded: LoadedModel, name: str, sample: PromptSample, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
     """Compute the numbers of analysis `name` for one sample: rows (sample id, layer or None, value).
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.calibrate.samples import DatasetQuestion, DatasetQuestions
+from mmkv_bench.calibrate.samples import PromptSample, PromptSamples
 from mmkv_bench.errors import CalibrationError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def of_dataset(
     draw: int | None = None,
     instruction: str | None = None,
     calibrating: bool = True,
-) -> DatasetQuestions:
+) -> PromptSamples:
     """Select `count` samples of the dataset that the overrides name: the first samples, or random ones.
 
     Args:
@@ -64,21 +64,23 @@ def of_dataset(
     settings |= {"draw": draw} if draw is not None else {}
     settings |= {"instruction": instruction} if instruction else {}
 
-    def each(loaded: LoadedModel, take: Callable[[DatasetQuestion], None], without: Collection[str] = ()) -> None:
-        def fits(text: str) -> bool:
+    def each(loaded: LoadedModel, take: Callable[[PromptSample], None], without: Collection[str] = ()) -> None:
+        def fits(request: Request) -> bool:
+            parts = (part for turn in request.messages for part in turn["content"] if part["type"] == "text")
+            text = "\n".join(part["text"] for part in parts)
             tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
             return tokens > low and (high is None or tokens <= high)
 
         if instruction:
             _ask(spec, count, None, lambda ref: True, fits, take)
-            return
-        wanted = {ref.doc_id for ref in drawn if ref.sample_id not in without}
-        first = count if draw is None else None
-        _ask(spec, len(wanted), first, lambda ref: ref.doc_id in wanted, lambda text: True, take)
+        else:
+            wanted = {ref.doc_id for ref in drawn if ref.sample_id not in without}
+            first = count if draw is None else None
+            _ask(spec, len(wanted), first, lambda ref: ref.doc_id in wanted, lambda request: True, take)
 
     ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn, key=lambda ref: ref.doc_id))
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
-    return DatasetQuestions(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
+    return PromptSamples(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
 
 
 def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
@@ -125,10 +127,10 @@ def _ask(
     count: int,
     first: int | None,
     wanted: Callable[[SampleRef], bool],
-    fits: Callable[[str], bool],
-    take: Callable[[DatasetQuestion], None],
+    fits: Callable[[Request], bool],
+    take: Callable[[PromptSample], None],
 ) -> None:
-    """Call `take` for `count` samples for which `wanted` and `fits` (of the prompt's text) are true.
+    """Call `take` for `count` samples for which `wanted` and `fits` are true.
 
     first: number of samples of the dataset to search; None: all."""
     from mmkv_bench.evaluation.generating import generate
@@ -139,10 +141,9 @@ def _ask(
         nonlocal taken
         if request.error:
             raise DataError(f"{request.error}; restore it, or choose other samples")
-        parts = (part for turn in request.messages for part in turn["content"] if part["type"] == "text")
-        if fits("\n".join(part["text"] for part in parts)):
+        if fits(request):
             media = request.images, request.videos
-            take(DatasetQuestion(request.sample_id, request.messages, *media, request.reference or ""))
+            take(PromptSample(request.sample_id, request.messages, *media, request.reference or ""))
             taken += 1
         if taken == count:
             raise _EnoughError

@@ -138,7 +138,7 @@ def test_prefix_shares_are_those_of_the_attention_that_the_model_reports():
 
     loaded, sample = load_model("tiny", str(WEIGHTS), device="cpu"), page("lookup", "small", "train", 1)
     got = measurements.prefix_shares(loaded, sample, {"delta": 0.0, "steps": 0})
-    prompt = encode(loaded.processor, loaded.family, "page", sample.messages(), sample.images)
+    prompt = encode(loaded.processor, loaded.family, "page", sample.messages, sample.images)
     loaded.model.set_attn_implementation({"text_config": "eager"})
     with torch.no_grad():
         attentions = loaded.model(**prompt.inputs, output_attentions=True, use_cache=False).attentions

@@ -42,7 +42,7 @@ def own(tmp_path_factory):
     rows = []
     for number in range(4):
         one = page("lookup", "small", "train", number)
-        question = one.question * (1 + 19 * (number == 2))
+        question = one.messages[0]["content"][-1]["text"] * (1 + 19 * (number == 2))
         rows.append(dict(zip(names, (str(number), one.images[0], question, one.answer, "", ""), strict=True)))
     Dataset.from_list(rows, features).to_parquet(str(root / "mmvet" / "data" / "test-00000-of-00001.parquet"))
     return ("dataset=mmvet_prefixkv", f"data.root={root}")

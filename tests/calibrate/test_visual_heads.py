@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmkv_bench.calibrate.artefact import load
-from mmkv_bench.calibrate.samples import Page, page, pages, visual_tokens
+from mmkv_bench.calibrate.samples import PromptSample, chat, page, pages, visual_tokens
 from mmkv_bench.calibrate.sparsemm import SampleHits, answer_cells, head_hits, layer_hits, measure, summarise
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.errors import CalibrationError, UnsupportedError
@@ -107,7 +107,7 @@ def test_a_page_scores_what_the_embedded_models_attention_says(embedded, kind):
     measured = measure(embedded, sample, {})
     got = measured.hits
     assert (measured.tokens, measured.hidden) == (len(sample.answer), 0)
-    prompt = encode(embedded.processor, embedded.family, "page", sample.messages(), sample.images)
+    prompt = encode(embedded.processor, embedded.family, "page", sample.messages, sample.images)
     ids = embedded.tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
     first, side = int(prompt.types[0].nonzero()[0]), sample.grid[0] * sample.grid[1] + 2  # an image and its two markers
     regions = [
@@ -141,7 +141,7 @@ def test_the_cells_of_an_answer_show_its_characters(kind, size):
         sample = page(kind, size, "train", index)
         document, turn, images = make_page(kind, size, "train", index)
         frames = 4 if kind.startswith("redundant") else 1
-        assert (sample.question, sample.answer) == (turn.question, turn.answer)
+        assert (sample.messages[0]["content"][-1]["text"], sample.answer) == (turn.question, turn.answer)
         assert len(sample.images) == len(images) and len(sample.sources) == len(sample.answer)
         assert all(image.size == (28 * sample.grid[1], 28 * sample.grid[0]) for image in sample.images)
         for character, cells in zip(sample.answer, sample.sources, strict=True):
@@ -188,9 +188,10 @@ def cropping():
     return Source.of(small("llava_v1_5_7b", layers=2)).load()
 
 
-def wide(sources, answer: str = "384") -> Page:
+def wide(sources, answer: str = "384") -> PromptSample:
     """A page of one row of four cells, twice as wide as high, so that LLaVA-1.5 sees cells 1 and 2 alone."""
-    return Page("wide", [Image.new("RGB", (672, 336), (200, 90, 30))], "A?", answer, sources, (1, 4))
+    image = Image.new("RGB", (672, 336), (200, 90, 30))
+    return PromptSample("wide", chat("A?", 1), [image], answer=answer, sources=sources, grid=(1, 4))
 
 
 def test_characters_that_are_cut_away_are_left_out_and_counted(cropping):
@@ -238,8 +239,9 @@ def test_the_left_half_of_a_page_scores_what_the_models_own_attention_says(name)
 
     made, left = Source.of(small(name, layers=2)).load(), ((0, 0, 0),)
     noise = torch.randint(0, 255, (448, 448, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4)).numpy()
-    sample = Page("half", [Image.fromarray(noise)], "A?", "384", (left, left, left), (1, 2))
-    prompt = encode(made.processor, made.family, "half", sample.messages(), sample.images)
+    sources, images = (left, left, left), [Image.fromarray(noise)]
+    sample = PromptSample("half", chat("A?", 1), images, answer="384", sources=sources, grid=(1, 2))
+    prompt = encode(made.processor, made.family, "half", sample.messages, sample.images)
     side = 16 if name == "internvl3_2b" else 24
     half = [row * side + column for row in range(side) for column in range(side // 2)]
     if name == "llava_v1_6_mistral_7b":
