@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -20,7 +21,7 @@ from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.diagnostics.bundle import tables_text
 from mmkv_bench.diagnostics.receipt import receipts_of
 from mmkv_bench.diagnostics.replanned_cells import Row, reason_of_other
-from mmkv_bench.diagnostics.reproduction import DIFFERENT, draw, make_again
+from mmkv_bench.diagnostics.reproduction import DIFFERENT, StoredAnswer, draw, make_again
 from mmkv_bench.errors import MMKVError, StoreError
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.models.source import Source
@@ -57,18 +58,18 @@ class Finding:
         return f"{self.check:<9}{self.outcome}: {self.text}"
 
 
-@dataclass
-class Problems:
-    """The problems that one check found: sentences on what is wrong, and on what could not be checked."""
+Outcome = tuple[str, str]
+"""Outcome and sentence: `refused` and what is wrong, `not checked` and why, or `ok` and what was checked."""
 
-    wrong: list[str]
-    unchecked: list[str]
 
-    def outcome(self, ok: str) -> tuple[str, str]:
-        """Return (outcome, sentence) of the check. ok: the sentence to return if there are no problems."""
-        texts = list(dict.fromkeys(self.wrong or self.unchecked))
-        more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
-        return REFUSED if self.wrong else NOT_CHECKED if texts else OK, "; ".join(texts[:3]) + more or ok
+def concluded(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the outcome of one check: the worst one, with at most three sentences."""
+    texts: dict[str, dict[str, None]] = {REFUSED: {}, NOT_CHECKED: {}, OK: {}}
+    for outcome, text in outcomes:
+        texts[outcome][text] = None
+    worst = next(outcome for outcome in texts if texts[outcome])
+    more = f"; and {len(texts[worst]) - 3} more" if len(texts[worst]) > 3 else ""
+    return worst, "; ".join([*texts[worst]][:3]) + more
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,14 @@ class Bundle:
         store: the bundle's rows.
         rows: cell -> row of the table `cells`.
         plans: plans of the experiment's runs on this machine, with the weights and versions that the rows state.
+        samples, seed: number of answers that are made again, and seed of their draw.
     """
 
     store: Store
     rows: dict[str, Row]
     plans: list[Plan]
-
-    def of_model(self, plan: Plan) -> list[Row]:
-        """Return the rows of `cells` that name the plan's model, the newest last."""
-        return _of_model(self.rows, plan.model.name)
+    samples: int
+    seed: int
 
     def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
         """Yield (plan, dataset, planned cells that the bundle has) for each dataset of each plan."""
@@ -120,28 +120,17 @@ def findings(
     yield Finding("files", OK, f"{files} files with the manifest's checksums: {answers} answers, {scores} scores")
     go_offline()
     plans = [_planned(config.updated(out=str(folder)), rows) for config in configs]
-    bundle = Bundle(store, rows, plans)
-    checks: dict[str, Callable[[Bundle], tuple[str, str]]] = {
-        "code": _code,
-        "model": _models,
-        "cells": _cells,
-        "samples": _samples,
-        "prompts": _prompts,
-        "budgets": _budgets,
-        "scores": _scores,
-        "tables": _tables,
-        "receipt": _receipt,
-        "answers": lambda bundle: _answers(bundle, samples, seed),
-    }
-    for name, check in checks.items():
+    bundle = Bundle(store, rows, plans, samples, seed)
+    for check in (_code, _model, _cells, _samples, _prompts, _budgets, _scores, _tables, _receipt, _answers):
         try:
-            outcome, text = check(bundle)
+            outcome, text = concluded(check(bundle))
         except MMKVError as error:
             outcome, text = REFUSED, str(error)
-        yield Finding(name, outcome, text.replace(str(folder), source.shown))
+        yield Finding(check.__name__.removeprefix("_"), outcome, text.replace(str(folder), source.shown))
 
 
 def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
+    """Return the rows of `cells` that name a model, the newest last."""
     return sorted((row for row in rows.values() if row["model"] == name), key=lambda row: row["created_at"])
 
 
@@ -152,30 +141,25 @@ def _planned(config: RunConfig, rows: dict[str, Row]) -> Plan:
     return outline(config, {name: newest[0][name] for name in _FACTS} if newest else None)
 
 
-def _code(bundle: Bundle) -> tuple[str, str]:
+def _code(bundle: Bundle) -> Iterator[Outcome]:
     """Compare the code that made the answers with the installed code."""
     versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
     commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
-    get = (
-        f"install the version that made it ({'git checkout ' + min(commits)[:12] if commits else 'ask for its commit'})"
+    source = f"git checkout {min(commits)[:12]}" if commits else "ask for its commit"
+    get, here = f"install the version that made it ({source})", source_version()
+    stated, installed = _sources(bundle.store.root / ENVIRONMENT), source_files()
+    differing = sorted(
+        name for name in {**installed, **(stated or {})} if installed.get(name) != (stated or {}).get(name)
     )
-    here, files, problems = source_version(), _sources(bundle.store.root / ENVIRONMENT), Problems([], [])
-    differing = [
-        name for name in {**source_files(), **(files or {})} if source_files().get(name) != (files or {}).get(name)
-    ]
-    if files is not None and differing:
-        names = ", ".join(sorted(differing)[:3]) + ", ..." * (len(differing) > 3)
-        problems.wrong.append(
-            f"{names}: {len(differing)} files of the package differ from the installed ones ({here}); {get}"
-        )
+    if stated is not None and differing:
+        names = ", ".join(differing[:3]) + ", ..." * (len(differing) > 3)
+        yield REFUSED, f"{names}: {len(differing)} files of the package differ from the installed ones ({here}); {get}"
     elif others := {version for version in versions.values() if version not in (None, here)}:
-        count = sum(version in others for version in versions.values())
-        problems.wrong.append(
-            f"{count} of {len(versions)} cells were made by mmkv_bench {', '.join(sorted(others))}, not {here}; {get}"
-        )
+        made = f"{sum(version in others for version in versions.values())} of {len(versions)} cells were made by mmkv_bench"
+        yield REFUSED, f"{made} {', '.join(sorted(others))}, not {here}; {get}"
     elif None in versions.values():
-        problems.unchecked.append("rows of an older version do not state the code that made them")
-    return problems.outcome(f"mmkv_bench {here} made all {len(versions)} cells and is installed here")
+        yield NOT_CHECKED, "rows of an older version do not state the code that made them"
+    yield OK, f"mmkv_bench {here} made all {len(versions)} cells and is installed here"
 
 
 def _sources(file: Path) -> dict[str, str] | None:
@@ -189,77 +173,68 @@ def _sources(file: Path) -> dict[str, str] | None:
     return dict(stated) if isinstance(stated, dict) else {}
 
 
-def _models(bundle: Bundle) -> tuple[str, str]:
+def _model(bundle: Bundle) -> Iterator[Outcome]:
     """Check that the bundle's answers come from the experiment's models: compare the fingerprints of the weights if the model is
     on this machine, otherwise the settings that the rows state."""
-    problems, names = Problems([], []), []
+    names = []
     for plan in bundle.plans:
-        name, rows, source = plan.model.name, bundle.of_model(plan), Source.of(plan.model)
-        fingerprints = sorted({row["model_fingerprint"] for row in rows})
+        name, source = plan.model.name, Source.of(plan.model)
+        rows = _of_model(bundle.rows, name)
+        fingerprints = ", ".join(sorted({row["model_fingerprint"] for row in rows}))
         others = {row["weights"] for row in rows} - {None, source.kind}
         expected = source.outlined()[1]
+        names.append(f"{name} ({fingerprints})")
         if not rows:
             held = ", ".join(sorted({row["model"] for row in bundle.rows.values()})) or "none"
-            problems.wrong.append(f"no answers of {name}; the bundle has answers of: {held}")
-        elif expected is not None and fingerprints != [expected]:
-            problems.wrong.append(
-                f"the weights of {name} have fingerprint {', '.join(fingerprints)}, those of the experiment {expected}"
-            )
+            yield REFUSED, f"no answers of {name}; the bundle has answers of: {held}"
+        elif expected is not None and fingerprints != expected:
+            yield REFUSED, f"the weights of {name} have fingerprint {fingerprints}, those of the experiment {expected}"
         elif others:
-            problems.wrong.append(
-                f"the weights of {name} are of kind {', '.join(others)}, the experiment's {source.kind}"
-            )
+            yield REFUSED, f"the weights of {name} are of kind {', '.join(others)}, the experiment's {source.kind}"
         elif expected is None:
             stated = [json.loads(row["config"])["model"] for row in rows]
-            differing = {key for key in _MODEL for node in stated if node.get(key) != getattr(plan.model, key)}
-            problems.wrong += [
-                f"{key} of {name} is not the experiment's {getattr(plan.model, key)}" for key in differing
-            ]
+            for key in {key for key in _MODEL for node in stated if node.get(key) != getattr(plan.model, key)}:
+                yield REFUSED, f"{key} of {name} is not the experiment's {getattr(plan.model, key)}"
             commits = ", ".join(sorted({row["model_revision"] or "none" for row in rows}))
-            problems.unchecked.append(
-                f"{name} is not on this machine; the rows name {plan.model.path} at commit {commits}"
-            )
-        names.append(f"{name} ({', '.join(fingerprints)})")
-    return problems.outcome(f"{', '.join(names)}, as the experiment names")
+            yield NOT_CHECKED, f"{name} is not on this machine; the rows name {plan.model.path} at commit {commits}"
+    yield OK, f"{', '.join(names)}, as the experiment names"
 
 
-def _cells(bundle: Bundle) -> tuple[str, str]:
+def _cells(bundle: Bundle) -> Iterator[Outcome]:
     """Compare the cells with the plan; a cell's hash covers method, parameters, versions, budget, protocol and data."""
     planned = {cell.cell for plan in bundle.plans for cell in plan.cells}
-    missing = [(plan, cell) for plan in bundle.plans for cell in plan.cells if cell.cell not in bundle.rows]
     others = [row for row in bundle.rows.values() if row["cell"] not in planned]
-    problems = Problems([], [])
-    for plan, cell in missing:
-        alike = [row for row in others if all(row[name] == getattr(cell, name) for name in _ALIKE)]
-        of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
-        reasons = [reason_of_other(row, of_dataset) for row in alike] or ["not in the bundle"]
-        problems.wrong.append(f"{cell.model} {cell.label} on {cell.dataset}: {reasons[0]}")
+    for plan in bundle.plans:
+        for cell in plan.cells:
+            if cell.cell in bundle.rows:
+                continue
+            alike = [row for row in others if all(row[name] == getattr(cell, name) for name in _ALIKE)]
+            of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
+            reason = reason_of_other(alike[0], of_dataset) if alike else "not in the bundle"
+            yield REFUSED, f"{cell.model} {cell.label} on {cell.dataset}: {reason}"
     beside = f"; {len(others)} further cells are not part of the experiment" if others else ""
-    return problems.outcome(f"all {len(planned)} cells of the experiment{beside}")
+    yield OK, f"all {len(planned)} cells of the experiment{beside}"
 
 
-def _samples(bundle: Bundle) -> tuple[str, str]:
+def _samples(bundle: Bundle) -> Iterator[Outcome]:
     """Count the answers of each cell."""
-    problems, count, failed = Problems([], []), 0, 0
+    count, failed = 0, 0
     for plan, part, cells in bundle.parts():
-        coverage = plan.coverage(bundle.store)
-        statuses = coverage.statuses(part)[[cell in cells for cell in part.cells]]
+        statuses = plan.coverage(bundle.store).statuses(part)[[cell in cells for cell in part.cells]]
         lost = np.argwhere(statuses < 0)
         if part.counted == "unknown":
-            problems.unchecked.append(f"the number of samples of {part.dataset} is unknown without its data")
+            yield NOT_CHECKED, f"the number of samples of {part.dataset} is unknown without its data"
         if len(lost):
             cell, sample = lost[0]
-            problems.wrong.append(
-                f"{len(lost)} of {statuses.size} answers of {plan.model.name} to {part.dataset} are missing (first: "
-                f"{cells[cell].label}, {part.samples[sample]})"
-            )
+            what = f"{len(lost)} of {statuses.size} answers of {plan.model.name} to {part.dataset} are missing"
+            yield REFUSED, f"{what} (first: {cells[cell].label}, {part.samples[sample]})"
         count, failed = count + statuses.size, failed + int((statuses > 0).sum())
-    return problems.outcome(f"{count} answers, none missing" + (f", {failed} of them failures" if failed else ""))
+    yield OK, f"{count} answers, none missing" + (f", {failed} of them failures" if failed else "")
 
 
-def _prompts(bundle: Bundle) -> tuple[str, str]:
+def _prompts(bundle: Bundle) -> Iterator[Outcome]:
     """Make the prompts again and compare the hashes."""
-    problems, count = Problems([], []), 0
+    count = 0
     for plan, part, cells in bundle.parts():
         names = [cell.cell for cell in cells]
         try:
@@ -267,23 +242,22 @@ def _prompts(bundle: Bundle) -> tuple[str, str]:
             content = dataset_identity(part.spec).fingerprint
             changed, unreadable = differing_prompts(bundle.store, part, names, plan.limit)
         except MMKVError as error:
-            problems.unchecked.append(str(error))
+            yield NOT_CHECKED, str(error)
             continue
         if any(bundle.rows[name]["dataset_fingerprint"] != content for name in names):
-            problems.wrong.append(f"the data of {part.dataset} differ from the data on this machine ({content})")
+            yield REFUSED, f"the data of {part.dataset} differ from the data on this machine ({content})"
         if changed.num_rows:
-            problems.wrong.append(
-                f"{changed.num_rows} answers to {part.dataset} are to other prompts (first: {changed['sample_id'][0]})"
-            )
+            first = changed["sample_id"][0]
+            yield REFUSED, f"{changed.num_rows} answers to {part.dataset} are to other prompts (first: {first})"
         if unreadable.num_rows:
-            problems.unchecked.append(f"{unreadable.num_rows} prompts of {part.dataset} cannot be read on this machine")
+            yield NOT_CHECKED, f"{unreadable.num_rows} prompts of {part.dataset} cannot be read on this machine"
         count += len(part.samples)
-    return problems.outcome(f"{count} prompts, equal to the prompts made on this machine")
+    yield OK, f"{count} prompts, equal to the prompts made on this machine"
 
 
-def _budgets(bundle: Bundle) -> tuple[str, str]:
+def _budgets(bundle: Bundle) -> Iterator[Outcome]:
     """Compare each answer's budget with its cell's, and the counted entries with the requested entries."""
-    problems, count = Problems([], []), 0
+    count = 0
     columns = ("sample_id", "status", "context_tokens", "budget_entries", "entries_asked", "entries_resident")
     for _, part, cells in bundle.parts():
         for cell in cells:
@@ -291,45 +265,42 @@ def _budgets(bundle: Bundle) -> tuple[str, str]:
                 continue
             rows = bundle.store.responses([cell.cell], columns).to_pandas()
             rows = rows[(rows["status"] == "ok") & rows["budget_entries"].notna()]
-            free = cell.base in RESAMPLING or cell.reading == "released"
-            free = free or json.loads(cell.parameters).get("over_budget")
             wrong = rows[rows["budget_entries"] != rows["context_tokens"].map(cell.budget.entries_for)]
-            more = rows[rows["entries_resident"] > rows["entries_asked"]].head(0 if free else None)
+            more = rows[rows["entries_resident"] > rows["entries_asked"]]
+            free = (
+                cell.base in RESAMPLING or cell.reading == "released" or json.loads(cell.parameters).get("over_budget")
+            )
             where, count = f"{cell.label} on {part.dataset}", count + len(rows)
-            problems.wrong += [
-                f"{where}, {row.sample_id}: planned with {row.budget_entries:.0f} entries per head"
-                for row in wrong.head(1).itertuples()
-            ]
-            problems.wrong += [
-                f"{where}, {row.sample_id}: {row.entries_resident:.0f} entries for {row.entries_asked:.0f} asked"
-                for row in more.head(1).itertuples()
-            ]
-    return problems.outcome(f"{count} answers under a budget, none with more entries than asked")
+            for row in wrong.head(1).itertuples():
+                yield REFUSED, f"{where}, {row.sample_id}: planned with {row.budget_entries:.0f} entries per head"
+            for row in more.head(0 if free else 1).itertuples():
+                entries = f"{row.entries_resident:.0f} entries for {row.entries_asked:.0f} asked"
+                yield REFUSED, f"{where}, {row.sample_id}: {entries}"
+    yield OK, f"{count} answers under a budget, none with more entries than asked"
 
 
-def _scores(bundle: Bundle) -> tuple[str, str]:
+def _scores(bundle: Bundle) -> Iterator[Outcome]:
     """Check that the scores belong to the stored answers, and score the answers again if the data are on this machine."""
-    digests, problems = tally(bundle.store).digests, Problems([], [])
+    digests = tally(bundle.store).digests
     scored = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
     again = 0
     for _, part, cells in bundle.parts():
         for cell in cells:
-            stored = digests.get(cell.cell, (0, ""))[1]
             if cell.cell not in scored:
-                problems.wrong.append(f"{cell.label} on {part.dataset} has no scores")
-            elif scored[cell.cell] not in (None, stored):
-                problems.wrong.append(
-                    f"the scores of {cell.label} on {part.dataset} belong to other answers than the stored ones"
-                )
+                yield REFUSED, f"{cell.label} on {part.dataset} has no scores"
+            elif scored[cell.cell] not in (None, digests.get(cell.cell, (0, ""))[1]):
+                what = f"the scores of {cell.label} on {part.dataset}"
+                yield REFUSED, f"{what} belong to other answers than the stored ones"
         try:
             preflight(part.spec)
             for cell in cells:
                 count, other = _rescored(bundle.store, part, cell.cell)
                 again += count
-                problems.wrong += [f"{cell.label} on {part.dataset}: {other}"] if other else []
+                if other:
+                    yield REFUSED, f"{cell.label} on {part.dataset}: {other}"
         except MMKVError as error:
-            problems.unchecked.append(str(error))
-    return problems.outcome(f"{len(scored)} cells, scored from the stored answers; {again} scores made again")
+            yield NOT_CHECKED, str(error)
+    yield OK, f"{len(scored)} cells, scored from the stored answers; {again} scores made again"
 
 
 def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
@@ -356,58 +327,61 @@ def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
     )
 
 
-def _tables(bundle: Bundle) -> tuple[str, str]:
+def _tables(bundle: Bundle) -> Iterator[Outcome]:
     """Make the tables again and compare the texts."""
     file = bundle.store.root / TABLES
     if not file.exists():
-        return NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
+        yield NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
+        return
     stated, made = file.read_text(encoding="utf-8").splitlines(), tables_text(bundle.store.root).splitlines()
-    if stated == made:
-        return OK, f"{len(made)} lines, made again to the last digit"
     for number, pair in enumerate(zip_longest(stated, made, fillvalue=""), 1):
         before, now = (re.sub(r"\s+|-{2,}", " ", line) for line in pair)  # without the padding of columns
         if before != now:
             differing = next(at for at, (a, b) in enumerate(zip_longest(before, now)) if a != b)
             begin = max(0, differing - _SHOWN // 2)
             shown = slice(begin, begin + _SHOWN)
-            return REFUSED, f"line {number} of {TABLES} is '{before[shown]}', but the rows give '{now[shown]}'"
-    return REFUSED, f"{TABLES} has different spaces from the tables of the rows"
+            yield REFUSED, f"line {number} of {TABLES} is '{before[shown]}', but the rows give '{now[shown]}'"
+            return
+    if stated != made:
+        yield REFUSED, f"{TABLES} has different spaces from the tables of the rows"
+    yield OK, f"{len(made)} lines, made again to the last digit"
 
 
-def _receipt(bundle: Bundle) -> tuple[str, str]:
+def _receipt(bundle: Bundle) -> Iterator[Outcome]:
     """Check that the receipt belongs to the rows, and report its counts."""
     file = bundle.store.root / RECEIPT
-    if not file.exists():
-        return NOT_CHECKED, f"no {RECEIPT} in it"
-    entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
-    again, equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
-    return OK, f"is about these rows: {again} answers were made again, {equal} of them equal"
+    if file.exists():
+        entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
+        again, equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
+        yield OK, f"is about these rows: {again} answers were made again, {equal} of them equal"
+    else:
+        yield NOT_CHECKED, f"no {RECEIPT} in it"
 
 
-def _answers(bundle: Bundle, samples: int, seed: int) -> tuple[str, str]:
+def _answers(bundle: Bundle) -> Iterator[Outcome]:
     """Draw answers at random, make them again and compare them."""
-    if not samples:
-        return NOT_CHECKED, "no answer was to be made again (--samples 0)"
-    drawn = draw([bundle.store.root], samples, seed)
+    if not bundle.samples:
+        yield NOT_CHECKED, "no answer was to be made again (--samples 0)"
+        return
+    drawn = draw([bundle.store.root], bundle.samples, bundle.seed)
     make_again(drawn)
     again, different = [one for one in drawn if one.compared], [one for one in drawn if one.outcome == DIFFERENT]
     rounded = sum(one.cell["dtype"] != "float32" for one in again) // ROUNDED
     sure = [one for one in different if {"status", "prompt_hash"}.intersection(one.differing)]
-    problems = Problems([], [])
-    if sure or len(different) > rounded:
-        problems.wrong = [
-            f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}" for one in different
+    reasons = Counter(one.outcome for one in drawn if not one.compared)
+    outcome, text = concluded(
+        [
+            *((REFUSED, _difference(one)) for one in different if sure or len(different) > rounded),
+            *((NOT_CHECKED, f"{count} of {len(drawn)} answers: {why}") for why, count in reasons.items()),
+            (OK, ""),
         ]
-    counts: dict[str, int] = {}
-    for one in drawn:
-        if not one.compared:
-            counts[one.outcome] = counts.get(one.outcome, 0) + 1
-    problems.unchecked = [f"{count} of {len(drawn)} answers: {reason}" for reason, count in counts.items()]
-    differ = f", {len(different)} differ as half precision may" if different else ""
-    outcome, text = problems.outcome(f"{len(again)} made again, {len(again) - len(different)} equal{differ}")
-    if outcome == NOT_CHECKED and again:
-        outcome, text = (
-            OK,
-            f"{len(again)} made again, {len(again) - len(different)} equal{differ}; not made again: {text}",
-        )
-    return outcome, f"{text}; --seed {seed} draws the same"
+    )
+    if outcome != REFUSED and again:
+        differ = f", {len(different)} differ as half precision may" if different else ""
+        rest = f"; not made again: {text}" if text else ""
+        outcome, text = OK, f"{len(again)} made again, {len(again) - len(different)} equal{differ}{rest}"
+    yield outcome, f"{text}; --seed {bundle.seed} draws the same"
+
+
+def _difference(one: StoredAnswer) -> str:
+    return f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}"
