@@ -18,8 +18,7 @@ import numpy as np
 
 from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.datasets.sources import preflight
-from mmkv_bench.diagnostics.bundle import tables_text
-from mmkv_bench.diagnostics.receipt import receipts_of
+from mmkv_bench.diagnostics.receipt import receipts_of, tables_text
 from mmkv_bench.diagnostics.replanned_cells import Row, reason_of_other
 from mmkv_bench.diagnostics.reproduction import DIFFERENT, StoredAnswer, draw, make_again
 from mmkv_bench.errors import MMKVError, StoreError

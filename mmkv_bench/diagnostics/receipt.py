@@ -1,4 +1,5 @@
-"""Receipts of `verify`: which stored answers were made again, which columns were compared, and the outcomes.
+"""Receipts of `verify`: which stored answers were made again, which columns were compared, and the outcomes. Bundles: published
+stores with a receipt, their tables, and the versions, devices and code of their rows.
 
 A receipt is a JSON file. It identifies cells by their hashes, and the answers and scores of a cell by their digests, so a
 receipt is valid for these rows only.
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +22,8 @@ from mmkv_bench import __version__
 from mmkv_bench.diagnostics.replanned_cells import VERSIONS
 from mmkv_bench.diagnostics.reproduction import COMPARED, DIFFERENT, EQUAL, INTERRUPTED, SCORES, StoredAnswer
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.store.provenance import collect, source_files, source_version
+from mmkv_bench.store.publish import ENVIRONMENT, RECEIPT, TABLES
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import tally
 
@@ -31,7 +35,7 @@ NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept pos
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
     """Yield lines of the report: one per store, difference and reason, and one with the number of answers per compared column."""
     for root in dict.fromkeys(one.root for one in drawn):
-        of = Counter(_kind(one) for one in drawn if one.root == root)
+        of = Counter(one.outcome.partition(" (")[0].partition(":")[0] for one in drawn if one.root == root)
         yield f"{root}: {sum(of.values())} drawn, {', '.join(f'{count} {kind}' for kind, count in sorted(of.items()))}"
     for one in drawn:
         if one.outcome == DIFFERENT:
@@ -59,8 +63,6 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
         seed: seed of the draw; None if all answers of the cells were made again.
         words: command-line words that selected the cells.
     """
-    from mmkv_bench.store.provenance import collect
-
     here = collect()
     stores = []
     for root in dict.fromkeys(one.root for one in drawn):
@@ -157,24 +159,22 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
     digests = {root: tally(store).digests for root, store in stores.items()}
     for number, path in enumerate(paths):
         made_at, entries = _read(path)
-        about = [(root, cell) for root in digests for cell in entries if cell in digests[root]]
-        if not about:
+        about = {root: [cell for cell in entries if cell in digests[root]] for root in stores}
+        if not any(about.values()):
             raise ConfigError(
                 f"{path} has no cell of {', '.join(map(str, roots))}; give the receipt of these rows, or leave it out"
             )
-        cells_of: dict[Path, list[str]] = {}
-        for root, cell in about:
-            cells_of.setdefault(root, []).append(cell)
-        of_scores = {root: score_digests(stores[root], cells) for root, cells in cells_of.items()}
-        for root, cell in about:
-            entry = entries[cell]
-            answers = digests[root][cell][1] == entry["answers_digest"]
-            if not answers or of_scores[root][cell] != entry["scores_digest"]:
-                raise ConfigError(
-                    f"{path} is about other {'scores' if answers else 'answers'} of cell {cell[:8]} ({entry['label']}) than "
-                    f"{root} has; verify these rows again"
-                )
-            receipts[root][cell] = entry | {"made_at": made_at, "file": f"{number}-{path.name}", "path": path}
+        for root, cells in about.items():
+            of_scores = score_digests(stores[root], cells) if cells else {}
+            for cell in cells:
+                entry = entries[cell]
+                answers = digests[root][cell][1] == entry["answers_digest"]
+                if not answers or of_scores[cell] != entry["scores_digest"]:
+                    raise ConfigError(
+                        f"{path} is about other {'scores' if answers else 'answers'} of cell {cell[:8]} ({entry['label']}) "
+                        f"than {root} has; verify these rows again"
+                    )
+                receipts[root][cell] = entry | {"made_at": made_at, "file": f"{number}-{path.name}", "path": path}
     return receipts
 
 
@@ -184,21 +184,15 @@ def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["receipt"] != FORMAT:
             raise ValueError(f"format {data['receipt']}, but this version reads format {FORMAT}: verify again")
-        return str(data["made_at"]), {
-            entry["cell"]: _checked(entry) for part in data["stores"] for entry in part["cells"]
-        }
+        entries = {entry["cell"]: dict(entry) for part in data["stores"] for entry in part["cells"]}
+        for entry, (name, kind) in product(entries.values(), _KINDS.items()):
+            if not isinstance(entry[name], kind):
+                raise TypeError(f"{name}={entry[name]!r}")
+        return str(data["made_at"]), entries
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} is not a receipt ({type(error).__name__}: {error}); give a file that `mmkv-bench verify --receipt` wrote"
         ) from None
-
-
-def _checked(entry: Any) -> dict[str, Any]:
-    """Return an entry after checking the types of its values. Raises TypeError or KeyError."""
-    for name, kind in _KINDS.items():
-        if not isinstance(entry[name], kind):
-            raise TypeError(f"{name}={entry[name]!r}")
-    return dict(entry)
 
 
 _KINDS = {
@@ -212,12 +206,57 @@ def _counts(answers: Sequence[StoredAnswer]) -> dict[str, int]:
     return {name: sum(name in one.compared for one in answers) for name in (*COMPARED, SCORES)}
 
 
-def _kind(one: StoredAnswer) -> str:
-    return one.outcome.partition(" (")[0].partition(":")[0]
-
-
 def _other_cpu(one: StoredAnswer) -> str:
-    from mmkv_bench.store.provenance import collect
-
     here, there = collect()["cpu"], one.cell["cpu"]
     return "" if here == there or there is None else f" (made on {there}, here {here})"
+
+
+# ---------------------------------------------------------------------- a bundle: published rows with a receipt
+MADE_WITH = ("model", "device", "driver", "cpu", "git_commit", "git_dirty", "versions")
+"""Columns of `cells` that a bundle repeats in a readable file."""
+
+
+def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
+    """Return the files that turn a published store into a bundle: name -> content.
+
+    Args:
+        receipt: file of `mmkv-bench verify --receipt` about this store.
+
+    Raises:
+        ConfigError: the file is not a receipt of these rows, or the rows have no scores. StoreError: rows contradict each other.
+    """
+    receipts_of([receipt], [store.root])
+    return {
+        RECEIPT: receipt.read_bytes(),
+        TABLES: tables_text(store.root).encode(),
+        ENVIRONMENT: json.dumps(_environment(store), indent=1).encode() + b"\n",
+    }
+
+
+def tables_text(root: Path) -> str:
+    """Return the tables of all scores with their separated pairs as markdown; for random weights only a sentence.
+
+    Raises:
+        ConfigError: there are no scores. StoreError: rows contradict each other.
+    """
+    from mmkv_bench.tables.build import RANDOM, build
+    from mmkv_bench.tables.formats import markdown
+    from mmkv_bench.tables.rows import load
+    from mmkv_bench.tables.score_text import among, names, tables_of_scores
+
+    rows = load(root, fidelity=among([]))
+    try:
+        built = build(rows, metrics=names(None, rows))
+    except ConfigError as error:
+        if str(error) != RANDOM:
+            raise
+        return f"{RANDOM}\n"
+    return markdown(tables_of_scores(built, pairs=True))
+
+
+def _environment(store: Store) -> dict[str, Any]:
+    """Return what made the rows and the bundle: the distinct versions and devices of the cells, and this package's version and
+    checksums of its source files."""
+    rows = store.cells(columns=MADE_WITH).to_pylist()
+    distinct = {json.dumps(row, sort_keys=True): row | {"versions": json.loads(row["versions"])} for row in rows}
+    return {"made_with": list(distinct.values()), "package": source_version(), "source": dict(source_files())}

@@ -54,7 +54,7 @@ FULL = "full"
 DROPS = (COMPARABLE, OPEN, "prompt differs", "weights not released", "prompt cutting differs")
 """Statuses under which a difference to `full` still has a meaning, because method and full deviate in the same way."""
 _NOT_RUN = "full not run"
-PublishLocation = tuple[object, ...]
+_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,16 @@ def is_full(cell: TableCell) -> bool:
     return cell.address.method.base == FULL
 
 
-def column_of(address: Address) -> PublishLocation:
+def column_of(address: Address) -> _Key:
     """Return what a method's number has in common with the full cache's number in the same column: model, data, metric, and
     the shape of timed passes."""
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
-def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[PublishLocation, PrintedFull]:
+def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[_Key, PrintedFull]:
     """Collect the numbers of the full cache that a table prints. The key has all that a method's number must share with the
     full cache's to be compared with it: model, data, metric, conditions, protocol, and the parts of a mean."""
-    full_cells: dict[PublishLocation, PrintedFull] = {}
+    full_cells: dict[_Key, PrintedFull] = {}
     for cell in layout.cells:
         one = printed.get(cell.address.printed)
         if one is not None and one.number is not None and is_full(cell) and has_numbers(cell.address.metric):
@@ -144,17 +144,7 @@ def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) ->
     return full_cells
 
 
-def full_of(cell: TableCell, fulls: Mapping[PublishLocation, PrintedFull], paper: str) -> PrintedFull | None:
-    """Return the printed full cache with which a cell is compared; None for a cell of `full`, and if the paper prints none.
-
-    fulls: `fulls_of` the cell's table. paper: name of the paper whose other tables are searched next; "" for none.
-    """
-    if is_full(cell):
-        return None
-    return fulls.get(_place(cell)) or (_fulls_of_paper(paper).get(_place(cell)) if paper else None)
-
-
-def _place(cell: TableCell) -> PublishLocation:
+def _place(cell: TableCell) -> _Key:
     at = cell.address
     parts = tuple((part.dataset, part.metric) for part in cell.parts)
     timed = at.dataset in SYNTHETIC  # made-up prompts have no such conditions
@@ -163,7 +153,7 @@ def _place(cell: TableCell) -> PublishLocation:
 
 
 @cache
-def _fulls_of_paper(paper: str) -> Mapping[PublishLocation, PrintedFull]:
+def _fulls_of_paper(paper: str) -> Mapping[_Key, PrintedFull]:
     """Return `fulls_of` all tables of a paper. If several tables print the same full cache, the first whose printed number may
     be compared with ours is taken."""
     layouts = [layout for layout in map(load, table_ids()) if layout.paper == paper]
@@ -172,16 +162,15 @@ def _fulls_of_paper(paper: str) -> Mapping[PublishLocation, PrintedFull]:
     return {_place(one.cell): one for one in reversed(full_cells)}
 
 
-def filled(layout: TableLayout, cell: TableCell, printed: Printed | None, reader: EvidenceReader) -> FilledCell:
+def _filled(cell: TableCell, printed: Printed | None, layout: TableLayout, reader: EvidenceReader) -> FilledCell:
     """Fill a cell with its numbers, without verdicts."""
     readings = {name: reader.measured(at, parts) for name, (at, parts) in cell.readings.items()}
-    one = FilledCell(cell, printed, reader.measured(cell.address, cell.parts), readings)
-    if printed is None or printed.number is None or not has_numbers(cell.address.metric):
-        return one
-    return replace(one, tolerance=tolerance(layout, cell, printed))
+    judged = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
+    limit = tolerance(layout, cell, printed) if printed is not None and judged else None
+    return FilledCell(cell, printed, reader.measured(cell.address, cell.parts), readings, tolerance=limit)
 
 
-def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -> FilledCell:
+def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -> FilledCell:
     """Add the verdicts to a cell. full: the printed full cache for it."""
     if one.printed is None:
         return one
@@ -189,19 +178,19 @@ def judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) ->
         shown = one.measured.value is not None
         return replace(one, verdict=Verdict(NOT_COMPARABLE, why=one.printed.status) if shown else None)
     numbers = {"": one.measured, **one.readings}
-    pairs = {} if full is None else {name: _paired_full(number, full, reader) for name, number in numbers.items()}
     words = {name: verdict for name, number in numbers.items() if (verdict := _level(one, number)) is not None}
-    if full is not None:
-        words = {name: _gated(verdict, pairs[name]) for name, verdict in words.items()}
-    one = replace(one, verdict=words.pop("", None), words=words)
-    if full is None or one.measured.state == PLANNED:
+    if full is None:
+        return replace(one, verdict=words.pop("", None), words=words)
+    pairs = {name: _paired_full(number, full, reader) for name, number in numbers.items()}
+    words = {name: _gated(verdict, pairs[name]) for name, verdict in words.items()}
+    one, pair = replace(one, verdict=words.pop("", None), words=words), pairs[""]
+    if one.measured.state == PLANNED:
         return one
     if one.known.status == RATIOS:
-        return _ratio(one, pairs[""])
-    gate = pairs[""].gate
-    absolute = one.cell.address.minus is None and not pairs[""].why
-    agrees = gate is not None and gate.word == AGREES
-    return replace(one, drop=_drop(one, pairs[""]) if absolute else None, counted=agrees)
+        return _ratio(one, pair)
+    absolute = one.cell.address.minus is None and not pair.why
+    agrees = pair.gate is not None and pair.gate.word == AGREES
+    return replace(one, drop=_drop(one, pair) if absolute else None, counted=agrees)
 
 
 def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _PairedFull:
@@ -345,14 +334,15 @@ def fill(
         raise ConfigError(
             f"{layout.id} is a stand-in filled by the embedded model; printed numbers are not allowed for it"
         )
-    printed_fulls = fulls_of(layout, printed)
-    full_cells = [
-        full_of(cell, printed_fulls, layout.paper) if cell.address.printed in printed else None for cell in layout.cells
+    fulls = {**(_fulls_of_paper(layout.paper) if layout.paper else {}), **fulls_of(layout, printed)}
+    compared = [
+        None if is_full(cell) or cell.address.printed not in printed else fulls.get(_place(cell))
+        for cell in layout.cells
     ]
-    needed = [at for full in full_cells if full is not None for at in full.cell.needed]
+    needed = [at for full in compared if full is not None for at in full.cell.needed]
     reader = EvidenceReader(evidence, [*layout.needed, *needed])
-    cells = [filled(layout, cell, printed.get(cell.address.printed), reader) for cell in layout.cells]
-    cells = [judged(one, full, reader) for one, full in zip(cells, full_cells, strict=True)]
+    cells = [_filled(cell, printed.get(cell.address.printed), layout, reader) for cell in layout.cells]
+    cells = [_judged(one, full, reader) for one, full in zip(cells, compared, strict=True)]
     leads, pairs = _order(layout, cells, reader)
     rows = sorted({row for one in cells for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}

@@ -53,7 +53,7 @@ def pack(given: argparse.Namespace) -> int:
 def _beside(store: Store, receipt: Path | None) -> dict[str, bytes]:
     if receipt is None:
         return {}
-    from mmkv_bench.diagnostics.bundle import files_beside
+    from mmkv_bench.diagnostics.receipt import files_beside
 
     return files_beside(store, receipt)
 
