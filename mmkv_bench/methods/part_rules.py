@@ -1,6 +1,6 @@
 """Rules on which parts of a method make sense together.
 
-Each rule has a name and a sentence that says what is refused, why, and what is allowed instead. Parts that no rule
+Each rule has a sentence that says what is refused, why, and what is allowed instead. Parts that no rule
 mentions can be combined with all others: they interact only through scores, caps and indices.
 """
 
@@ -43,59 +43,55 @@ if TYPE_CHECKING:
 
 def refuse(compressor: Compressor) -> None:
     """Raise CompatibilityError with the sentence of the first rule that a method's parts break."""
-    for _, objection in objections(compressor):
+    for objection in objections(compressor):
         raise CompatibilityError(f"{compressor.name}: {objection}")
 
 
-def objections(c: Compressor) -> Iterator[tuple[str, str]]:
-    """Yield (name of the rule, sentence) for each rule that the built parts of a method break."""
+def objections(c: Compressor) -> Iterator[str]:
+    """Yield the sentence of each rule that the built parts of a method break."""
     yield from _of_parts_without_effect(c)
     if c.scorer is not None:
         yield from _of_scores(c, c.scorer)
     yield from _of_different_values(c)
     yield from _of_decoding(c)
+    yield from _of_retrieval(c)
 
 
 def _name(part: object) -> str:
     return type(part).__name__
 
 
-def _of_parts_without_effect(c: Compressor) -> Iterator[tuple[str, str]]:
+def _of_parts_without_effect(c: Compressor) -> Iterator[str]:
     if c.scorer is None and c.decoding is not None and not c.decoding.quantises:
         yield (
-            "nothing_to_do",
             f"without a scorer nothing is evicted, and the decode policy {_name(c.decoding)} does not quantise, "
-            f"so this equals the full cache; allowed: a scorer with {_name(c.decoding)}, or the method full",
+            f"so this equals the full cache; allowed: a scorer with {_name(c.decoding)}, or the method full"
         )
     if c.scorer is None and c.reducer is not None and c.reducer.merges:
         yield (
-            "nothing_to_merge",
             f"{_name(c.reducer)} merges evicted entries, but without a scorer none is evicted; allowed: the "
-            "reducer Evict",
+            "reducer Evict"
         )
     if c.scorer is not None and isinstance(c.allocator, KeepAll):
         yield (
-            "budget_without_effect",
             f"KeepAll keeps every entry, so the scores of {_name(c.scorer)} and the budget would have no effect; "
-            "allowed: an allocator that divides the budget, such as Uniform, or no scorer",
+            "allowed: an allocator that divides the budget, such as Uniform, or no scorer"
         )
     for part in (c.allocator, c.selector):
         if part is not None and part.exceeds and not part.printed and c.reading != "released":
             yield (
-                "excess_outside_released",
                 f"{part} may keep more than the budget, as a released code does; allowed: the paper's parameters, or "
-                "reading=released",
+                "reading=released"
             )
             break
 
 
-def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
+def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[str]:
     allocator, selector, reducer = c.allocator, c.selector, c.reducer
     if isinstance(allocator, HeadPool | Safeguard | Threshold) and not scorer.comparable:
         yield (
-            "incomparable_heads",
             f"{_name(allocator)} gives entries to the heads with the larger scores, but those of {_name(scorer)} "
-            "do not tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform",
+            "do not tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform"
         )
     sums = None
     if isinstance(allocator, HeadPool) and allocator.normalize:
@@ -105,32 +101,26 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[tuple[str, str]]:
     elif isinstance(selector, ModalityQuota):
         sums = "ModalityQuota divides entries by sums of scores", "a scorer of attention, or the selector TopK"
     if scorer.negative and sums is not None:
-        yield (
-            "sums_of_negative_scores",
-            f"{sums[0]}, but {_name(scorer)} gives negative scores; allowed: {sums[1]}",
-        )
+        yield f"{sums[0]}, but {_name(scorer)} gives negative scores; allowed: {sums[1]}"
     if isinstance(allocator, PositiveOnly) and selector is not None and _protects(selector):
         yield (
-            "protected_worthless_tokens",
             f"PositiveOnly grants entries for positive scores only, but {_name(selector)} protects tokens "
             "whatever their score, and these would take the entries; allowed: a selector that protects nothing, "
-            "such as TopK with sinks=0 recents=0 window=0, or the allocator Uniform",
+            "such as TopK with sinks=0 recents=0 window=0, or the allocator Uniform"
         )
     if isinstance(selector, OneSet) and not isinstance(allocator, UniformModel):
         yield (
-            "one_set_of_uneven_caps",
             f"OneSet keeps the same tokens in all layers, but {_name(allocator)} decides layer by layer or grants "
-            "layers different numbers; allowed: the allocator UniformModel",
+            "layers different numbers; allowed: the allocator UniformModel"
         )
     # LOOK-M's released filter counts evicted tokens by their place in a list, one list for all heads.
     misaligned = isinstance(reducer, LookMMerge) and reducer.sources == "misaligned"
     uneven = isinstance(allocator, HeadPool | HeadScores | Hybrid | PositiveOnly | Safeguard | Threshold)
     if misaligned and uneven and getattr(reducer, "merge", None) in ("average", "weighted"):
         yield (
-            "uneven_eviction_merged",
             "LookMMerge with sources=misaligned compares evicted tokens over heads, so every head has to evict "
             f"the same number, but {_name(allocator)} grants heads of a layer different numbers; allowed: an "
-            "allocator with equal caps in all heads of a layer, or sources=aligned",
+            "allocator with equal caps in all heads of a layer, or sources=aligned"
         )
 
 
@@ -142,91 +132,76 @@ def _protects(selector: Selector) -> bool:
     return bool(selector.protected(8, 4, None).any())
 
 
-def _of_different_values(c: Compressor) -> Iterator[tuple[str, str]]:
+def _of_different_values(c: Compressor) -> Iterator[str]:
     kept_window = getattr(c.selector, "window", 0)
     for part in (c.allocator, c.scorer):
         window = getattr(part, "window", 0)
         if kept_window and window and window != kept_window:
             yield (
-                "different_windows",
                 f"{_name(part)} has a window of {window} tokens, but {_name(c.selector)} keeps one of "
-                f"{kept_window}; allowed: the same window in both, or a selector without a window (window=0)",
+                f"{kept_window}; allowed: the same window in both, or a selector without a window (window=0)"
             )
             break
     proxies = getattr(c.scorer, "proxies", None)
     if isinstance(c.allocator, Compensation) and proxies not in (None, c.allocator.proxies):
         yield (
-            "different_proxies",
             f"Compensation counts what {c.allocator.proxies} proxy queries need, but {_name(c.scorer)} scores "
-            f"with {proxies}; allowed: the same number of proxies in both",
+            f"with {proxies}; allowed: the same number of proxies in both"
         )
     if isinstance(c.allocator, Spectral) and c.allocator.dba and isinstance(c.scorer, DeviationScorer):
         ours, theirs = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
         if ours != theirs:
             yield (
-                "different_filters",
                 f"DeviationScorer filters with gamma={ours[0]} keys={ours[1]}, but Spectral with "
-                f"gamma={theirs[0]} keys={theirs[1]}; allowed: the same filter in both",
+                f"gamma={theirs[0]} keys={theirs[1]}; allowed: the same filter in both"
             )
 
 
-def _of_decoding(c: Compressor) -> Iterator[tuple[str, str]]:
+def _of_decoding(c: Compressor) -> Iterator[str]:
     decoding = c.decoding
-    if isinstance(
-        decoding, HeavyHitters
-    ):  # H2O's decode-time eviction goes on with the prompt's sums, in the same unit
+    if isinstance(decoding, HeavyHitters):  # H2O goes on with the prompt's sums of attention, in the same unit
         share = getattr(c.selector, "share", None)
         if not (
             isinstance(c.scorer, ColumnSumScorer) or (isinstance(c.scorer, TextPriorScorer) and not c.scorer.prior)
         ):
             yield (
-                "other_unit_of_attention",
                 "HeavyHitters adds each step's attention to the attention from the prompt, but the scores of "
-                f"{_name(c.scorer)} have another unit; allowed: ColumnSumScorer",
+                f"{_name(c.scorer)} have another unit; allowed: ColumnSumScorer"
             )
         elif share != decoding.share:
             yield (
-                "other_unit_of_attention",
                 f"HeavyHitters keeps a share of {decoding.share} as recents, but {_name(c.selector)} "
-                f"{'none' if share is None else f'a share of {share}'}; allowed: RecentShare with the same share",
+                f"{'none' if share is None else f'a share of {share}'}; allowed: RecentShare with the same share"
             )
     sinks = getattr(c.selector, "sinks", None)
     if c.scorer is not None and isinstance(decoding, Sliding) and sinks != decoding.sinks:
         yield (
-            "different_sinks",
             f"Sliding never evicts the first {decoding.sinks} entries, but {_name(c.selector)} keeps {sinks or 0} "
-            "sinks, so other tokens would be protected in their place; allowed: the same number of sinks in both",
+            "sinks, so other tokens would be protected in their place; allowed: the same number of sinks in both"
         )
-    retrieval = _retrieval_objection(c)
-    if retrieval is not None:
-        yield "retrieval_without_its_heads", retrieval
 
 
-def _retrieval_objection(c: Compressor) -> str | None:
-    """Return why chunk retrieval does not fit the other parts, or None. HybridKV's retrieval needs HybridKV's head
-    classes, and would read entries again that a reducer has merged."""
+def _of_retrieval(c: Compressor) -> Iterator[str]:
+    """HybridKV's retrieval needs HybridKV's head classes, and would read entries again that a reducer has merged."""
+    fetching = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
+    dividing = c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
     if c.decoding is not None and c.decoding.retrieves and c.reducer is not None and c.reducer.merges:
-        return (
+        yield (
             f"{_name(c.decoding)} can read every entry of the prompt again, but {_name(c.reducer)} has merged the "
             "evicted ones into others, so they would count twice; allowed: the reducer Evict"
         )
-    fetching = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
-    dividing = c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
-    if fetching is None and dividing is None:
-        return None
-    if fetching is None or dividing is None:
-        return (
+    elif (fetching is None) != (dividing is None):
+        yield (
             "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other "
             "leaves heads without entries; allowed: both, or neither"
         )
-    if fetching.heads != dividing.heads:
-        return "Hybrid and ChunkRetrieval define dynamic heads differently; allowed: the same `heads` in both"
-    if fetching.chunk != dividing.chunk:
-        return (
+    elif fetching is not None and dividing is not None and fetching.heads != dividing.heads:
+        yield "Hybrid and ChunkRetrieval define dynamic heads differently; allowed: the same `heads` in both"
+    elif fetching is not None and dividing is not None and fetching.chunk != dividing.chunk:
+        yield (
             f"Hybrid counts chunks of {dividing.chunk} tokens, but ChunkRetrieval reads chunks of "
             f"{fetching.chunk}; allowed: the same chunk size in both"
         )
-    return None
 
 
 def visual_parts(compressor: Compressor) -> list[str]:

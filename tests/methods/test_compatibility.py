@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import random
@@ -67,76 +68,78 @@ def made(scorer=None, allocator=None, selector=None, reducer=None, decoding=None
 RELEASED_MERGE = LookMMerge(sources="misaligned")
 
 REFUSED = [
-    ("nothing_to_do", Compressor("mine", decoding=Sliding()), "the method full"),
-    ("nothing_to_merge", Compressor("mine", reducer=PositionMerge()), "allowed: the reducer Evict"),
-    ("budget_without_effect", made(allocator=KeepAll()), "such as Uniform, or no scorer"),
-    ("budget_without_effect", made(allocator=KeepAll(), decoding=KIVI(), reading="released"), "WindowScorer"),
-    ("excess_outside_released", made(allocator=Uniform(excess=32)), "or reading=released"),
-    ("excess_outside_released", made(allocator=Pyramid(step="floored")), "Pyramid(window=32, beta=20, step='floored'"),
-    ("excess_outside_released", made(allocator=HeadPool(rounding="nearest")), "may keep more than the budget"),
-    ("excess_outside_released", made(ColumnSumScorer(), selector=TextRecents(rule="all_text")), "TextRecents"),
-    ("incomparable_heads", made(RecencyScorer(), HeadPool()), "the allocator Uniform"),
-    ("incomparable_heads", made(RandomScorer(), HeadPool()), "scorers of attention, votes or keys"),
-    ("incomparable_heads", made(LayerMeanScorer(), HeadPool()), "do not tell heads apart"),
-    ("incomparable_heads", made(BlindScorer(), HeadPool()), "BlindScorer"),
-    ("sums_of_negative_scores", made(KeyDiffScorer(), HeadPool(normalize=True)), "normalize=false"),
-    ("sums_of_negative_scores", made(KeyDiffScorer(), selector=ModalityQuota()), "the selector TopK"),
+    (Compressor("mine", decoding=Sliding()), "the method full"),
+    (Compressor("mine", reducer=PositionMerge()), "allowed: the reducer Evict"),
+    (made(allocator=KeepAll()), "such as Uniform, or no scorer"),
+    (made(allocator=KeepAll(), decoding=KIVI(), reading="released"), "WindowScorer"),
+    (made(allocator=Uniform(excess=32)), "or reading=released"),
+    (made(allocator=Pyramid(step="floored")), "Pyramid(window=32, beta=20, step='floored'"),
+    (made(allocator=HeadPool(rounding="nearest")), "may keep more than the budget"),
+    (made(ColumnSumScorer(), selector=TextRecents(rule="all_text")), "TextRecents"),
+    (made(RecencyScorer(), HeadPool()), "the allocator Uniform"),
+    (made(RandomScorer(), HeadPool()), "scorers of attention, votes or keys"),
+    (made(LayerMeanScorer(), HeadPool()), "do not tell heads apart"),
+    (made(BlindScorer(), HeadPool()), "BlindScorer"),
+    (made(KeyDiffScorer(), HeadPool(normalize=True)), "normalize=false"),
+    (made(KeyDiffScorer(), selector=ModalityQuota()), "the selector TopK"),
     (
-        "sums_of_negative_scores",
         made(LayerMeanScorer("permutation"), selector=ModalityQuota()),
         "gives negative scores",
     ),
-    ("sums_of_negative_scores", made(KeyDiffScorer(), Prefix(mode="online")), "mode=offline"),
-    ("protected_worthless_tokens", made(BlindScorer(), PositiveOnly(), TopK(recents=1)), "recents=0"),
-    ("protected_worthless_tokens", made(BlindScorer(), PositiveOnly(), RecentShare()), "the allocator Uniform"),
-    ("different_windows", made(WindowScorer(32), Pyramid(window=16), TopK(window=32)), "window of 16 tokens"),
-    ("different_windows", made(WindowScorer(8), selector=TopK(window=32)), "keeps one of 32"),
-    ("one_set_of_uneven_caps", made(ColumnSumScorer(), Pyramid(), OneSet()), "the allocator UniformModel"),
-    ("one_set_of_uneven_caps", made(ColumnSumScorer(), Uniform(), OneSet()), "layer by layer"),
-    ("different_proxies", made(TailMassScorer(8), Compensation(proxies=32)), "the same number of proxies in both"),
-    ("different_filters", made(DeviationScorer(0.2), Spectral(0.3)), "the same filter in both"),
-    ("uneven_eviction_merged", made(TextPriorScorer(), HeadPool(), reducer=RELEASED_MERGE), "HeadPool grants heads"),
-    ("other_unit_of_attention", made(decoding=HeavyHitters()), "allowed: ColumnSumScorer"),
+    (made(KeyDiffScorer(), Prefix(mode="online")), "mode=offline"),
+    (made(BlindScorer(), PositiveOnly(), TopK(recents=1)), "recents=0"),
+    (made(BlindScorer(), PositiveOnly(), RecentShare()), "the allocator Uniform"),
+    (made(WindowScorer(32), Pyramid(window=16), TopK(window=32)), "window of 16 tokens"),
+    (made(WindowScorer(8), selector=TopK(window=32)), "keeps one of 32"),
+    (made(ColumnSumScorer(), Pyramid(), OneSet()), "the allocator UniformModel"),
+    (made(ColumnSumScorer(), Uniform(), OneSet()), "layer by layer"),
+    (made(TailMassScorer(8), Compensation(proxies=32)), "the same number of proxies in both"),
+    (made(DeviationScorer(0.2), Spectral(0.3)), "the same filter in both"),
+    (made(TextPriorScorer(), HeadPool(), reducer=RELEASED_MERGE), "HeadPool grants heads"),
+    (made(decoding=HeavyHitters()), "allowed: ColumnSumScorer"),
     (
-        "other_unit_of_attention",
         made(TextPriorScorer(), selector=RecentShare(), decoding=HeavyHitters()),
         "have another unit",
     ),
-    ("other_unit_of_attention", made(ColumnSumScorer(), selector=TopK(), decoding=HeavyHitters()), "TopK none"),
+    (made(ColumnSumScorer(), selector=TopK(), decoding=HeavyHitters()), "TopK none"),
     (
-        "other_unit_of_attention",
         made(ColumnSumScorer(), selector=RecentShare(share=0.3), decoding=HeavyHitters(0.5)),
         "RecentShare with the same share",
     ),
-    ("different_sinks", made(RecencyScorer(), selector=TopK(sinks=4), decoding=Sliding(sinks=1)), "keeps 4 sinks"),
-    ("retrieval_without_its_heads", made(decoding=ChunkRetrieval()), "both, or neither"),
-    ("retrieval_without_its_heads", made(allocator=Hybrid()), "both, or neither"),
-    ("retrieval_without_its_heads", made(allocator=Hybrid(chunk=4), decoding=ChunkRetrieval()), "chunks of 4 tokens"),
+    (made(RecencyScorer(), selector=TopK(sinks=4), decoding=Sliding(sinks=1)), "keeps 4 sinks"),
+    (made(decoding=ChunkRetrieval()), "both, or neither"),
+    (made(allocator=Hybrid()), "both, or neither"),
+    (made(allocator=Hybrid(chunk=4), decoding=ChunkRetrieval()), "chunks of 4 tokens"),
     (
-        "retrieval_without_its_heads",
         made(allocator=Hybrid(HeadClasses(0.5)), decoding=ChunkRetrieval(HeadClasses(0.9))),
         "the same `heads` in both",
     ),
     (
-        "retrieval_without_its_heads",
         made(allocator=Hybrid(), reducer=LookMMerge(), decoding=ChunkRetrieval()),
         "would count twice",
     ),
 ]
 
 
-@each(("rule", "compressor", "words"), REFUSED)
-def test_a_senseless_combination_is_refused_with_reason_and_remedy(rule, compressor, words):
+@each(("compressor", "words"), REFUSED)
+def test_a_senseless_combination_is_refused_with_reason_and_remedy(compressor, words):
     with pytest.raises(CompatibilityError) as refused:
         refuse(compressor)
     message = str(refused.value)
     assert message.startswith("mine: ") and words in message and "allowed: " in message and "\n" not in message
-    assert [name for name, _ in objections(compressor)] == [rule], "one rule objects, and it is the one that is meant"
+    assert len([*objections(compressor)]) == 1, "one rule objects"
     assert isinstance(refused.value, ConfigError)
 
 
 def test_every_rule_is_shown_refusing():
-    assert {rule for rule, _, _ in REFUSED} == set(re.findall(r'yield \(?\s*"(\w+)"', inspect.getsource(part_rules)))
+    """A rule is the line of a `yield`, at which the generator of a refused compressor waits."""
+    shown = set()
+    for compressor, _ in REFUSED:
+        rules = objections(compressor)
+        next(rules)
+        shown.add(rules.gi_yieldfrom.gi_frame.f_lineno)
+    tree = ast.parse(inspect.getsource(part_rules))
+    assert shown == {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Yield)}
 
 
 @each(
