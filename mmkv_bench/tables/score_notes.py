@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import exp, inf
 
 from mmkv_bench.protocols import protocol
-from mmkv_bench.statistics.column import Column
+from mmkv_bench.statistics.column import LARGEST_SHARE, Column
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.statistics.metric_kinds import (
     FIDELITY,
@@ -18,7 +18,6 @@ from mmkv_bench.statistics.metric_kinds import (
     lower_is_better,
     upstream,
 )
-from mmkv_bench.statistics.paired_test import LARGEST_SHARE
 from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.tables.notes import (
     BEFORE_CUT,
