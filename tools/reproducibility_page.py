@@ -146,7 +146,7 @@ def _row(paper: str, tables: Sequence[FilledTable]) -> list[str]:
     words = [sum((table.verdicts(proposed) for table in tables), Counter[str]()) for proposed in (True, False)]
     levels = [", ".join(str(count[word]) for word in (AGREES, DIFFERS, UNDECIDED)) for count in words]
     drops = [one.drop.word for _, one in cells if one.drop is not None and one.counted]
-    leads = [lead.verdict.word for table in tables for lead in table.leads]
+    leads = [lead.word for table in tables for lead in table.leads]
     gates = _gates(paper)
     agreeing = [(table, one.cell.address) for table, one in cells if one.verdict and one.verdict.word == AGREES]
     fulls = [(at.model, table, at.dataset, at.metric) for table, at in agreeing if at.method.base == "full"]

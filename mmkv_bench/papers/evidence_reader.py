@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
@@ -378,28 +376,22 @@ class StoreTables:
     def counts(self) -> Mapping[str, Mapping[str, int]]:
         """Cell -> number of its answers, and of those that kept more than asked for, fell back or saw text before a cut."""
         columns = ("cell", "fallback", "entries_asked", "entries_resident", "question_text_before_cut")
-        return self._first(lambda store, cells: _counts(store.responses(cells, columns)))
+        return self._first(
+            lambda store, cells: {
+                cell: _counts(answers)
+                for cell, answers in _by_cell(store.responses(cells, columns).to_pandas()).items()
+            }
+        )
 
 
 def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return dict(iter(table.groupby("cell", sort=False))) if len(table) else {}
 
 
-def _counts(answers: pa.Table) -> dict[str, Counter[str]]:
-    """Count the answers of each cell (`StoreTables.counts`)."""
-    cells, reasons = answers["cell"], answers["fallback"].combine_chunks()
-    over = pc.fill_null(pc.greater(answers["entries_resident"], answers["entries_asked"]), False)
-    cut = pc.fill_null(pc.greater(answers["question_text_before_cut"], 0), False)
-    counts: dict[str, Counter[str]] = {}
-    for what, named in (
-        (ANSWERS, cells),
-        (OVER, cells.filter(over)),
-        ("question text before a cut", cells.filter(cut)),
-    ):
-        for one in named.value_counts().to_pylist():
-            counts.setdefault(one["values"], Counter())[what] = one["counts"]
-    of_reason = cells.combine_chunks().take(pc.list_parent_indices(reasons))
-    fallbacks = pa.table({"cell": of_reason, "reason": reasons.flatten()}).group_by(["cell", "reason"])
-    for one in fallbacks.aggregate([([], "count_all")]).to_pylist():
-        counts[one["cell"]][f"fallback {one['reason']}"] = one["count_all"]
-    return counts
+def _counts(answers: pd.DataFrame) -> Counter[str]:
+    """Count the answers of one cell (`StoreTables.counts`)."""
+    counts = Counter(f"fallback {reason}" for reasons in answers["fallback"].dropna() for reason in reasons)
+    counts[ANSWERS] = len(answers)
+    counts[OVER] = int((answers["entries_resident"] > answers["entries_asked"]).sum())
+    counts["question text before a cut"] = int((answers["question_text_before_cut"] > 0).sum())
+    return +counts  # without zeros

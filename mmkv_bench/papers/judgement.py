@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import combinations
 from typing import NamedTuple
 
 from mmkv_bench.errors import ConfigError
@@ -271,23 +270,11 @@ COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")
 
 
 @dataclass(frozen=True)
-class Lead:
-    """A printed lead of the paper's method over its strongest baseline, with our difference and the verdict."""
-
-    proposed: TableCell
-    baseline: TableCell
-    printed: float
-    verdict: Verdict
-    ours: Mean | None = None
-
-
-@dataclass(frozen=True)
 class FilledTable:
     """A paper's table filled with measured numbers and verdicts.
 
-    leads: the printed leads of the paper's method over its strongest baseline.
-    pairs: of all other pairs of methods that our intervals separate, the number with the paper's sign and the number with
-    the opposite sign.
+    leads: verdicts on the printed leads of the paper's method over its strongest baseline; with a reason if we have no
+    difference.
     versions: column of `cells`, such as `torch` -> its distinct values in the rows behind the numbers.
     refused: number of stored cells that were not used, because their weights or data are not real.
     sources: position in the evidence's cells -> rows folder and hash.
@@ -295,8 +282,7 @@ class FilledTable:
 
     layout: TableLayout
     cells: tuple[FilledCell, ...]
-    leads: tuple[Lead, ...]
-    pairs: tuple[int, int]
+    leads: tuple[Verdict, ...]
     versions: Mapping[str, tuple[str, ...]]
     refused: int
     sources: Mapping[int, str] = field(default_factory=dict)
@@ -343,37 +329,24 @@ def fill(
     reader = EvidenceReader(evidence, [*layout.needed, *needed])
     cells = [_filled(cell, printed.get(cell.address.printed), layout, reader) for cell in layout.cells]
     cells = [_judged(one, full, reader) for one, full in zip(cells, compared, strict=True)]
-    leads, pairs = _order(layout, cells, reader)
+    leads = tuple(_leads(layout, cells, reader))
     rows = sorted({row for one in cells for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}
-    return FilledTable(layout, tuple(cells), tuple(leads), pairs, evidence.versions(rows), evidence.refused, sources)
+    return FilledTable(layout, tuple(cells), leads, evidence.versions(rows), evidence.refused, sources)
 
 
-def _order(
-    layout: TableLayout, cells: Sequence[FilledCell], reader: EvidenceReader
-) -> tuple[list[Lead], tuple[int, int]]:
-    """Judge the printed leads over the strongest baseline, and count the signs of all other pairs."""
-    leads, same, other = [], 0, 0
+def _leads(layout: TableLayout, cells: Sequence[FilledCell], reader: EvidenceReader) -> Iterator[Verdict]:
+    """Judge the printed leads of the paper's method over the strongest baseline, one per column and budget."""
     for group in _columns(cells):
         proposed = [one for one in group if layout.proposes(one.cell)]
         baselines = [one for one in group if not layout.proposes(one.cell)]
+        if len(proposed) != 1 or not baselines:
+            continue
         sign = -1 if lower_is_better(group[0].cell.address.metric) else 1
-        claimed: list[FilledCell] = []
-        if len(proposed) == 1 and baselines:
-            best = max(baselines, key=lambda one: sign * one.printed_number)
-            printed = sign * (proposed[0].printed_number - best.printed_number)
-            if printed > 0:
-                claimed, ours = [proposed[0], best], _paired(reader, proposed[0], best, sign)
-                verdict = lead(*((None, None) if ours is None else (ours.low, ours.high)))
-                leads.append(Lead(proposed[0].cell, best.cell, printed, verdict, ours))
-        for a, b in combinations(group, 2):
-            if claimed and {id(a), id(b)} == {*map(id, claimed)}:
-                continue
-            ours, gap = _paired(reader, a, b, sign), sign * (a.printed_number - b.printed_number)
-            if ours is None or ours.low is None or ours.high is None or ours.low <= 0 <= ours.high or not gap:
-                continue
-            same, other = (same + 1, other) if (ours.value > 0) == (gap > 0) else (same, other + 1)
-    return leads, (same, other)
+        best = max(baselines, key=lambda one: sign * one.printed_number)
+        if sign * (proposed[0].printed_number - best.printed_number) > 0:
+            ours = _paired(reader, proposed[0], best, sign)
+            yield Verdict(UNDECIDED, "one of the two was not run") if ours is None else lead(ours.low, ours.high)
 
 
 def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:

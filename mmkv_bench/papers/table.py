@@ -297,8 +297,7 @@ def _missing(filled: FilledTable) -> str:
 
 
 def _verdicts(filled: FilledTable) -> list[str]:
-    """Return sentences that count the verdicts: on numbers (levels), on differences to full (drops), on the paper's leads over
-    baselines, and on the signs of all other differences."""
+    """Count the verdicts on numbers (levels), on differences to full (drops) and on the paper's leads over baselines."""
     groups = {f"{filled.layout.paper}'s own method": True, "all others": False}
     levels = [
         f"{who}: {words}" for who, proposed in groups.items() if (words := _counts(filled.verdicts(proposed), WORDS))
@@ -308,14 +307,9 @@ def _verdicts(filled: FilledTable) -> list[str]:
     for counted, remark in ((True, ""), (False, ", not counted since full does not agree")):
         drops = Counter(one.drop.word for one in filled.cells if one.drop is not None and one.counted == counted)
         notes += [f"drops to full{remark}: {_counts(drops, [*drops])}."] if drops else []
-    if any(lead.ours for lead in filled.leads):
-        leads = _counts(Counter(lead.verdict.word for lead in filled.leads), (CONFIRMED, CONTRADICTED, UNDECIDED))
+    if any(not lead.why for lead in filled.leads):
+        leads = _counts(Counter(lead.word for lead in filled.leads), (CONFIRMED, CONTRADICTED, UNDECIDED))
         notes.append(f"leads over the strongest printed baseline ({len(filled.leads)}): {leads}.")
-        same, other = filled.pairs
-        if same + other:
-            notes.append(
-                f"other pairs that our intervals separate: {same} with the printed sign, {other} with the other."
-            )
     return notes
 
 
