@@ -15,6 +15,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mmkv_bench import consent
 from mmkv_bench.diagnostics.replanned_cells import VERSIONS, ReplannedCells, Row, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
@@ -23,7 +25,6 @@ from mmkv_bench.run.progress import Progress
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
     from mmkv_bench.evaluation.samples import Request
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from mmkv_bench.generation.result import ForkResult
     from mmkv_bench.models.load import LoadedModel
 
-    RequestTimeout = Callable[[LoadedModel, Request, EncodedPrompt, Sequence[ForkResult]], None]
+    Watch = Callable[[LoadedModel, Request, EncodedPrompt, Sequence[ForkResult]], None]
 
 COMPARED = ("status", "prompt_hash", "answer", "token_ids", "kept", "kept_digest")
 """Columns that must agree; a column that is null in the stored row is not compared."""
@@ -112,7 +113,7 @@ class StoredAnswer:
 def make_again(
     drawn: Sequence[StoredAnswer],
     other_versions: bool = False,
-    watch: RequestTimeout | None = None,
+    watch: Watch | None = None,
     run_code: bool = False,
 ) -> None:
     """Make these answers again and store the outcome in each object.
@@ -167,7 +168,6 @@ def draw(
     Raises:
         ConfigError: no store, or a store without such answers.
     """
-    import numpy as np
     import pyarrow.compute as pc
 
     if not roots:
@@ -193,22 +193,20 @@ def draw(
         if not share:  # fewer are drawn than there are stores
             continue
         chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False)))
-        drawn += stored_answers(store, zip(chosen["cell"].to_pylist(), chosen["sample_id"].to_pylist(), strict=True))
+        drawn += _stored_answers(store, {(row["cell"], row["sample_id"]) for row in chosen.to_pylist()})
     return drawn
 
 
-def stored_answers(store: Store, keys: Iterable[tuple[str, str]]) -> list[StoredAnswer]:
+def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[StoredAnswer]:
     """Load the answers with these keys (cell, sample id) and their scores."""
-    wanted = set(keys)
-    cells = {row["cell"]: row for row in store.cells({cell for cell, _ in wanted}).to_pylist()}
-    answers = _at(store.responses(cells, _COLUMNS), wanted)
+    cells = {row["cell"]: row for row in store.cells({cell for cell, _ in keys}).to_pylist()}
     scores: dict[tuple[str, str], dict[str, float]] = {}
-    for row in _at(store.samples(cells, ("cell", "sample_id", "metric", "value")), wanted):
+    for row in _at(store.samples(cells, ("cell", "sample_id", "metric", "value")), keys):
         if row["value"] is not None:
             scores.setdefault((row["cell"], row["sample_id"]), {})[row["metric"]] = row["value"]
     return [
         StoredAnswer(store.root, row, cells[row["cell"]], scores.get((row["cell"], row["sample_id"]), {}))
-        for row in answers
+        for row in _at(store.responses(cells, _COLUMNS), keys)
     ]
 
 
@@ -219,7 +217,7 @@ def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
     return rows.take(places).to_pylist() if places else []
 
 
-def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None) -> None:
+def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
     """Make the answers of one dataset of one run again; `model` caches the last loaded model."""
     try:
         planned = plan_again([one.cell for one in group])
@@ -229,13 +227,10 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         if not planned_answers:
             return
         rows = _answers(planned, planned_answers, model, watch)
-    except consent.CodeOfRowsError as error:
-        for one in group:
-            one.outcome = one.outcome or str(error)
-        return
     except MMKVError as error:
+        refused = isinstance(error, consent.CodeOfRowsError)
         for one in group:
-            one.outcome = one.outcome or f"its run cannot be planned now: {error}"
+            one.outcome = one.outcome or (str(error) if refused else f"its run cannot be planned now: {error}")
         return
     scores = _scores(planned, planned_answers, rows)
     for one in planned_answers:
@@ -271,7 +266,7 @@ def _scores(
 
 
 def _answers(
-    planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: RequestTimeout | None
+    planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None
 ) -> Mapping[tuple[str, str], Row]:
     """Answer again and return (cell, sample) -> the new row."""
     from mmkv_bench.evaluation.documents import sample_refs
@@ -323,11 +318,16 @@ def remake(
     Raises:
         ConfigError: none of the cells has answered that sample.
     """
+    from mmkv_bench.run.prompt_rows import visual_places
+
     stored = draw([root], None, 0, cells, sample_id)
     by_cell = {one.row["cell"]: one for one in stored}
 
     def watch(loaded: LoadedModel, request: Request, encoded: EncodedPrompt, results: Sequence[ForkResult]) -> None:
-        prompt = _sample_tokens(loaded, request, encoded)
+        visual = np.flatnonzero(encoded.types[0].cpu().numpy() > 0)
+        places = visual_places(loaded, encoded, request)
+        boxes = None if places is None else np.reshape(places, (-1, 6))[:, 1:]
+        prompt = SampleTokens(encoded.length, visual, boxes)
         for result in results:
             one = by_cell[result.cell]
             one.kept = None if result.selected is None else [layer.numpy() for layer in result.selected]
@@ -335,13 +335,3 @@ def remake(
 
     make_again(stored, other_versions, watch, run_code)
     return by_cell
-
-
-def _sample_tokens(loaded: LoadedModel, request: Request, encoded: EncodedPrompt) -> SampleTokens:
-    import numpy as np
-
-    from mmkv_bench.run.prompt_rows import visual_places
-
-    visual = np.flatnonzero(encoded.types[0].cpu().numpy() > 0)
-    places = visual_places(loaded, encoded, request)
-    return SampleTokens(encoded.length, visual, None if places is None else np.reshape(places, (-1, 6))[:, 1:])
