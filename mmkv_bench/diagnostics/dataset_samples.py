@@ -12,7 +12,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.specs import TaskSpec
-    from mmkv_bench.evaluation.samples import Request, SampleRef
+    from mmkv_bench.evaluation.samples import Request
     from mmkv_bench.models.load import LoadedModel
 
 KEYS = ("dataset", "datasets", "data")
@@ -72,11 +72,10 @@ def of_dataset(
             return tokens > low and (high is None or tokens <= high)
 
         if instruction:
-            _ask(spec, count, None, lambda ref: True, fits, take)
+            _ask(spec, count, take, fits=fits)
         else:
             wanted = {ref.doc_id for ref in drawn if ref.sample_id not in without}
-            first = count if draw is None else None
-            _ask(spec, len(wanted), first, lambda ref: ref.doc_id in wanted, lambda request: True, take)
+            _ask(spec, len(wanted), take, wanted, first=count if draw is None else None)
 
     ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn, key=lambda ref: ref.doc_id))
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
@@ -125,14 +124,12 @@ def _bounds(instruction: str | None) -> tuple[int, int | None]:
 def _ask(
     spec: TaskSpec,
     count: int,
-    first: int | None,
-    wanted: Callable[[SampleRef], bool],
-    fits: Callable[[Request], bool],
     take: Callable[[PromptSample], None],
+    wanted: Collection[int] | None = None,
+    first: int | None = None,
+    fits: Callable[[Request], bool] = lambda request: True,
 ) -> None:
-    """Call `take` for `count` samples for which `wanted` and `fits` are true.
-
-    first: number of samples of the dataset to search; None: all."""
+    """Call `take` for `count` samples that `fits`. wanted: their documents. first: number of documents to search; None: all."""
     from mmkv_bench.evaluation.generating import generate
 
     taken = 0
@@ -150,7 +147,7 @@ def _ask(
         return ""
 
     try:
-        generate(spec, answered, first, wanted)
+        generate(spec, answered, first, lambda ref: wanted is None or ref.doc_id in wanted)
     except _EnoughError:
         return
     raise CalibrationError(

@@ -111,13 +111,7 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
 
 
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
-    """Return a receipt's entry for one cell.
-
-    Args:
-        stored: number of the cell's answers in the store.
-        digest: digest of these answers.
-        scores: digest of the cell's scores.
-    """
+    """Return a receipt's entry for one cell. stored: number of its stored answers. digest, scores: of these and their scores."""
     row = answers[0].cell
     return {
         "cell": cell,

@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import log, log1p, sqrt
+from statistics import stdev
 from typing import Any
 
 from mmkv_bench.config.files import content, reference_dir
@@ -62,11 +63,6 @@ class Margin:
     relative: bool = False
     step: float = 0.0
     gate: float | None = None
-
-    @property
-    def tolerance(self) -> float:
-        """Allowed difference for the full cache, whose number must agree before methods are judged."""
-        return self.margin if self.gate is None else self.gate
 
 
 @dataclass(frozen=True)
@@ -277,10 +273,8 @@ def of_seeds(values: Sequence[float], relative: bool = False) -> float:
         return 0.0
     from scipy.special import stdtrit
 
-    numbers = [log(value) for value in values] if relative else values
-    middle, n = sum(numbers) / len(numbers), len(numbers)
-    variance = sum((number - middle) ** 2 for number in numbers) / (n - 1)
-    return float(stdtrit(n - 1, 0.975)) * sqrt(2 * variance / n)
+    numbers, n = [log(value) for value in values] if relative else values, len(values)
+    return float(stdtrit(n - 1, 0.975)) * sqrt(2 / n) * stdev(numbers)
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
