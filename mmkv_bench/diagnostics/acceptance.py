@@ -20,7 +20,7 @@ from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.diagnostics.receipt import receipts_of, tables_text
 from mmkv_bench.diagnostics.replanned_cells import Row, reason_of_other
-from mmkv_bench.diagnostics.reproduction import DIFFERENT, StoredAnswer, draw, make_again
+from mmkv_bench.diagnostics.reproduction import DIFFERENT, draw, make_again
 from mmkv_bench.errors import MMKVError, StoreError
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.models.source import Source
@@ -118,7 +118,13 @@ def findings(
         return
     yield Finding("files", OK, f"{files} files with the manifest's checksums: {answers} answers, {scores} scores")
     go_offline()
-    plans = [_planned(config.updated(out=str(folder)), rows) for config in configs]
+    plans = []
+    for (
+        config
+    ) in configs:  # with the weights and versions that the rows state, so that the cells' hashes can be compared
+        newest = _of_model(rows, config.model.name)[-1:]
+        facts = {name: newest[0][name] for name in _FACTS} if newest else None
+        plans.append(outline(config.updated(out=str(folder)), facts))
     bundle = Bundle(store, rows, plans, samples, seed)
     for check in (_code, _model, _cells, _samples, _prompts, _budgets, _scores, _tables, _receipt, _answers):
         try:
@@ -131,13 +137,6 @@ def findings(
 def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
     """Return the rows of `cells` that name a model, the newest last."""
     return sorted((row for row in rows.values() if row["model"] == name), key=lambda row: row["created_at"])
-
-
-def _planned(config: RunConfig, rows: dict[str, Row]) -> Plan:
-    """Plan a run of the experiment, but with the weights and versions that the rows state, so that the cells' hashes can be
-    compared. Other checks compare the weights with the experiment's."""
-    newest = _of_model(rows, config.model.name)[-1:]
-    return outline(config, {name: newest[0][name] for name in _FACTS} if newest else None)
 
 
 def _code(bundle: Bundle) -> Iterator[Outcome]:
@@ -368,19 +367,12 @@ def _answers(bundle: Bundle) -> Iterator[Outcome]:
     rounded = sum(one.cell["dtype"] != "float32" for one in again) // ROUNDED
     sure = [one for one in different if {"status", "prompt_hash"}.intersection(one.differing)]
     reasons = Counter(one.outcome for one in drawn if not one.compared)
-    outcome, text = concluded(
-        [
-            *((REFUSED, _difference(one)) for one in different if sure or len(different) > rounded),
-            *((NOT_CHECKED, f"{count} of {len(drawn)} answers: {why}") for why, count in reasons.items()),
-            (OK, ""),
-        ]
-    )
+    differences = [f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}" for one in different]
+    problems = [(REFUSED, text) for text in differences if sure or len(different) > rounded]
+    problems += [(NOT_CHECKED, f"{count} of {len(drawn)} answers: {why}") for why, count in reasons.items()]
+    outcome, text = concluded([*problems, (OK, "")])
     if outcome != REFUSED and again:
         differ = f", {len(different)} differ as half precision may" if different else ""
         rest = f"; not made again: {text}" if text else ""
         outcome, text = OK, f"{len(again)} made again, {len(again) - len(different)} equal{differ}{rest}"
     yield outcome, f"{text}; --seed {bundle.seed} draws the same"
-
-
-def _difference(one: StoredAnswer) -> str:
-    return f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}"

@@ -39,7 +39,9 @@ def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
         yield f"{root}: {sum(of.values())} drawn, {', '.join(f'{count} {kind}' for kind, count in sorted(of.items()))}"
     for one in drawn:
         if one.outcome == DIFFERENT:
-            yield f"different: {one.label}: {', '.join(one.differing)}{_other_cpu(one)}"
+            here, there = collect()["cpu"], one.cell["cpu"]
+            cpus = "" if there in (None, here) else f" (made on {there}, here {here})"
+            yield f"different: {one.label}: {', '.join(one.differing)}{cpus}"
     for reason, count in Counter(one.outcome for one in drawn if one.outcome not in (EQUAL, DIFFERENT)).items():
         example = next(one for one in drawn if one.outcome == reason)
         yield f"not made again: {count} because of {reason}; first {example.label}"
@@ -200,11 +202,6 @@ def _counts(answers: Sequence[StoredAnswer]) -> dict[str, int]:
     return {name: sum(name in one.compared for one in answers) for name in (*COMPARED, SCORES)}
 
 
-def _other_cpu(one: StoredAnswer) -> str:
-    here, there = collect()["cpu"], one.cell["cpu"]
-    return "" if here == there or there is None else f" (made on {there}, here {here})"
-
-
 # ---------------------------------------------------------------------- a bundle: published rows with a receipt
 MADE_WITH = ("model", "device", "driver", "cpu", "git_commit", "git_dirty", "versions")
 """Columns of `cells` that a bundle repeats in a readable file."""
@@ -220,10 +217,13 @@ def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
         ConfigError: the file is not a receipt of these rows, or the rows have no scores. StoreError: rows contradict each other.
     """
     receipts_of([receipt], [store.root])
+    rows = store.cells(columns=MADE_WITH).to_pylist()
+    distinct = {json.dumps(row, sort_keys=True): row | {"versions": json.loads(row["versions"])} for row in rows}
+    made = {"made_with": list(distinct.values()), "package": source_version(), "source": dict(source_files())}
     return {
         RECEIPT: receipt.read_bytes(),
         TABLES: tables_text(store.root).encode(),
-        ENVIRONMENT: json.dumps(_environment(store), indent=1).encode() + b"\n",
+        ENVIRONMENT: json.dumps(made, indent=1).encode() + b"\n",
     }
 
 
@@ -246,11 +246,3 @@ def tables_text(root: Path) -> str:
             raise
         return f"{RANDOM}\n"
     return markdown(tables_of_scores(built, pairs=True))
-
-
-def _environment(store: Store) -> dict[str, Any]:
-    """Return what made the rows and the bundle: the distinct versions and devices of the cells, and this package's version and
-    checksums of its source files."""
-    rows = store.cells(columns=MADE_WITH).to_pylist()
-    distinct = {json.dumps(row, sort_keys=True): row | {"versions": json.loads(row["versions"])} for row in rows}
-    return {"made_with": list(distinct.values()), "package": source_version(), "source": dict(source_files())}

@@ -261,8 +261,9 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], prefix: str) 
         abstract = [c for c in classes if inspect.isabstract(c)]
         if abstract and len(abstract) == len(classes):
             missing = sorted(vars(abstract[0])["__abstractmethods__"])
+            signatures = {name: inspect.signature(getattr(base_class(part), name)).parameters for name in missing}
             lines = " and ".join(
-                f"`def {name}{_signature(base_class(part), name)}:`{_PURPOSES.get(name, '')}" for name in missing
+                f"`def {name}({', '.join(names)}):`{_PURPOSES.get(name, '')}" for name, names in signatures.items()
             )
             raise ConfigError(
                 f"{path}: {abstract[0].__name__} lacks {', '.join(missing)}; write {lines}; `mmkv-bench new other.py --part "
@@ -288,11 +289,6 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], prefix: str) 
             f"`class Mine(Scorer):`, or subclass a scorer of the package to use its scores; {README}"
         )
     return {part: classes[0] for part, classes in candidates.items() if classes}
-
-
-def _signature(base: type, name: str) -> str:
-    """Return the parameters of a base class's method as a subclass writes them."""
-    return f"({', '.join(inspect.signature(getattr(base, name)).parameters)})"
 
 
 def _parameters(cls: type) -> list[inspect.Parameter]:

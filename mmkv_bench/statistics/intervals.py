@@ -47,11 +47,6 @@ class Interval:
 NO_INTERVAL = Interval(None, None, "none")
 
 
-def is_binary(values: np.ndarray) -> bool:
-    """Tell whether every score is exactly 0 or 1."""
-    return bool(((values == 0) | (values == 1)).all())
-
-
 def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None = None) -> tuple[float, float]:
     """Return Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
 
@@ -170,7 +165,7 @@ def intervals(
     alike: dict[tuple[bool, int, bytes], list[int]] = {}
     for i, (values, clusters) in enumerate(cells):
         index, count = cluster_index(clusters)
-        binary = share and aggregator is None and is_binary(values)
+        binary = share and aggregator is None and bool(((values == 0) | (values == 1)).all())
         if len(values) and (binary or count > 1):
             alike.setdefault((binary, count, index.tobytes()), []).append(i)
     for (binary, count, _), numbers in alike.items():

@@ -11,9 +11,7 @@ from mmkv_bench.tables.table import GridCell
 def text(one: FilledCell) -> str:
     """Write a cell: number, interval, verdict: reasons, marks."""
     reasons = Reasons()
-    filled = FilledTable(
-        load("mmshift_table01"), (one,), (), (0, 0), {}, 0, dict.fromkeys(one.measured.rows, "rows cell")
-    )
+    filled = FilledTable(load("mmshift_table01"), (one,), (), {}, 0, dict.fromkeys(one.measured.rows, "rows cell"))
     return "; ".join(_words(cell, reasons) for cell in cells_of(filled, one, reasons))
 
 
