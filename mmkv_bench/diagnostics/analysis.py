@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -18,7 +18,6 @@ PROCESSOR = ("min_pixels", "max_pixels", "max_prompt_tokens", "frames", "video_m
 """Settings of a model that affect its prompts."""
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import torch
 
     from mmkv_bench.compression.budget import Budget, StateCost
@@ -126,6 +125,8 @@ def diagnose(
     Raises:
         MMKVError: model or data are not available, or the model cannot read a prompt.
     """
+    import pyarrow as pa
+
     from mmkv_bench.models.source import Source
     from mmkv_bench.plan.identity import cost_of, resolve_dtype
     from mmkv_bench.store.store import Store
@@ -151,10 +152,14 @@ def diagnose(
     def take(sample: PromptSample) -> None:
         nonlocal numbers
         labels = missing(sample.sample_id)
-        rows = layers_of(loaded, name, sample, tokens, [one for one in compared if one.label in labels])
-        rows = [row for row in rows if _label(row[2], columns_of) in labels]
+        values = layers_of(loaded, name, sample, tokens, [one for one in compared if one.label in labels])
+        rows = [
+            {"sample_id": sample_id, "layer": layer, **value._asdict(), **columns_of[label]}
+            for sample_id, layer, value in values
+            if (label := value.part if value.part in columns_of else "") in labels  # "": a number without a method
+        ]
         if rows:
-            store.write_diagnostics(table(columns_of, rows))
+            store.write_diagnostics(pa.Table.from_pylist(rows))
             numbers += len(rows)
 
     questions.each(loaded, take, earlier)
@@ -294,26 +299,3 @@ def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless:
         sequence = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False, **least)
     answer: torch.Tensor = sequence[0, prompt.length :]
     return answer[:-1] if len(answer) > 1 else answer
-
-
-def _label(value: Value, columns_of: Mapping[str, Any]) -> str:
-    """Return the label of a number's method; "" for a number without a method."""
-    return value.part if value.part in columns_of else ""
-
-
-def table(columns_of: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Table:
-    """Convert the numbers of one sample to rows of the table `diagnostics`. columns_of: identity columns from `measurements`."""
-    import pyarrow as pa
-
-    samples, layers, values = zip(*rows, strict=True)
-    columns: dict[str, Any] = {
-        "sample_id": samples,
-        "layer": pa.array(layers, pa.int64()),
-        "head": pa.array([value.head for value in values], pa.int64()),
-        "quantity": [value.quantity for value in values],
-        "part": [value.part for value in values],
-        "x": pa.array([value.x for value in values], pa.float64()),
-        "value": pa.array([value.value for value in values], pa.float64()),
-    }
-    shared = [columns_of[_label(value, columns_of)] for value in values]
-    return pa.table(columns | {name: [one[name] for one in shared] for name in shared[0]})
