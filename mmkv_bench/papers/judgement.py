@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from mmkv_bench.errors import ConfigError
-from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address
+from mmkv_bench.papers.address import SYNTHETIC, Address
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.evidence_reader import EvidenceReader
 from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
@@ -301,25 +300,9 @@ class FilledTable:
         return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != COMPUTED)
 
 
-def fill(
-    layout: TableLayout, evidence: Evidence, printed: Mapping[tuple[str, ...], Printed] | None = None
-) -> FilledTable:
-    """Fill a table from evidence.
-
-    Args:
-        layout: the table's layout.
-        evidence: the evidence.
-        printed: printed values by address; None: those of results/reference.
-
-    Raises:
-        ConfigError: `printed` is given for a stand-in layout, whose numbers no paper prints.
-    """
-    if printed is None:
-        printed = {} if layout.stands_for else of_table(layout.id)
-    if printed and any(cell.address.model == STAND_IN for cell in layout.cells):
-        raise ConfigError(
-            f"{layout.id} is a stand-in filled by the embedded model; printed numbers are not allowed for it"
-        )
+def fill(layout: TableLayout, evidence: Evidence) -> FilledTable:
+    """Fill a table from evidence, beside the printed numbers of results/reference; no paper prints those of a stand-in."""
+    printed = {} if layout.stands_for else of_table(layout.id)
     fulls = {**(_fulls_of_paper(layout.paper) if layout.paper else {}), **fulls_of(layout, printed)}
     compared = [
         None if is_full(cell) or cell.address.printed not in printed else fulls.get(_place(cell))

@@ -150,12 +150,8 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
     return values
 
 
-def printed_address(row: Mapping[str, Any], shared: Mapping[str, Any] | None = None) -> Address:
-    """Translate the paper's names of a printed value (model, method, column, ...) to an `Address`.
-
-    Args:
-        row: a row of `load`.
-        shared: keys of an address that the table does not print and that all its cells share.
+def printed_address(row: Mapping[str, Any]) -> Address:
+    """Translate the paper's names of a printed value (model, method, column, ...) to an `Address`. row: a row of `load`.
 
     Raises:
         ConfigError: `names.yaml` lacks a name.
@@ -166,7 +162,7 @@ def printed_address(row: Mapping[str, Any], shared: Mapping[str, Any] | None = N
     budget = row["budget"] or row["inferred_budget"]
     at_budget = _lookup("methods", f"{name}@{budget}", row)
     method = at_budget or _lookup("methods", name, row) or (None if row["variant"] else {"method": name})
-    parts = {**(shared or {}), "model": _named("models", row["model"], row), **column}
+    parts = {"model": _named("models", row["model"], row), **column}
     parts |= _named("methods", name, row) if method is None else method
     if row["budget_kind"] != NONE and not at_budget:
         parts["budget"] = _KINDS[row["budget_kind"]](budget)
