@@ -16,6 +16,7 @@ from functools import cache
 from mmkv_bench.config.files import content
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.families.facts import StatedConfig
+from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.forecast import HOUR
 from mmkv_bench.forecast.prompt_length import ASSUMED, QUESTION
@@ -33,7 +34,6 @@ from mmkv_bench.papers.non_score_metrics import (
     TOKENS,
     bytes_per_token,
     has_numbers,
-    image_bounds,
     model_file,
 )
 from mmkv_bench.papers.printed import of_table
@@ -44,6 +44,8 @@ FORKS, PASSES = 16, 6
 SHARES = (0.37, 0.27)
 """Measured shares of the roofline: of the text model's prefill in the time to the first token, with encoding and vision tower
 (results/bench/fork.md), and of a step of 16 answers with reduced caches (results/bench/decode.md). Both on a CPU."""
+SIDES = tuple(range(28, 3585, 28))
+"""Sides of pictures [pixels]."""
 _DRAWN = (".scorers.mmshift.", ".scorers.random.")
 _NOTE = f"""\
 One device of {{:,.0f}} GB/s and {{:,.0f}} TFLOP/s; answers count in full length.
@@ -177,8 +179,17 @@ def _prompt(at: Address) -> tuple[int, str]:
     for key in ((at.model, at.dataset), (at.model, at.frames)):
         if key in printed and key[1] is not None:
             return printed[key], "printed"
-    low, high = image_bounds(at.model) if "vision_config" in model_file(at.model)["shape"] else (0, 0)
+    low, high = _image_bounds(at.model) if "vision_config" in model_file(at.model)["shape"] else (0, 0)
     return (low + QUESTION, "picture") if low == high and at.frames is None and low else (ASSUMED, "assumed")
+
+
+@cache
+def _image_bounds(model: str) -> tuple[int, int]:
+    """Return the least and the most visual tokens of a picture with sides of 28 to 3,584 pixels and aspect ratios up to 20."""
+    kind, settings = model_file(model)["shape"]["model_type"], model_file(model)["processor"]
+    sizes = [(width, height) for width in SIDES for height in SIDES if max(width, height) <= 20 * min(width, height)]
+    counts = [image_tokens(kind, settings, *size) for size in sizes]
+    return min(counts), max(counts)
 
 
 @cache

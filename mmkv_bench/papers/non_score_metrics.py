@@ -2,8 +2,8 @@
 
 The file also computes numbers that need neither weights nor data, and names the missing inputs of the others.
 
-A cache's bytes are its entries times the bytes of an entry, which follow from the model's shape. A picture's number of tokens
-follows from its size and the processor's settings; the picture sizes of a data set are unknown until it is read.
+A cache's bytes are its entries times the bytes of an entry, which follow from the model's shape. A prompt's number of tokens is
+not computed: the picture sizes of a data set are unknown until it is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 from mmkv_bench.config.files import content, reference_dir
 from mmkv_bench.config.schema import READINGS
 from mmkv_bench.families.facts import StatedConfig, kv_bytes_per_token
-from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
 
 GIB = 2.0**30
@@ -133,7 +132,6 @@ PLANNED_COLUMNS = ("setting", "model", "dataset", "method", "budget", "length", 
 _PROMPTED = ("hybridkv",)
 """Methods whose bytes depend on the prompt: only with weights is it known which heads keep what."""
 _FEWER_BITS = ("kivi", "kivi_prefixkv")
-_SIDES = tuple(range(28, 3585, 28))  # pixels
 
 
 def cache_size(address: Address) -> tuple[float, str] | None:
@@ -175,8 +173,7 @@ def missing_input(address: Address) -> str:
         share = _entries(address) / (address.length or 1)
         return f"needs weights, which tell heads apart; a step reads {share:.1%} of full's entries"
     if address.metric == TOKENS and address.runs:
-        low, high = image_bounds(address.model)
-        return f"needs the pictures' sizes; a picture becomes {low:,} to {high:,} tokens"
+        return "needs the pictures' sizes"
     return ""
 
 
@@ -190,15 +187,6 @@ def model_file(model: str) -> Mapping[str, Any]:
 def bytes_per_token(model: str) -> int:
     """Return the bytes of a token's keys and values in all layers and KV heads, in the precision of the model's file."""
     return kv_bytes_per_token(StatedConfig(model_file(model)["shape"]), model_file(model)["dtype"])
-
-
-@cache
-def image_bounds(model: str) -> tuple[int, int]:
-    """Return the least and the most visual tokens of a picture with sides of 28 to 3,584 pixels and aspect ratios up to 20."""
-    kind, settings = model_file(model)["shape"]["model_type"], model_file(model)["processor"]
-    sizes = [(width, height) for width in _SIDES for height in _SIDES if max(width, height) <= 20 * min(width, height)]
-    counts = [image_tokens(kind, settings, *size) for size in sizes]
-    return min(counts), max(counts)
 
 
 @cache
