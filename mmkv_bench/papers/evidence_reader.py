@@ -376,12 +376,8 @@ class StoreTables:
     def counts(self) -> Mapping[str, Mapping[str, int]]:
         """Cell -> number of its answers, and of those that kept more than asked for, fell back or saw text before a cut."""
         columns = ("cell", "fallback", "entries_asked", "entries_resident", "question_text_before_cut")
-        return self._first(
-            lambda store, cells: {
-                cell: _counts(answers)
-                for cell, answers in _by_cell(store.responses(cells, columns).to_pandas()).items()
-            }
-        )
+        answers = self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
+        return {cell: _counts(of_cell) for cell, of_cell in answers.items()}
 
 
 def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
