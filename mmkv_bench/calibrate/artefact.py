@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.errors import CalibrationError, nearest
-from mmkv_bench.store.files import canonical_json
+from mmkv_bench.store.files import canonical_json, write_bytes
 
 if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts
@@ -109,10 +109,7 @@ def committed(method: str, model_name: str) -> Path:
 
 def save(artefact: Artefact, path: Path) -> Path:
     """Write an artefact with sorted keys and one row of numbers per line; return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(_readable(json.loads(canonical_json(asdict(artefact)))) + "\n")
-    partial.replace(path)
+    write_bytes(path, (_readable(json.loads(canonical_json(asdict(artefact)))) + "\n").encode())
     return path
 
 

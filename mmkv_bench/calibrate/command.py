@@ -106,12 +106,8 @@ def _identity(source: Any) -> dict[str, Any]:
 
 
 def _samples(options: argparse.Namespace) -> PromptSamples:
-    """Return the pages, or the passages of a text, that the options select.
-
-    Raises:
-        CalibrationError: an unknown kind of page, both pages and text, or no text. `each` raises it if the samples are pages,
-            but the model reads no images.
-    """
+    """Return the pages, or the passages of a text, that the options select. CalibrationError: an unknown kind of page, both pages
+    and text, or no text; when they are read, also pages for a model that reads no images."""
     text, size, count = getattr(options, "text", None), options.size, options.samples
     if text is not None and options.kinds:
         raise CalibrationError("--kinds selects pages, but --text replaces pages; give only one of the two options")
