@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,22 +227,18 @@ def _readable(value: Any, depth: int = 0) -> str:
     return first + ",".join(lines) + "\n" + " " * depth + last if lines else first + last
 
 
-@dataclass
-class StandIns:
+class StandIns(Calibrations):
     """A model's calibrations for a dry run. A missing calibration is replaced by made-up data of the right shape, equal
     for all layers and heads.
 
     Attributes:
-        model, fingerprint: name and fingerprint of the model.
-        family: facts with the model's shape.
-        used: methods that got a made-up calibration.
+        made_up: methods that got a made-up calibration.
     """
 
-    model: str
-    fingerprint: str
-    family: ModelFacts
-    used: set[str] = field(default_factory=set)
-    seen: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, model_name: str, model_fingerprint: str, family: ModelFacts):
+        super().__init__(model_name, model_fingerprint)
+        self.family = family
+        self.made_up: set[str] = set()
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
         """Return data like `Calibrations.data`.
@@ -251,7 +247,7 @@ class StandIns:
             CalibrationError: the artefact is missing and cannot be made up.
         """
         try:
-            return Calibrations(self.model, self.fingerprint).data(method, spec)
+            return super().data(method, spec)
         except CalibrationError as error:
             layers, heads = self.family.num_layers, self.family.num_query_heads
             shares = [step / 100 for step in range(1, 101)]
@@ -261,10 +257,6 @@ class StandIns:
                 "hybridkv": {"theta": 0.5},
             }
             if method not in made:
-                raise CalibrationError(f"{method} needs a calibration of {self.model}: {error}") from error
-            self.used.add(method)
+                raise CalibrationError(f"{method} needs a calibration of {self.model_name}: {error}") from error
+            self.made_up.add(method)
             return made[method]
-
-    def taken(self) -> dict[str, str]:
-        """Return an empty mapping: no artefact was used."""
-        return {}

@@ -283,8 +283,7 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
     """Map labels to (method, budget, whether the cell reads a stream), one label per combination. Dataset, seed and other
     protocols do not change a peak."""
     built = {
-        (method.name, method.compressor.reading): method.compressor
-        for method in build_methods(plan.entries, stand_ins)  # type: ignore[arg-type]
+        (method.name, method.compressor.reading): method.compressor for method in build_methods(plan.entries, stand_ins)
     }
     cells: dict[str, tuple[Compressor, Budget | None, bool]] = {}
     for cell in plan.cells:
@@ -332,8 +331,8 @@ def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list
         notes.append(
             "a stream is counted as a text of its length, in its chunks; a copy of its cache for each further ask_at comes on top"
         )
-    if stand_ins.used:
-        names = ", ".join(sorted(stand_ins.used))
+    if stand_ins.made_up:
+        names = ", ".join(sorted(stand_ins.made_up))
         notes.append(f"{names}: not calibrated here; counted as if all layers and heads were alike")
     if any(cell.compressor.needs.answer for cell in plan.cells):
         notes.append("oracle: without the full cache's answer, which it reads first")
