@@ -214,7 +214,6 @@ class BatchGrader:
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
         self.outcomes = Outcomes(ref.doc_id for ref in docs.refs)
-        self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.nothing = parts_of_nothing(spec)
         self.aggregating = Replay(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
@@ -234,7 +233,6 @@ class BatchGrader:
                 return False
             for (doc_id, text), outcome in zip(some, outcomes, strict=True):
                 self.outcomes.put(doc_id, text, outcome)
-            self.unscored |= replay.unscored
         if not self.opened:
             config = task_config(self.spec)
             with scorer_surroundings(self.spec):
@@ -252,7 +250,7 @@ class BatchGrader:
                 (None, {}) if reason else self._aggregates(each) for each, reason in zip(outcomes, reasons, strict=True)
             ]
         return [
-            CellScores(self._rows(answers, each), aggregate, reason, tuple(self.unscored), unaggregated)
+            CellScores(self._rows(answers, each), aggregate, reason, unaggregated)
             for answers, each, reason, (aggregate, unaggregated) in zip(
                 cells, outcomes, reasons, aggregates, strict=True
             )

@@ -73,12 +73,7 @@ class CountedDocs:
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
-        self._current: int | None = None
-
-    @property
-    def current(self) -> int:
-        assert self._current is not None, "the loop works on no document yet"
-        return self._current
+        self.current = -1
 
     def __len__(self) -> int:
         return len(self.docs)
@@ -87,8 +82,7 @@ class CountedDocs:
         return self.docs[position]
 
     def __iter__(self) -> Iterator[Any]:
-        for position, doc in enumerate(self.docs):
-            self._current = position
+        for self.current, doc in enumerate(self.docs):  # noqa: B020 - the loop reads it meanwhile
             yield doc
 
 
@@ -322,12 +316,9 @@ class Respondent(lmms):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         try:
-            places = list(range(len(requests)))
-            if self.order is not None:
-                key = self.order
-                places.sort(key=lambda place: key(requests[place]))
-            answers = {place: self.answer(requests[place]) for place in places}
-            return [answers[place] for place in range(len(requests))]
+            in_order = requests if self.order is None else sorted(requests, key=self.order)
+            answers = {id(request): self.answer(request) for request in in_order}
+            return [answers[id(request)] for request in requests]
         except BaseException as error:
             self.interruption = error
             raise

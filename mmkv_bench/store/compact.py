@@ -20,7 +20,7 @@ from mmkv_bench.store import journal
 from mmkv_bench.store.files import checksum, disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
 from mmkv_bench.store.packing import slim as slimmed
-from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, runs, texts_of
+from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, read_by_group, runs, texts_of
 from mmkv_bench.store.schema import CELL_COLUMNS, SCHEMAS
 from mmkv_bench.store.score_files import is_batch
 from mmkv_bench.store.sealed import number_of_rows
@@ -189,7 +189,7 @@ class _Packing:
 
     def _groups(self, path: Path) -> Iterator[pa.Table]:
         try:
-            yield from self._store.read_by_group(self._table, path)
+            yield from read_by_group(path, SCHEMAS[self._table])
         except FileNotFoundError:
             raise StoreError(
                 f"{path} vanished while it was packed: is another program packing or removing files? No row of "

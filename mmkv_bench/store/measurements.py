@@ -21,7 +21,6 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.parts import column_of, keys, numbers_of
 from mmkv_bench.store.rows import safe_name
-from mmkv_bench.store.schema import SCHEMAS
 
 _PASS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
 MEASUREMENT = ("measurement", "sample_id")
@@ -66,29 +65,6 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
         f"other work on the machine, whose load was {median(measured):.1f} (median) beside passes of "
         f"{'1 thread' if most == 1 else f'{most:.0f} threads'}: times are longer than when it is idle"
     )
-
-
-def stamped_diagnostics(rows: pa.Table, stamps: Mapping[str, Any]) -> pa.Table:
-    """Add the store's own columns to rows of `diagnostics`, and return them in the schema's order and types.
-
-    Raises:
-        StoreError: a column too many or too few, another type, a null that is not allowed, or a number that is not finite.
-    """
-    schema = SCHEMAS["diagnostics"]
-    for name, value in stamps.items():
-        rows = rows.append_column(name, pa.array([value] * rows.num_rows, schema.field(name).type))
-    if set(rows.column_names) != set(schema.names):
-        odd = sorted(set(rows.column_names) ^ set(schema.names))
-        raise StoreError(
-            f"diagnostics: columns {', '.join(odd)} are missing or unknown; see docs/rows.md for the columns"
-        )
-    try:
-        rows = rows.select(schema.names).cast(schema)
-    except (pa.ArrowException, ValueError) as problem:
-        raise StoreError(f"diagnostics: {problem}") from None
-    if rows.num_rows and not pc.all(pc.is_finite(rows["value"])).as_py():
-        raise StoreError("diagnostics: column 'value' has numbers that are not finite")
-    return rows
 
 
 def file_of_sample(root: Path, rows: pa.Table) -> Path:

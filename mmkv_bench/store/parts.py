@@ -125,33 +125,25 @@ def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
 
 
 def read_file(
-    path: Path,
-    schema: pa.Schema,
-    cells: Collection[str] | None,
-    unchecked: set[Path] | None,
-    metrics: Collection[str] | None = None,
+    path: Path, schema: pa.Schema, cells: Collection[str] | None = None, metrics: Collection[str] | None = None
 ) -> pa.Table:
-    """Return the rows of one file. Row groups without a row of `cells` and `metrics` are not decoded. A file without a digest,
-    written by an older version, is added to `unchecked`.
+    """Return the rows of one file. Row groups without a row of `cells` and `metrics` are not decoded.
 
     Raises FileNotFoundError if the file is gone, StoreError with its name if it is damaged, unreadable or of another schema
     version.
     """
     wanted = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
     codes = sorted({*wanted, *(field.name for field in schema if field.type == CODED)})
-    with readable(path), opened(path, codes) as (file, checked):
+    with readable(path), opened(path, codes) as file:
         names = _columns_in(file, [*schema.names, *wanted])
-        rows = _as(path, _chosen_rows(path, file, names, wanted) if wanted else file.read(names), schema)
-        if not checked and unchecked is not None:
-            unchecked.add(path)
-        return rows
+        return _as(path, _chosen_rows(path, file, names, wanted) if wanted else file.read(names), schema)
 
 
-def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) -> Iterator[pa.Table]:
-    """Yield the rows of one file, one row group at a time. Raises FileNotFoundError if the file is gone."""
-    with readable(path), opened(path) as (file, checked):
-        if not checked and unchecked is not None:
-            unchecked.add(path)
+def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of one file, one row group at a time, because all rows of a large file do not fit into memory. Raises
+    FileNotFoundError if the file is gone.
+    """
+    with readable(path), opened(path) as file:
         names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
             yield _as(path, file.read_row_group(number, names), schema)
@@ -178,12 +170,11 @@ def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Map
     not fit into memory and the wanted cells may be spread over all groups.
 
     The process remembers the cells of each row group, because scoring or packing a few cells at a time reads every file
-    repeatedly, and most files of a large store have none of the wanted cells. Files without a digest are not remembered.
+    repeatedly, and most files of a large store have none of the wanted cells.
     """
     texts = {column: texts_of(list(values)) for column, values in wanted.items()}
-    digest = (file.metadata.metadata or {}).get(KEY.encode())
-    known = digest is not None and [*wanted] == ["cell"]
-    groups = _cells_of_groups.setdefault(digest or b"", {}) if known else {}
+    known = [*wanted] == ["cell"]
+    groups = _cells_of_groups.setdefault(file.metadata.metadata[KEY.encode()], {}) if known else {}
     tables = [file.read_row_groups([], names)]
     for number in range(file.num_row_groups):
         if number in groups:

@@ -71,7 +71,7 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
     with parts.readable(path):
         state = state_of(path)
     if state not in _known_batches:
-        with parts.readable(path), opened(path, ["cell"]) as (file, _):
+        with parts.readable(path), opened(path, ["cell"]) as file:
             cells = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]")))
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:

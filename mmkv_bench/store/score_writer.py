@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +17,13 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import parts, score_files
 from mmkv_bench.store.files import Staged, disk_errors, sync_folder
-from mmkv_bench.store.folder import StoreFolder
+from mmkv_bench.store.folder import StoreFolder, known_columns
 from mmkv_bench.store.rows import digested, refuse_rewritten
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 
 Tables = Mapping[str, pa.Table]
 """The tables `samples` and `metrics`, checked."""
+_VERSION = {"schema_version": SCHEMA_VERSION}
 _KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
 
 
@@ -107,18 +109,24 @@ def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
             file.place()
 
 
-def checked(table: str, rows: pa.Table) -> pa.Table:
+def checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -> pa.Table:
     """Return the rows with all columns of `table`, checked by the rules of `rows.check`. Nullable columns may be left out.
+
+    stamps: values of the columns that the store writes.
 
     Raises StoreError naming the column or the duplicate rows.
     """
     schema = SCHEMAS[table]
+    known_columns(table, rows.column_names)
     arrays = []
     for column in COLUMNS[table]:
-        if column.stamped:
-            values = pa.chunked_array([pa.repeat(pa.scalar(SCHEMA_VERSION, column.type), rows.num_rows)])
+        if column.name in stamps:
+            values = pa.chunked_array([pa.repeat(pa.scalar(stamps[column.name], column.type), rows.num_rows)])
         elif column.name in rows.column_names:
-            values = rows[column.name].cast(column.type)
+            try:
+                values = rows[column.name].cast(column.type)
+            except pa.ArrowException as problem:
+                raise StoreError(f"{table}: column {column.name!r}: {problem}") from None
         else:
             values = pa.chunked_array([pa.nulls(rows.num_rows, column.type)])
         if column.required == "always" and values.null_count:
@@ -132,7 +140,7 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
         arrays.append(values)
     made = pa.Table.from_arrays(arrays, schema=schema)
     _check_rules(table, made)
-    if len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
+    if table in _KEYS and len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
         raise StoreError(f"{table}: two rows with the same {', '.join(_KEYS[table][:-1])} and metric")
     return digested(table, made) if table == "metrics" else made
 
@@ -142,10 +150,12 @@ def _check_rules(table: str, rows: pa.Table) -> None:
     if table == "samples":
         broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
         rule = "column 'value' must be null when status is not 'ok'"
-    else:
+    elif table == "metrics":
         short = pc.less(rows["n_ok"], rows["n"])
         wrong = pc.or_(pc.less(rows["n_ok"], 0), pc.greater(rows["n_ok"], rows["n"]))
         broken = pc.or_(wrong, pc.and_(short, pc.is_valid(rows["value"])))
         rule = "column 'n_ok' must be between 0 and n, and 'value' null unless every sample is ok"
+    else:
+        return
     if pc.any(broken).as_py():
         raise StoreError(f"{table}: {rule}")

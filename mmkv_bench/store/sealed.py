@@ -1,8 +1,8 @@
 """Parquet files with a digest of their own content: reading a file detects any change of a stored byte.
 
 The sha256 is stored in the file's footer under `KEY`. It is computed with zeros in place of its 64 digits. So file and digest
-appear in one step, even if a writer is killed, and a file may be renamed or sent anywhere. Pages have checksums too. Files of
-older versions have neither and are read unchecked: see `Store.unchecked`.
+appear in one step, even if a writer is killed, and a file may be renamed or sent anywhere. Pages have checksums too. A file
+without a digest was written by another program and is refused.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ _MARK = KEY.encode() + b"\x18\x40"
 WHOLE = 32 << 20
 """Files up to this number of bytes are read into memory. A larger file is hashed piece by piece and then read from disk."""
 _PIECE = 1 << 22
-_TAIL = 1 << 16
-_known: dict[State, bool] = {}
-"""Files hashed by this process, keyed by everything that changes with their bytes; the value says whether a file has a digest."""
+_known: set[State] = set()
+"""Files hashed by this process: everything that changes with their bytes."""
 
 
 class Damaged(ValueError):
@@ -91,9 +90,8 @@ class _Digesting:
 
 
 @contextmanager
-def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFile, bool]]:
-    """Open a file and check its digest. The second value tells whether the file has a digest. Within a process, an unchanged
-    file is hashed once.
+def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Open a file and check its digest. Within a process, an unchanged file is hashed once.
 
     coded: text columns that are read as dictionaries, if the file has them.
 
@@ -102,23 +100,23 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
     with open(path, "rb") as stream:
         state = State.of(os.fstat(stream.fileno()))
         source: Any = stream
-        if state in _known:
-            checked = _known[state]
-        elif state.size > WHOLE:
-            checked = _check(stream)
-            if state != State.of(os.fstat(stream.fileno())):
-                raise Damaged("it was written to while it was read")
-        else:
-            # The parsed bytes are the hashed bytes, even if the file changes meanwhile.
-            data = stream.read()
-            source, checked = pa.BufferReader(data), _check(io.BytesIO(data))
-        if state not in _known and state.settled:
-            _known[state] = checked
+        if state not in _known:
+            if state.size > WHOLE:
+                _check(stream)
+                if state != State.of(os.fstat(stream.fileno())):
+                    raise Damaged("it was written to while it was read")
+            else:
+                # The parsed bytes are the hashed bytes, even if the file changes meanwhile.
+                data = stream.read()
+                _check(io.BytesIO(data))
+                source = pa.BufferReader(data)
+            if state.settled:
+                _known.add(state)
         footer = pq.read_metadata(source)
         columns = {footer.schema.column(place).path for place in range(footer.num_columns)} if coded else set()
         options = {"metadata": footer, "read_dictionary": sorted(columns.intersection(coded))}
         with pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
-            yield file, checked
+            yield file
 
 
 def number_of_rows(path: Path) -> int:
@@ -131,42 +129,22 @@ def number_of_rows(path: Path) -> int:
         return 0
 
 
-def _check(stream: BinaryIO) -> bool:
-    """Tell whether the file has a digest. Raises Damaged if the digest does not match the bytes."""
-    mark = _last(stream, _MARK)
-    if mark is None:
-        return False
-    start = mark + len(_MARK)
-    stream.seek(start)
-    stored = stream.read(64)
-    digest, at = hashlib.sha256(), 0
-    for piece in _pieces(stream):
-        first, last = max(start - at, 0), min(start + 64 - at, len(piece))
-        at += len(piece)
-        if first < last:
-            piece = piece[:first] + _ZEROS[: last - first] + piece[last:]
+def _check(stream: BinaryIO) -> None:
+    """Raise Damaged if the file has no digest, or a digest of other bytes."""
+    ends = stream.seek(0, os.SEEK_END) - 8  # the footer's end; its length and four letters follow
+    stream.seek(max(ends, 0))
+    footer = max(ends - int.from_bytes(stream.read(4), "little"), 0)
+    stream.seek(footer)
+    mark = stream.read().rfind(_MARK)
+    if mark < 0:
+        raise Damaged("it has no checksum, so another program or an older version wrote it")
+    left, digest = footer + mark + len(_MARK), hashlib.sha256()
+    stream.seek(0)
+    while left and (piece := stream.read(min(left, _PIECE))):
         digest.update(piece)
+        left -= len(piece)
+    stored = stream.read(64)
+    digest.update(_ZEROS + stream.read())
     stream.seek(0)
     if digest.hexdigest().encode() != stored:
         raise Damaged("its bytes are not the bytes that were written: the checksum does not match")
-    return True
-
-
-def _pieces(stream: BinaryIO) -> Iterator[bytes]:
-    stream.seek(0)
-    while piece := stream.read(_PIECE):
-        yield piece
-
-
-def _last(stream: BinaryIO, text: bytes) -> int | None:
-    """Return the last position of `text` in a file, or None. The search runs from the end, where the footer is."""
-    end, after = stream.seek(0, os.SEEK_END), b""
-    while end:
-        start = max(end - _TAIL, 0)
-        stream.seek(start)
-        joined = stream.read(end - start) + after
-        place = joined.rfind(text)
-        if place >= 0:
-            return start + place
-        end, after = start, joined[: len(text) - 1]
-    return None

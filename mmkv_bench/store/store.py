@@ -37,7 +37,6 @@ from mmkv_bench.store.measurements import (
     file_of_sample,
     newest_passes,
     samples_of,
-    stamped_diagnostics,
 )
 from mmkv_bench.store.packing import counted
 from mmkv_bench.store.rows import (
@@ -235,10 +234,10 @@ class Store(StoreFolder):
             rows: all columns except those written by the store. Measurements made together come in one table.
 
         Raises:
-            StoreError: other columns, a null that is not allowed, or rows of several samples.
+            StoreError: an unknown column, a null or number that is not allowed, or rows of several samples.
         """
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
-        rows = stamped_diagnostics(rows, stamps)
+        rows = score_writer.checked("diagnostics", rows, stamps)
         self.prepare()
         path = file_of_sample(self.root, rows)
         with disk_errors("writing diagnostics", self.root):

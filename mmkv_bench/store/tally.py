@@ -367,7 +367,7 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
     """Read an index. Return an empty one if the file cannot be used."""
     try:
-        with opened(index) as (file, _):
+        with opened(index) as file:
             rows = file.read()
         metadata = json.loads(rows.schema.metadata[_META])
         if metadata["version"] == _VERSION and rows.schema.equals(schema):

@@ -59,7 +59,7 @@ _SETTINGS = {
 
 
 class Tracker:
-    """A display of one run."""
+    """A display of one run. This class shows nothing."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Open the run with the resolved configuration (secrets are redacted)."""
@@ -69,10 +69,6 @@ class Tracker:
 
     def finish(self, failed: bool = False) -> None:
         """Close the run."""
-
-
-class NoTracker(Tracker):
-    """A tracker that does nothing."""
 
 
 class RunningMeans:
@@ -98,7 +94,7 @@ def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
     """
     keywords = dict(config)
-    return NoTracker() if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
+    return Tracker() if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
 
 
 class WandbTracker(Tracker):

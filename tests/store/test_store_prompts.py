@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_examples import response
+from store_examples import older_store, response
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.compact import pack
@@ -80,9 +79,8 @@ def test_a_text_that_nobody_packed_is_refused():
             unpacked(text)
 
 
-def test_older_files_read_coded_have_nulls_where_a_text_column_is_newer():
-    rows = Store(Path(__file__).parent / "stores" / "ad8597f").responses(
-        None, ["cell", "answer", "kept_indices"], coded=True
-    )
+def test_older_files_read_coded_have_nulls_where_a_text_column_is_newer(tmp_path):
+    store = Store(older_store(tmp_path / "rows"))
+    rows = store.responses(None, ["cell", "answer", "kept_indices"], coded=True)
     assert rows.num_rows and rows["kept_indices"].null_count == rows.num_rows
     assert rows["answer"].null_count < rows.num_rows

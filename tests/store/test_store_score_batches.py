@@ -121,7 +121,7 @@ def test_scores_that_come_cell_by_cell_are_those_that_come_at_once(tmp_path):
     store.write_scores(blocks(len(MANY)), metrics_of)
     assert values(store) == of(0.1, MANY) and asked == [(2 * len(MANY), ["exact_match"])]
     assert [len(list((tmp_path / name).glob("*.parquet"))) for name in ("samples", "metrics")] == [1, 1]
-    assert not Store(tmp_path).unchecked and store.samples().num_rows == 2 * len(MANY)
+    assert store.samples().num_rows == 2 * len(MANY)
     with pytest.raises(StoreError, match="no samples"):
         store.write_scores((tables([cell], 0.1)[0] for cell in MANY[:2]), lambda _: metrics)
 
