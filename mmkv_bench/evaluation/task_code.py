@@ -37,7 +37,7 @@ from mmkv_bench.datasets.task_yaml import includes, lmms_eval_folder
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.file_state import State, is_installed
 
-_KNOWN = {
+_KNOWN = sys.stdlib_module_names | {
     "PIL",
     "numpy",
     "datasets",
@@ -47,7 +47,7 @@ _KNOWN = {
     "tqdm",
     "lmms_eval",
     "mmkv_bench",
-} | sys.stdlib_module_names
+}
 """Modules that belong to no task."""
 SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # files that Python imports from a folder
 _DYNAMIC = {"importlib", "runpy", "imp"}

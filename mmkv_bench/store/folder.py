@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from mmkv_bench.errors import StoreError, nearest
+from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store import journal, parts, score_files
 from mmkv_bench.store.files import (
@@ -28,9 +28,9 @@ from mmkv_bench.store.files import (
     write_whole,
 )
 from mmkv_bench.store.journal import Journal
-from mmkv_bench.store.rows import check, safe_name, to_table
+from mmkv_bench.store.parts import number_of_rows
+from mmkv_bench.store.rows import check, known_columns, safe_name, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
-from mmkv_bench.store.sealed import number_of_rows
 
 log = logging.getLogger(__name__)
 
@@ -223,14 +223,6 @@ class StoreFolder:
             else:
                 log.warning(EMPTY, path)
         return _of_this_version(path, content.records)
-
-
-def known_columns(table: str, columns: Iterable[str]) -> list[str]:
-    names = list(columns)
-    for name in names:
-        if name not in SCHEMAS[table].names:
-            raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
-    return names
 
 
 def _of_this_version(path: Path, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ copies of rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import median
@@ -81,15 +81,6 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
         )
     digest = checksum(canonical_json([samples[0], sorted(measurements)]).encode())
     return root / "diagnostics" / f"{safe_name('measurement', f'{names[0]}.{digest}')}.parquet"
-
-
-def samples_of(rows: pa.Table, measurements: Collection[str]) -> dict[str, set[str]]:
-    """Map each measurement to the samples that have rows of it. rows: the columns measurement and sample_id."""
-    samples: dict[str, set[str]] = {name: set() for name in measurements}
-    rows = rows.filter(pc.is_in(rows["measurement"], value_set=pa.array(sorted(samples), pa.string())))
-    for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
-        samples[pair["measurement"]].add(pair["sample_id"])
-    return samples
 
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:

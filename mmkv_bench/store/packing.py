@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.store.parts import codes_of, readable
-from mmkv_bench.store.sealed import opened, sealed
+from mmkv_bench.store.parts import codes_of, opened, readable, sealed
 
 
 def counted(path: Path) -> dict[str, int]:

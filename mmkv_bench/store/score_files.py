@@ -30,9 +30,9 @@ from mmkv_bench.file_state import State, state_of
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import Staged, sync_folder
 from mmkv_bench.store.packing import blocks, is_packed
+from mmkv_bench.store.parts import opened, write_sealed
 from mmkv_bench.store.rows import safe_name
 from mmkv_bench.store.schema import SCHEMAS
-from mmkv_bench.store.sealed import opened, write_sealed
 
 AT_ONCE = 1 << 20
 """Limit for the scores of a metric in memory while metrics are computed from them."""

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import parts, score_files
 from mmkv_bench.store.files import Staged, disk_errors, sync_folder
-from mmkv_bench.store.folder import StoreFolder, known_columns
-from mmkv_bench.store.rows import digested, refuse_rewritten
+from mmkv_bench.store.folder import StoreFolder
+from mmkv_bench.store.rows import digested, known_columns, refuse_rewritten
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 
 Tables = Mapping[str, pa.Table]
@@ -44,10 +44,7 @@ def replace_by(
     metrics_of: Callable[[pa.Table], pa.Table],
     beside: Collection[str] = (),
 ) -> None:
-    """Replace the scores of cells whose samples rows come block by block (checked, no cell in two blocks).
-
-    metrics_of: computes the `metrics` rows from `samples` rows of some metrics, perhaps of some cells only.
-    beside: cells that other cells are compared with. `metrics_of` always gets their rows too.
+    """Replace the scores of cells as `Store.write_scores` says, from checked blocks.
 
     No lock is held while blocks come. Only one block is in memory at a time.
     """

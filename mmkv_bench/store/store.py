@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store import journal, parts, score_writer
 from mmkv_bench.store.files import disk_errors, write_whole
-from mmkv_bench.store.folder import StoreFolder, Writer, known_columns
+from mmkv_bench.store.folder import StoreFolder, Writer
 from mmkv_bench.store.measurements import (
     MEASUREMENT,
     PROMPT,
@@ -36,12 +36,12 @@ from mmkv_bench.store.measurements import (
     file_of_pass,
     file_of_sample,
     newest_passes,
-    samples_of,
 )
 from mmkv_bench.store.packing import counted
 from mmkv_bench.store.rows import (
     check,
     digest_of_row,
+    known_columns,
     refuse_malformed,
     refuse_other,
     refuse_rewritten,
@@ -252,7 +252,12 @@ class Store(StoreFolder):
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
         """Map each measurement to the ids of the samples that have rows of it."""
-        return samples_of(self._in_files("diagnostics", columns=["measurement", "sample_id"]), measurements)
+        samples: dict[str, set[str]] = {name: set() for name in measurements}
+        rows = self._in_files("diagnostics", columns=MEASUREMENT)
+        for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
+            if pair["measurement"] in samples:
+                samples[pair["measurement"]].add(pair["sample_id"])
+        return samples
 
     def prompts(self) -> pa.Table:
         """Return the newest row per prompt, sample and model of the table `prompts`."""

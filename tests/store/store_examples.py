@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 import mmkv_bench
 from mmkv_bench.store import journal
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.schema import COLUMNS, SCHEMAS, SchemaColumn
-from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 
 # For the processes that tests start: the package under test, also where it is not installed.

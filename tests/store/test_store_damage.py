@@ -14,7 +14,7 @@ from store_examples import OLD, cell, metric_row, older_store, response, sample_
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import journal
 from mmkv_bench.store.compact import pack
-from mmkv_bench.store.sealed import sealed
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.store import Store
 
 METHODS = ["flashcache", "full", "flashcache"]
@@ -81,12 +81,12 @@ def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_i
     path = filled(tmp_path, packed=True).file("responses", next((tmp_path / "responses").glob("*.parquet")).stem)
     names = ["cell", "sample_id", "answer"]
     whole = Store(tmp_path).read_file("responses", path, names)
-    monkeypatch.setattr("mmkv_bench.store.sealed.WHOLE", 0)
-    monkeypatch.setattr("mmkv_bench.store.sealed._known", {})
+    monkeypatch.setattr("mmkv_bench.store.parts.WHOLE", 0)
+    monkeypatch.setattr("mmkv_bench.store.parts._known", {})
     data = path.read_bytes()
     mark = data.rindex(b"mmkv_sha256")
     for piece in (len(data), 97, mark + 5):  # the digest's place is cut by the pieces' ends, too
-        monkeypatch.setattr("mmkv_bench.store.sealed._PIECE", piece)
+        monkeypatch.setattr("mmkv_bench.store.parts._PIECE", piece)
         assert Store(tmp_path).read_file("responses", path, names).equals(whole)
         for place in (10, len(data) // 2, mark - 3, mark + 20, len(data) - 9, *range(4, len(data), len(data) // 7)):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])

@@ -13,9 +13,9 @@ from store_examples import cell, failed, metric_row, plain, response, sample_sco
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.files import checksum
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
-from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 from tests.each import each
 

@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.metric_kinds import PERPLEXITY
-from mmkv_bench.store.sealed import sealed
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.build import build
