@@ -19,11 +19,11 @@ from mmkv_bench.evaluation.samples import SampleRef
 from mmkv_bench.evaluation.task_scorer import (
     BESIDE,
     PARSE_FAILED,
+    UNREAD,
     base_metric,
     drawn,
     guessed,
     may_draw,
-    reads_choices,
     refuse_other_judges,
     right_under_no_key,
     sample_value,
@@ -151,7 +151,7 @@ class Replay:
     def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
         doc_id = self._doc(key)
         number = self.passes[key] = self.passes.get(key, -1) + 1
-        functions = self._functions
+        functions = self.task.metric_functions
         identity = self.identity(doc_id)
         moved = drawn() != untouched(identity)
         guess = moved and guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
@@ -182,12 +182,8 @@ class Replay:
             else:
                 nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
                 values[self._name(PARSE_FAILED, number)] = float(nothing)
-        elif guess or reads_choices(metrics) or self._may_draw:
+        elif guess or self._may_draw or not UNREAD.keys().isdisjoint(metrics):
             values[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
-
-    @cached_property
-    def _functions(self) -> Mapping[str, Callable]:
-        return self.task.metric_functions
 
     @cached_property
     def _may_draw(self) -> bool:

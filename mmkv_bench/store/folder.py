@@ -167,11 +167,6 @@ class StoreFolder:
             "Stop that program, then read again"
         )
 
-    def read_file(self, table: str, path: Path, columns: Sequence[str], coded: bool = False) -> pa.Table:
-        """Return the rows of one file. Raises FileNotFoundError if the file is gone, StoreError if it is damaged."""
-        self.check_version()
-        return parts.read_file(path, parts.of_columns(table, columns, coded))
-
     def load(
         self,
         table: str,

@@ -220,17 +220,16 @@ def current_rows(
         newer, packed = batch_files(root, table), packed_files(root, table)
         try:
             layers = [
-                (_rows_of_file(read, table, path, columns, cells), cells_of_batch(root, path.name)) for path in newer
+                (read(table, partial(_there, path), columns, cells), cells_of_batch(root, path.name)) for path in newer
             ]
         except FileNotFoundError:
             continue
         own_files = partial(_own_files, root, table, cells)
-        own_rows = pa.concat_tables(
-            [read(table, list, columns, None), *(_own(read, table, path, columns) for path in sorted(own_files()))]
-        )
+        own = [_own(read, table, path, columns) for path in sorted(own_files())]
+        own_rows = pa.concat_tables([read(table, list, columns, None), *own])
         layers.append((own_rows, named(own_rows, own_files, None)))
         for path in packed:
-            rows = _rows_of_file(read, table, path, columns, cells)
+            rows = read(table, partial(_there, path), columns, cells)
             layers.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
         if (batch_files(root, table), packed_files(root, table)) == (newer, packed):
             break  # otherwise another process packed or wrote meanwhile
@@ -248,21 +247,16 @@ def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
     if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
         return True
     packed = (
-        _rows_of_file(read, table, path, ["cell"], None)
+        read(table, partial(_there, path), ["cell"], None)
         for table in ("samples", "metrics")
         for path in packed_files(root, table)
     )
     return any(pc.any(_is_of(rows, cells), min_count=0).as_py() for rows in packed)
 
 
-def _rows_of_file(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
-    """Return the rows of a file, or no rows if the file is gone."""
-    return read(table, partial(_there, path), columns, cells)
-
-
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
     """Return the rows of a single cell's file. Raises StoreError if they belong to another cell, because the file was renamed."""
-    rows = _rows_of_file(read, table, path, columns, None)
+    rows = read(table, partial(_there, path), columns, None)
     if others := _cell_names(rows) - {path.stem}:
         raise StoreError(
             f"{path} has rows of cell {min(others)}, but a cell's file must have the cell's name. Rename the "

@@ -107,6 +107,7 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
 def tally(store: Store) -> Tally:
     """Count the answers of a store. Raises StoreError for damaged files."""
+    store.check_version()
     # Journals first: a journal published between the two reads is then left out, because its part has the same name.
     pending, alive = {}, set()
     for path in store.journals():
@@ -115,7 +116,7 @@ def tally(store: Store) -> Tally:
         pending[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
 
     def make(path: Path) -> pa.Table:
-        return counted(parts.newest(store.read_file("responses", path, _COLUMNS, coded=True)))
+        return counted(parts.newest(parts.read_file(path, parts.of_columns("responses", _COLUMNS, coded=True))))
 
     index = indexed(store.root, "responses", COUNTS.append(_SETS), make)
     published = {Path(name).stem for name in index.counts}
@@ -333,9 +334,10 @@ def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Tab
     ) -> pa.Table:
         return current.of({path.name for path in list_files()}).select(columns)
 
+    store.check_version()
     schema = parts.of_columns(table, columns, coded=True)
     for _ in range(RETRIES):
-        current = indexed(store.root, table, schema, lambda path: store.read_file(table, path, columns, coded=True))
+        current = indexed(store.root, table, schema, lambda path: parts.read_file(path, schema))
         try:
             return score_files.current_rows(store.root, table, columns, None, read)
         except FileNotFoundError:

@@ -12,7 +12,7 @@ from bit_flips import flip
 from store_examples import OLD, cell, metric_row, older_store, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import journal
+from mmkv_bench.store import journal, parts
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.store import Store
@@ -79,19 +79,19 @@ def test_damage_after_a_first_reading_is_noticed_in_the_same_process(tmp_path):
 
 def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_is_silent(tmp_path, monkeypatch):
     path = filled(tmp_path, packed=True).file("responses", next((tmp_path / "responses").glob("*.parquet")).stem)
-    names = ["cell", "sample_id", "answer"]
-    whole = Store(tmp_path).read_file("responses", path, names)
+    schema = parts.of_columns("responses", ["cell", "sample_id", "answer"])
+    whole = parts.read_file(path, schema)
     monkeypatch.setattr("mmkv_bench.store.parts.WHOLE", 0)
-    monkeypatch.setattr("mmkv_bench.store.parts._known", {})
+    monkeypatch.setattr("mmkv_bench.store.parts._known", set())
     data = path.read_bytes()
     mark = data.rindex(b"mmkv_sha256")
     for piece in (len(data), 97, mark + 5):  # the digest's place is cut by the pieces' ends, too
         monkeypatch.setattr("mmkv_bench.store.parts._PIECE", piece)
-        assert Store(tmp_path).read_file("responses", path, names).equals(whole)
+        assert parts.read_file(path, schema).equals(whole)
         for place in (10, len(data) // 2, mark - 3, mark + 20, len(data) - 9, *range(4, len(data), len(data) // 7)):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
             with pytest.raises(StoreError):
-                Store(tmp_path).read_file("responses", path, names)
+                parts.read_file(path, schema)
         path.write_bytes(data)
 
 
