@@ -239,9 +239,8 @@ class BatchGrader:
             self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):
             return self.due
-        return metrics_due(
-            self.spec, self.docs, failed, ()
-        )  # after a failure the scorer returned no metrics for later ones
+        # After a failure the scorer returned no metrics for later documents.
+        return metrics_due(self.spec, self.docs, failed, ())
 
     def _aggregates(self, outcomes: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
         """Return lmms-eval's aggregates of a cell, and the reason for each missing aggregate."""

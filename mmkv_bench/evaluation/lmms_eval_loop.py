@@ -184,6 +184,9 @@ class AskingTask(GivenTask):
         return {}
 
 
+_process_results = ConfigurableTask.process_results.__wrapped__  # without retries
+
+
 class ScoringTask(GivenTask):
     """A task for scoring. Only documents with an answer have requests, so only these reach the scorer.
 
@@ -227,9 +230,7 @@ class ScoringTask(GivenTask):
         return self._score(self.eval_docs_no_media.current, doc, results, full_docs)
 
     def _score(self, key: Any, doc: Any, results: list, full_docs: Any) -> dict[str, Any]:
-        return self.score(
-            key, results, lambda: ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
-        )
+        return self.score(key, results, lambda: _process_results(self, doc, results, full_docs))
 
     def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the scorer's result for an answer. The document is read anew, because scorers may change it.
@@ -237,9 +238,7 @@ class ScoringTask(GivenTask):
         changed: columns of the document that are replaced.
         """
         doc = self.eval_docs_no_media[doc_id]
-        return ConfigurableTask.process_results.__wrapped__(
-            self, dict(doc) | dict(changed) if changed else doc, results
-        )
+        return _process_results(self, dict(doc) | dict(changed) if changed else doc, results)
 
     def aggregation(self) -> dict[str, Callable]:
         functions = self.metric_functions if self.aggregates else {}

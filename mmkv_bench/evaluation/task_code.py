@@ -283,9 +283,8 @@ def _hear(event: str, arguments: tuple) -> None:
         for listener in _listeners:
             listener.hear(path, flags)
     elif event in _UNTRACEABLE and _listeners:
-        importing = sys._getframe(1).f_code.co_filename.startswith(
-            "<frozen importlib"
-        )  # searching a folder for a module
+        # Searching a folder for a module is no reading.
+        importing = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
         for listener in _listeners:
             listener.traceable &= importing
 

@@ -74,9 +74,8 @@ def worldqa(value: Any, aggregation: Aggregation) -> float | None:
 EXTRACTORS: dict[str, Extractor] = {
     # HR-Bench: 1 for the right letter. Its aggregate is the mean over cyclic orders of the choices of their means.
     **dict.fromkeys(("single", "cross", "average"), lambda value, aggregation: float(value["gpt_score"])),
-    "WUPS": lambda value, aggregation: float(
-        value["0"]
-    ),  # NExT-QA, open-ended: threshold 0, which is the aggregated one
+    # NExT-QA, open-ended: threshold 0, which is the aggregated one.
+    "WUPS": lambda value, aggregation: float(value["0"]),
     **dict.fromkeys(("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc"), aggregate_of_one),
     "gpt_eval": worldqa,
     # Letters, compared as SEED-Bench's aggregation does (which also writes a file, so it is not called here).

@@ -87,9 +87,8 @@ class Endpoint:
         """
         from anyio.from_thread import start_blocking_portal
 
-        with (
-            start_blocking_portal() as portal
-        ):  # the loop of another thread, because a notebook has a loop in this thread
+        # The loop of another thread, because a notebook has a loop in this thread.
+        with start_blocking_portal() as portal:
             return portal.call(self._ask_all, questions, keep)
 
     async def _ask_all(self, questions: Mapping[str, Question], keep: Keep) -> dict[str, Reply | Failure]:

@@ -316,12 +316,13 @@ def _malformed(text: str) -> str | None:
     if (problem := _no_object(text)) is not None:
         return problem
     config = json.loads(text)
-    inner = [(key, config[key]) for key in _OBJECTS if config.get(key) is not None]
-    inner += [
-        (f"{key}.{name}", node) for key, value in inner if key in _OF_OBJECTS and isinstance(value, dict)
-        for name, node in value.items()
-    ]  # fmt: skip
-    wrong = [f"{key} is {shortened(value)}, not an object" for key, value in inner if not isinstance(value, dict)]
+    inner = {key: config[key] for key in _OBJECTS if config.get(key) is not None}
+    for key in _OF_OBJECTS:
+        if isinstance(nodes := inner.get(key), dict):
+            inner |= {f"{key}.{name}": node for name, node in nodes.items()}
+    wrong = [
+        f"{key} is {shortened(value)}, not an object" for key, value in inner.items() if not isinstance(value, dict)
+    ]
     if not isinstance(limit := config.get("limit"), int | None):
         wrong.append(f"limit is {shortened(limit)}, not a number")
     return wrong[0] if wrong else None
