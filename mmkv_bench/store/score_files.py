@@ -1,10 +1,10 @@
 """Precedence among the files of `cells`, `samples` and `metrics`, several of which may hold rows of one cell.
 
-First come the files written for many cells together (batches), the newest first. Then comes a cell's own file, then packed
-files. A cell's rows in one of these hide all its rows in later files. So writing never touches packed files, and packing again
-merges everything into one layer.
+First come the scores that were written together (batches), the newest first. Then comes a cell's own file (of the table
+`cells`, and of scores that an earlier version wrote), then packed files. A cell's rows in one of these hide all its rows in later
+files. So writing never touches packed files, and packing again merges everything into one layer.
 
-Scores of many cells are one file per table, because thousands of small, synced files would take longer than scoring. A file
+A batch is one file per table, because thousands of small, synced files would take longer than scoring. A file
 `together-<countdown>-<id>.parquet` is placed in `samples/`, and one with the same name in `metrics/`. The file in `metrics/`
 is placed first and counts only while the one in `samples/` exists, so both appear in one step. The newest has the smallest
 countdown.
@@ -36,9 +36,6 @@ from mmkv_bench.store.schema import SCHEMAS
 
 AT_ONCE = 1 << 20
 """Limit for the scores of a metric in memory while metrics are computed from them."""
-
-APART = 64
-"""Up to this number of cells, each cell gets files of its own."""
 
 ROW_GROUP = 1 << 20
 _PREFIX = "together-"
@@ -236,22 +233,10 @@ def current_rows(
     hidden: set[str] = set()
     counting = []
     for rows, cells_of_layer in layers:
-        counting.append(rows.filter(pc.invert(_is_of(rows, hidden))) if hidden else rows)
+        replaced = hidden & cells_of_layer if cells_of_layer else hidden  # few of each batch, however many there are
+        counting.append(rows.filter(pc.invert(_is_of(rows, replaced))) if replaced else rows)
         hidden |= cells_of_layer
     return pa.concat_tables(counting)
-
-
-def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
-    """Tell whether a batch or packed file has scores of one of `cells`. If so, writing a file per cell would not replace the
-    scores in one step."""
-    if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
-        return True
-    packed = (
-        read(table, partial(_there, path), ["cell"], None)
-        for table in ("samples", "metrics")
-        for path in packed_files(root, table)
-    )
-    return any(pc.any(_is_of(rows, cells), min_count=0).as_py() for rows in packed)
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Writing scores: replace the rows of `samples` and `metrics` of some cells, in a file per cell or one file for all.
+"""Writing scores: replace the rows of `samples` and `metrics` of some cells, in one file per table.
 
 Writers wait for each other and for packing, because both read the existing files and remove those that no longer count.
 """
@@ -6,7 +6,6 @@ Writers wait for each other and for packing, because both read the existing file
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import parts, score_files
-from mmkv_bench.store.files import Staged, disk_errors, sync_folder
+from mmkv_bench.store.files import Staged, disk_errors
 from mmkv_bench.store.folder import StoreFolder
 from mmkv_bench.store.rows import digested, known_columns, refuse_rewritten
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
@@ -31,11 +30,7 @@ def replace(store: StoreFolder, tables: Tables, cells: Collection[str]) -> None:
     """Replace the scores of `cells` by the rows of `tables`. A cell without rows in either table loses its scores."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
-        if len(cells) > score_files.APART or score_files.among_others(store.root, cells, store.read):
-            score_files.write_batch(store.root, tables, set(cells))
-            return
-        for cell in cells:
-            _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
+        score_files.write_batch(store.root, tables, set(cells))
 
 
 def replace_by(
@@ -93,17 +88,6 @@ def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
     metrics = store.load("metrics", cells)
     refuse_rewritten("metrics", metrics, store.root)
     replace(store, {"samples": _of(remaining, cells), "metrics": metrics}, cells)
-
-
-def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
-    """Write the files that hold one cell's scores. A crash in between leaves the cell without metrics, never with old ones."""
-    with ExitStack() as stack:
-        writers = [(store.file(table, cell), parts.parquet(rows)) for table, rows in tables.items()]
-        staged = [stack.enter_context(Staged(*writer)) for writer in writers]
-        store.file("metrics", cell).unlink(missing_ok=True)
-        sync_folder(store.root / "metrics")
-        for file in staged:
-            file.place()
 
 
 def checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -> pa.Table:

@@ -179,8 +179,7 @@ class Store(StoreFolder):
     ) -> None:
         """Replace the `samples` and `metrics` rows of cells. All rows together may exceed memory.
 
-        Many cells are written in one file per table (see `score_files.py`). A crash in between leaves a cell without metrics,
-        never with old ones.
+        They are written in one file per table (see `score_files.py`), in one step.
 
         Args:
             blocks: `samples` rows without `schema_version`. All rows of a cell are in one block.
