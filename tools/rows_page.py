@@ -36,9 +36,9 @@ def markdown() -> str:
     """Return all columns as Markdown tables, one section per table."""
     lines = [
         f"Row schema, version {SCHEMA_VERSION}. Every table is a folder of parquet files in the result store. If several files "
-        "hold scores of a cell, `together-…` (many cells scored at once; the newest first) counts before `<cell>`, and `<cell>` "
-        "before `packed-…`. Of several answers to a sample, the one with the latest `committed_at` counts. `.index/` is a cache "
-        "of `mmkv-bench status`; you may delete it."
+        "hold scores of a cell, `together-…` (cells scored at once; the newest first) counts before `<cell>` (written by earlier "
+        "versions), and `<cell>` before `packed-…`. Of several answers to a sample, the one with the latest `committed_at` "
+        "counts. `.index/` is a cache of `mmkv-bench status`; you may delete it."
     ]
     words = {"always": "no", "ok": "only when not ok", "no": "yes"}
     for table, columns in COLUMNS.items():

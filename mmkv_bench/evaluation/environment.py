@@ -12,7 +12,7 @@ from types import ModuleType
 
 from mmkv_bench.datasets.messages import stated
 from mmkv_bench.errors import ConfigError, DataError, MissingDataError, MMKVError, ScoringError, UnsupportedError
-from mmkv_bench.judging.proxy import task_variables
+from mmkv_bench.judging.client import task_variables
 
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read only when huggingface_hub and datasets are imported
 
@@ -66,7 +66,7 @@ def require_single_rank() -> None:
 def task_environment(media_root: str | None) -> Iterator[None]:
     """Set the environment variables that a task's code reads, while the block runs.
 
-    Variables for a judge's address name the proxy of this process, without a key (see judging/proxy.py).
+    Variables for a judge's address name the proxy of this process, without a key (see judging/client.py).
 
     media_root: the value of HF_HOME inside the block; the folder for data that `datasets` converts stays the same. None leaves
     HF_HOME unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).

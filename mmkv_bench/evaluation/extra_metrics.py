@@ -223,9 +223,8 @@ class PairedAnswers:
         table = table.append_column("value", pa.array(measure.values[rows].astype(np.float64), mask=missing))
         if measure.parts is None:
             return table
-        parts = np.where(
-            missing[:, None], 0.0, measure.parts[rows]
-        )  # rows without a value get the parts of an empty answer
+        # Rows without a value get the parts of an empty answer.
+        parts = np.where(missing[:, None], 0.0, measure.parts[rows])
         ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
         return table.append_column("parts", pa.ListArray.from_arrays(ends, parts.ravel()))
 

@@ -4,11 +4,12 @@ A dataset's fingerprint covers its rows. Pictures and videos that rows name by p
 every response row has. So a larger `limit` or one more picture does not change another sample's identity. A prompt is made
 from the row, the task's files and the files opened for it. Its hash is remembered with the states of these files
 (`file_state`), in this process and in `prompts/` of the cache, so that checking a million samples again opens and decodes no
-file. A prompt that reads unknown files is made again each time.
+file. A prompt that reads unknown files, or is made by a task of a user's, is made again in each process.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -16,7 +17,9 @@ import os
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -159,7 +162,6 @@ def _yaml_digest(path: Path) -> str:
 
 SCHEME = 1  # version of `messages.prompt_hash`
 SAVE_EVERY_S = 300.0
-_COLUMNS = ("doc_id", "prompt_hash", "files", "states")
 
 
 class KnownPrompt(NamedTuple):
@@ -218,11 +220,9 @@ class Memory:
         self._saved = time.monotonic()
         if not self.new or self.file is None:
             return
-        try:
+        with suppress(OSError):
             _write(self.file, _read(self.file) | self.new)
             self.new = {}
-        except OSError:
-            return
 
 
 _MEMORIES: dict[str, Memory] = {}
@@ -232,17 +232,16 @@ def memory_of(spec: TaskSpec) -> Memory:
     """Return the memory of a dataset's prompts, for its present content, task and code."""
     home = str(sources.home(spec.media_root))
     content, task = fingerprint(spec), task_file(spec)  # fingerprint imports the task's code
-    surroundings, at_import = task_code.remembered(task), READ_AT_IMPORT.get(task)
+    at_import = READ_AT_IMPORT.get(task)
     parts = [SCHEME, content, spec.name, spec.split, spec.placeholders, home, version("pillow")]
-    parts += [surroundings] if surroundings else []
-    for path in map(Path, sorted(at_import.files) if at_import else ()):
-        if path.suffix not in (".yaml", ".yml"):  # these are in the fingerprint
-            parts.append(digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there")
-    remember = surroundings is not None and (at_import is None or at_import.traceable)
+    files = [Path(name) for name in sorted(at_import.files)] if at_import else []
+    files = [path for path in files if path.suffix not in (".yaml", ".yml")]  # these are in the fingerprint
+    parts += [digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there" for path in files]
+    remember = not spec.include_path and (at_import is None or at_import.traceable)
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if key not in _MEMORIES:
         docs = documents(spec, None)
-        file = cache_dir() / "prompts" / f"{key}.parquet" if remember else None
+        file = cache_dir() / "prompts" / f"{key}.json.gz" if remember else None
         _MEMORIES[key] = Memory(file, bool(media_columns(docs.full[docs.split])))
     return _MEMORIES[key]
 
@@ -270,40 +269,21 @@ def _state(path: str) -> State | None:
 
 
 def _read(file: Path) -> dict[int, KnownPrompt]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    """Return the prompts in a cache file, or none if the file cannot be read."""
     try:
-        rows = pq.read_table(file).to_pydict()
+        with gzip.open(file, "rt", encoding="utf-8") as stream:
+            prompts = json.load(stream)
         return {
-            doc_id: KnownPrompt(
-                digest,
-                {
-                    path: State(*map(int, state.split())) if state else None
-                    for path, state in zip(paths, states, strict=True)
-                },
-            )
-            for doc_id, digest, paths, states in zip(*(rows[name] for name in _COLUMNS), strict=True)
+            int(doc_id): KnownPrompt(digest, {path: State(*state) if state else None for path, state in files.items()})
+            for doc_id, (digest, files) in prompts.items()
         }
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
+    except (OSError, EOFError, TypeError, ValueError, AttributeError, zlib.error):
         return {}
 
 
 def _write(file: Path, prompts: dict[int, KnownPrompt]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = (
-        pa.array(list(prompts), pa.int64()),
-        pa.array([prompt.hash for prompt in prompts.values()], pa.string()),
-        pa.array([list(prompt.files) for prompt in prompts.values()], pa.list_(pa.string())),
-        pa.array(
-            [[" ".join(map(str, state or ())) for state in prompt.files.values()] for prompt in prompts.values()],
-            pa.list_(pa.string()),
-        ),
-    )
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".prompts")
-    with os.fdopen(handle, "wb") as stream:
-        pq.write_table(pa.table(dict(zip(_COLUMNS, columns, strict=True))), stream, compression="zstd")
+    with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as stream:
+        json.dump(prompts, stream)
     os.replace(name, file)

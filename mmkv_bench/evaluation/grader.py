@@ -42,17 +42,14 @@ from mmkv_bench.judging.questions import JUDGED
 LEAST = 4  # with fewer cells nothing is saved, because two cells are scored twice
 AT_ONCE = 1 << 16  # answers per pass, whose requests are in memory
 READ = 1 << 16  # answers of the cells whose rows are made together, or the answers of one cell
-HELD = 1 << 17  # with more distinct answers, those that the next cells do not give are dropped
-KINDS = 1 << 12  # limit for distinct outcomes that are shared; with more, few are equal
-
-_PLAIN = (float, int, bool, str, type(None))
+HELD = 1 << 16  # with more outcomes in memory, those of answers that the next cells do not give are dropped
 
 Answers = Callable[[str], Mapping[str, Answer]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The scorer's result for one answer. Outcomes are compared by identity, not by content.
+    """The scorer's result for one answer.
 
     values: metric -> score. parts: metric -> numbers from which a corpus score is computed.
     returned: what the scorer returned, for each of lmms-eval's filters.
@@ -61,43 +58,6 @@ class Outcome:
     values: Mapping[str, float]
     parts: Mapping[str, tuple[float, ...]]
     returned: Sequence[Mapping[str, Any]]
-
-
-class Outcomes:
-    """Cache of scorers' results by (document, answer text). Results with equal content share one object, to save memory."""
-
-    def __init__(self, doc_ids: Iterable[int]) -> None:
-        self._by_document: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
-        self._kinds: dict[str, Outcome] = {}
-
-    def __contains__(self, doc_id: int) -> bool:
-        return doc_id in self._by_document
-
-    def unknown(self, texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
-        """Return which of the answers (doc_id -> texts) have no outcome yet. If the cache has grown too large, drop the outcomes
-        of all answers that are not in `texts`."""
-        new = {
-            doc_id: [text for text in each if text not in self._by_document[doc_id]] for doc_id, each in texts.items()
-        }
-        if sum(map(len, self._by_document.values())) > HELD:
-            self._by_document = {
-                doc_id: {text: outcomes[text] for text in texts.get(doc_id, ()) if text in outcomes}
-                for doc_id, outcomes in self._by_document.items()
-            }
-        return new
-
-    def put(self, doc_id: int, text: str, outcome: Outcome) -> None:
-        """Store the outcome of an answer."""
-        if all(type(value) in _PLAIN for values in outcome.returned for value in values.values()):
-            # -0.0, nan and True differ in their repr from 0, 0.0 and 1
-            key = repr((outcome.returned, outcome.values, outcome.parts))
-            if key in self._kinds or len(self._kinds) < KINDS:
-                outcome = self._kinds.setdefault(key, outcome)
-        self._by_document[doc_id][text] = outcome
-
-    def of(self, doc_id: int, text: str) -> Outcome:
-        """Return the outcome of an answer. Raises KeyError."""
-        return self._by_document[doc_id][text]
 
 
 class Grader:
@@ -213,8 +173,7 @@ class BatchGrader:
 
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
-        self.outcomes = Outcomes(ref.doc_id for ref in docs.refs)
-        self.unscored: dict[str, None] = {}
+        self.outcomes: dict[int, dict[str, Outcome]] = {ref.doc_id: {} for ref in docs.refs}  # by answer text
         self.due: dict[int, list[str]] = {}
         self.nothing = parts_of_nothing(spec)
         self.aggregating = Replay(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
@@ -225,7 +184,13 @@ class BatchGrader:
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
             return False  # foreign or broken answers, which `score` refuses with a reason
-        waiting = [(doc_id, text) for doc_id, each in self.outcomes.unknown(answers).items() for text in each]
+        known = self.outcomes
+        waiting = [(doc_id, text) for doc_id, each in answers.items() for text in each if text not in known[doc_id]]
+        if sum(map(len, known.values())) > HELD:
+            self.outcomes = {
+                doc_id: {text: outcomes[text] for text in answers.get(doc_id, ()) if text in outcomes}
+                for doc_id, outcomes in known.items()
+            }
         for start in range(0, len(waiting), AT_ONCE):
             some, replay = waiting[start : start + AT_ONCE], SharedReplay(self.spec, self.docs)
             outcomes = replay.outcomes(some)
@@ -233,8 +198,7 @@ class BatchGrader:
             if outcomes is None:
                 return False
             for (doc_id, text), outcome in zip(some, outcomes, strict=True):
-                self.outcomes.put(doc_id, text, outcome)
-            self.unscored |= replay.unscored
+                self.outcomes[doc_id][text] = outcome
         if not self.opened:
             config = task_config(self.spec)
             with scorer_surroundings(self.spec):
@@ -245,14 +209,14 @@ class BatchGrader:
     def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
         """Return the scores that `score` would give for the answers of each cell."""
         texts = [checked_texts(self.spec, self.docs, answers) for answers in cells]
-        outcomes = [{doc_id: self.outcomes.of(doc_id, text) for doc_id, text in each.items()} for each in texts]
+        outcomes = [{doc_id: self.outcomes[doc_id][text] for doc_id, text in each.items()} for each in texts]
         reasons = [why_incomplete(self.docs, answers) for answers in cells]
         with scorer_surroundings(self.spec):
             aggregates: list[tuple[dict[str, float] | None, dict[str, str]]] = [
                 (None, {}) if reason else self._aggregates(each) for each, reason in zip(outcomes, reasons, strict=True)
             ]
         return [
-            CellScores(self._rows(answers, each), aggregate, reason, tuple(self.unscored), unaggregated)
+            CellScores(self._rows(answers, each), aggregate, reason, unaggregated)
             for answers, each, reason, (aggregate, unaggregated) in zip(
                 cells, outcomes, reasons, aggregates, strict=True
             )
@@ -275,9 +239,8 @@ class BatchGrader:
             self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):
             return self.due
-        return metrics_due(
-            self.spec, self.docs, failed, ()
-        )  # after a failure the scorer returned no metrics for later ones
+        # After a failure the scorer returned no metrics for later documents.
+        return metrics_due(self.spec, self.docs, failed, ())
 
     def _aggregates(self, outcomes: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
         """Return lmms-eval's aggregates of a cell, and the reason for each missing aggregate."""

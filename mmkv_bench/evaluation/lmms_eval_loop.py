@@ -73,12 +73,7 @@ class CountedDocs:
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
-        self._current: int | None = None
-
-    @property
-    def current(self) -> int:
-        assert self._current is not None, "the loop works on no document yet"
-        return self._current
+        self.current = -1
 
     def __len__(self) -> int:
         return len(self.docs)
@@ -87,8 +82,7 @@ class CountedDocs:
         return self.docs[position]
 
     def __iter__(self) -> Iterator[Any]:
-        for position, doc in enumerate(self.docs):
-            self._current = position
+        for self.current, doc in enumerate(self.docs):  # noqa: B020 - the loop reads it meanwhile
             yield doc
 
 
@@ -190,6 +184,9 @@ class AskingTask(GivenTask):
         return {}
 
 
+_process_results = ConfigurableTask.process_results.__wrapped__  # without retries
+
+
 class ScoringTask(GivenTask):
     """A task for scoring. Only documents with an answer have requests, so only these reach the scorer.
 
@@ -233,9 +230,7 @@ class ScoringTask(GivenTask):
         return self._score(self.eval_docs_no_media.current, doc, results, full_docs)
 
     def _score(self, key: Any, doc: Any, results: list, full_docs: Any) -> dict[str, Any]:
-        return self.score(
-            key, results, lambda: ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
-        )
+        return self.score(key, results, lambda: _process_results(self, doc, results, full_docs))
 
     def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the scorer's result for an answer. The document is read anew, because scorers may change it.
@@ -243,9 +238,7 @@ class ScoringTask(GivenTask):
         changed: columns of the document that are replaced.
         """
         doc = self.eval_docs_no_media[doc_id]
-        return ConfigurableTask.process_results.__wrapped__(
-            self, dict(doc) | dict(changed) if changed else doc, results
-        )
+        return _process_results(self, dict(doc) | dict(changed) if changed else doc, results)
 
     def aggregation(self) -> dict[str, Callable]:
         functions = self.metric_functions if self.aggregates else {}
@@ -322,12 +315,9 @@ class Respondent(lmms):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         try:
-            places = list(range(len(requests)))
-            if self.order is not None:
-                key = self.order
-                places.sort(key=lambda place: key(requests[place]))
-            answers = {place: self.answer(requests[place]) for place in places}
-            return [answers[place] for place in range(len(requests))]
+            in_order = requests if self.order is None else sorted(requests, key=self.order)
+            answers = {id(request): self.answer(request) for request in in_order}
+            return [answers[id(request)] for request in requests]
         except BaseException as error:
             self.interruption = error
             raise

@@ -19,11 +19,11 @@ from mmkv_bench.evaluation.samples import SampleRef
 from mmkv_bench.evaluation.task_scorer import (
     BESIDE,
     PARSE_FAILED,
+    UNREAD,
     base_metric,
     drawn,
     guessed,
     may_draw,
-    reads_choices,
     refuse_other_judges,
     right_under_no_key,
     sample_value,
@@ -33,8 +33,7 @@ from mmkv_bench.evaluation.task_scorer import (
     unread,
     untouched,
 )
-from mmkv_bench.judging.client import ScoringPass
-from mmkv_bench.judging.proxy import proxy
+from mmkv_bench.judging.client import ScoringPass, proxy
 from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
 
 Key: TypeAlias = Any
@@ -55,7 +54,6 @@ class Replay:
 
     values: score of each document and metric ({doc_id: {metric: score}}).
     parts: in the same form, the numbers from which corpus scores are computed.
-    unscored: metrics without per-sample scores (dict as an ordered set).
     unaggregated: metric to the reason why lmms-eval has no aggregate of it.
     With several filters, metrics are named "metric,filter".
     """
@@ -64,7 +62,6 @@ class Replay:
         self.spec, self.docs, self.texts, self.scoring_pass = spec, docs, texts, scoring_pass
         self.values: dict[Key, dict[str, float]] = {}
         self.parts: dict[Key, dict[str, tuple[float, ...]]] = {}
-        self.unscored: dict[str, None] = {}
         self.unaggregated: dict[str, str] = {}
         self.captions: dict[str, dict[int, Captioned]] = {}  # metric -> doc_id -> caption
         self.halves: dict[str, dict[int, Mapping[str, Any]]] = {}  # metric of pairs -> doc_id -> the scorer's result
@@ -154,7 +151,7 @@ class Replay:
     def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
         doc_id = self._doc(key)
         number = self.passes[key] = self.passes.get(key, -1) + 1
-        functions = self._functions
+        functions = self.task.metric_functions
         identity = self.identity(doc_id)
         moved = drawn() != untouched(identity)
         guess = moved and guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
@@ -172,26 +169,21 @@ class Replay:
                 self.halves.setdefault(name, {})[key] = raw
                 continue
             value = sample_value(metric, raw, functions.get(metric))
-            if value is None:
-                self.unscored[name] = None
-            else:
-                # A guess keeps its drawn score if lower values of the metric are better.
-                falls = metric not in BESIDE and self.task.higher_is_better().get(metric) is False
-                values[name] = 0.0 if guess and not falls else value
-                if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
-                    self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
+            if value is None:  # a metric over many samples
+                continue
+            # A guess keeps its drawn score if lower values of the metric are better.
+            falls = metric not in BESIDE and self.task.higher_is_better().get(metric) is False
+            values[name] = 0.0 if guess and not falls else value
+            if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
+                self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if tells_right_only(metrics):
             if self.scoring_pass.lacks(doc_id):
                 self.unheard.add(key)  # only the judge can say which choice was read
             else:
                 nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
                 values[self._name(PARSE_FAILED, number)] = float(nothing)
-        elif guess or reads_choices(metrics) or self._may_draw:
+        elif guess or self._may_draw or not UNREAD.keys().isdisjoint(metrics):
             values[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
-
-    @cached_property
-    def _functions(self) -> Mapping[str, Callable]:
-        return self.task.metric_functions
 
     @cached_property
     def _may_draw(self) -> bool:

@@ -132,7 +132,6 @@ class CellScores:
                sample is ok
     reason     why `aggregate` is None; None if it is not
     unaggregated  metric that `aggregate` lacks -> the reason, such as a failed aggregation
-    unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` lacks them
     judged     metric -> its judge, for metrics with an answer of a judge
     not_judged metric -> the reason why some or all samples are not judged: their values and the aggregate are None
     """
@@ -140,7 +139,6 @@ class CellScores:
     samples: list[SampleScore]
     aggregate: dict[str, float] | None
     reason: str | None
-    unscored: tuple[str, ...] = ()
     unaggregated: dict[str, str] = field(default_factory=dict)
     judged: dict[str, JudgedBy] = field(default_factory=dict)
     not_judged: dict[str, str] = field(default_factory=dict)

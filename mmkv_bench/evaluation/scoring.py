@@ -18,9 +18,8 @@ from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.replay import Replay
 from mmkv_bench.evaluation.samples import Answer, CellScores, JudgedBy, SampleScore
 from mmkv_bench.evaluation.task_scorer import PARSE_FAILED, base_metric
-from mmkv_bench.judging.answers import JudgeAnswers
+from mmkv_bench.judging.answers import NOT_JUDGED, JudgeAnswers
 from mmkv_bench.judging.client import Probe, ScoringPass, asking, in_rounds
-from mmkv_bench.judging.judge_config import NOT_JUDGED
 from mmkv_bench.judging.questions import JudgedMetric, prompts_digest
 
 
@@ -158,7 +157,6 @@ def score(
         aggregate=None if reason else {name: value for name, value in aggregate.items() if name not in not_judged},
         reason=reason,
         unaggregated=replay.unaggregated,
-        unscored=tuple(replay.unscored),
         judged=judged_by(
             scoring_pass,
             [name for name in named if base_metric(name) != PARSE_FAILED],

@@ -1,9 +1,8 @@
 """A task's code: which files are part of a cell's identity, which reads go unnoticed, and how its modules are imported.
 
 While a prompt is made, files opened by Python are recorded (audit event `open`, PEP 578). Readers written in C open files
-without this event, and environment variables are read without any event. So prompts are made again in every run if code
-imports a package that may do the former, or reads environment variables by computed names. Values of variables that the code
-names are part of the key under which prompts are remembered.
+without this event, and environment variables are read without any event. So prompts of a user's task are made again in every
+run.
 
 Modules are compiled from the source that the task's digest covers, never from kept bytecode. Python uses the bytecode in
 `__pycache__` if the source has the size and modification time for which it was made. A file replaced by another of equal size
@@ -33,40 +32,29 @@ from importlib.machinery import (
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import NamedTuple
 
 from mmkv_bench.datasets.task_yaml import includes, lmms_eval_folder
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.file_state import State, is_installed
 
-_SILENT = {"sqlite3", "dbm", "ctypes", "mmap", "multiprocessing", "concurrent"}
-HEARD = (sys.stdlib_module_names - _SILENT) | {
-    *("PIL", "numpy", "datasets", "yaml", "regex", "loguru", "tqdm", "lmms_eval", "mmkv_bench")
+_KNOWN = sys.stdlib_module_names | {
+    "PIL",
+    "numpy",
+    "datasets",
+    "yaml",
+    "regex",
+    "loguru",
+    "tqdm",
+    "lmms_eval",
+    "mmkv_bench",
 }
-"""Modules whose reads of files are all recorded, except for `UNHEARD`. Other modules are unknown: most that read data use C."""
-UNHEARD = {
-    "ImageFont",
-    "load_dataset",
-    "load_from_disk",
-    "from_parquet",
-    "from_file",
-    "from_csv",
-    "from_json",
-    "from_text",
-}
+"""Modules that belong to no task."""
 SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # files that Python imports from a folder
 _DYNAMIC = {"importlib", "runpy", "imp"}
 _MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run something not named in the file
 
 
 ANY = "*"  # stands for names that are not in the code's text
-
-
-class Reading(NamedTuple):
-    """Names in code: the top-level packages that it imports, and the environment variables that it reads."""
-
-    imports: frozenset[str] = frozenset()
-    variables: frozenset[str] = frozenset()
 
 
 def digests(path: Path) -> list[str]:
@@ -81,26 +69,6 @@ def files(path: Path) -> list[Path]:
     """List the YAML and Python files of a task, sorted, without lmms-eval's own."""
     code = {file for folder in folders(path) for file in _reached(folder).values()}
     return sorted(code | {file for file in _yaml(path) if not shipped(file)})
-
-
-def remembered(path: Path) -> str | None:
-    """Return a digest of the environment variables that a task's code names, or "" if none is set.
-
-    Return None if the prompts must be made again in every run. lmms-eval's own tasks are not examined, because their rows
-    contain what they read.
-    """
-    imports, variables = set[str](), set[str]()
-    for folder in folders(path):
-        code = _reached(folder)
-        modules = {part.partition(".")[0] for name in code for part in name.split("/")}
-        for file in code.values():
-            reading = _reading(file.read_bytes())
-            imports |= reading.imports - modules
-            variables |= reading.variables if file.suffix == ".py" else {ANY}
-    if ANY in variables or imports - HEARD:
-        return None
-    values = {name: os.environ.get(name) for name in sorted(variables)}
-    return hashlib.sha256(repr(values).encode()).hexdigest() if set(values.values()) - {None} else ""
 
 
 def _yaml(path: Path) -> Iterator[Path]:
@@ -126,8 +94,8 @@ def _reached(folder: Path) -> dict[str, Path]:
     subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
     waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - subfolders | {ANY}
     while waiting:
-        reading = _reading(waiting.pop().read_bytes())
-        names = (reading.imports | (subfolders if ANY in reading.imports else set())) - visited
+        imports = _imports(waiting.pop().read_bytes())
+        names = (imports | (subfolders if ANY in imports else set())) - visited
         visited |= names
         for name in names:
             new = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
@@ -137,7 +105,7 @@ def _reached(folder: Path) -> dict[str, Path]:
 
 
 def _elsewhere(name: str) -> dict[str, Path]:
-    if name in sys.stdlib_module_names or name in HEARD:
+    if name in _KNOWN:
         return {}
     try:
         spec = find_spec(name)
@@ -164,13 +132,13 @@ def _modules(name: str, package: Path) -> dict[str, Path]:
 
 
 @lru_cache(maxsize=4096)
-def _reading(code: bytes) -> Reading:
-    """Summarise one file. The summary is empty if the file is not Python."""
+def _imports(code: bytes) -> frozenset[str]:
+    """Return the top-level packages that a file imports, with `ANY` for computed names; none if the file is not Python."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):
-        return Reading()
-    imports, keys = set[str](), list[ast.AST]()
+        return frozenset()
+    imports = set[str]()
     for node in nodes:
         match node:
             case ast.Import(names=names):
@@ -179,31 +147,9 @@ def _reading(code: bytes) -> Reading:
                 imports |= {alias.name for alias in names}
             case ast.ImportFrom(module=str(module)):
                 imports.add(module.partition(".")[0])
-            case ast.Attribute(attr=name) | ast.alias(name=name):
-                imports |= UNHEARD & {name.rpartition(".")[2]}
             case ast.Name(id=name) if name in _MADE_UP:
                 imports.add(ANY)
-            case ast.Subscript(value=value, slice=key) if _is_environment(value):
-                keys.append(key)
-            case ast.Compare(left=key, comparators=[value]) if _is_environment(value):
-                keys.append(key)
-            case ast.Call(func=ast.Attribute(value=value, attr="get" | "setdefault" | "pop"), args=[key, *_]) if (
-                _is_environment(value)
-            ):
-                keys.append(key)
-            case ast.Call(func=function, args=[key, *_]) if _is_environment(function):
-                keys.append(key)
-    variables = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-    if sum(map(_is_environment, nodes)) > len(variables):  # a mention without a literal name
-        variables.append(ANY)
-    return Reading(frozenset(imports | ({ANY} if imports & _DYNAMIC else set())), frozenset(variables))
-
-
-def _is_environment(node: ast.AST) -> bool:
-    """Tell whether a node is the environment, or reads one of its variables."""
-    if isinstance(node, ast.Attribute):
-        return node.attr in ("environ", "getenv", "environb")
-    return isinstance(node, ast.Name) and node.id in ("environ", "getenv")
+    return frozenset(imports | ({ANY} if imports & _DYNAMIC else set()))
 
 
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -337,9 +283,8 @@ def _hear(event: str, arguments: tuple) -> None:
         for listener in _listeners:
             listener.hear(path, flags)
     elif event in _UNTRACEABLE and _listeners:
-        importing = sys._getframe(1).f_code.co_filename.startswith(
-            "<frozen importlib"
-        )  # searching a folder for a module
+        # Searching a folder for a module is no reading.
+        importing = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
         for listener in _listeners:
             listener.traceable &= importing
 

@@ -74,9 +74,8 @@ def worldqa(value: Any, aggregation: Aggregation) -> float | None:
 EXTRACTORS: dict[str, Extractor] = {
     # HR-Bench: 1 for the right letter. Its aggregate is the mean over cyclic orders of the choices of their means.
     **dict.fromkeys(("single", "cross", "average"), lambda value, aggregation: float(value["gpt_score"])),
-    "WUPS": lambda value, aggregation: float(
-        value["0"]
-    ),  # NExT-QA, open-ended: threshold 0, which is the aggregated one
+    # NExT-QA, open-ended: threshold 0, which is the aggregated one.
+    "WUPS": lambda value, aggregation: float(value["0"]),
     **dict.fromkeys(("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc"), aggregate_of_one),
     "gpt_eval": worldqa,
     # Letters, compared as SEED-Bench's aggregation does (which also writes a file, so it is not called here).
@@ -96,7 +95,7 @@ PARSE_FAILED = "parse_failed"
 # With five choices, a guess that shows only right or wrong stays the same 64 times with p = 0.8^64 = 6e-7.
 TRIES = 64
 
-# Metrics whose values show which choice was read, with a test whether none was read.
+# Metrics whose values show which choice was read, with a test whether none was read. Every sample then has `parse_failed`.
 UNREAD: dict[str, Callable[[Any], bool]] = {
     "vstar_overall_acc": lambda value: value["prediction"] is None,
     "videomme_perception_score": lambda value: value["pred_answer"] == "",
@@ -175,12 +174,6 @@ def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, st
     if metrics["average"]["gpt_score"]:
         return False
     return not any(again({"answer": key})["average"]["gpt_score"] for key in "ABCD")
-
-
-def reads_choices(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether the metrics' values show which choice the scorer read from an answer (`UNREAD`). If so, every sample gets the
-    metric `parse_failed`."""
-    return any(name in UNREAD for name in metrics)
 
 
 JUDGE_MODULES = ("lmms_eval.llm_judge", "lmms_eval.verifiers", "openai")

@@ -19,8 +19,7 @@ from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
 from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.protocols import DEFAULT, READ_AS_ASKED, Lengths, StreamSettings, protocol
-from mmkv_bench.store.kept_entries import packed
-from mmkv_bench.store.response import Response
+from mmkv_bench.store.response import Response, pack_kept
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def fill_stored(
     result.entries_reachable = int(torch.stack([one.reachable for one in layers]).sum()) + refed * heads
     if cell.keep_indices:
         places = [[head[head >= 0].numpy() for head in layer] for layer in result.selected]
-        result.kept_indices = packed(places, lengths.reduced)
+        result.kept_indices = pack_kept(places, lengths.reduced)
     result.bytes_device = sum(one.device for one in layers) + refed * heads * slot
     result.bytes_metadata = sum(one.metadata for one in layers)
     if not cell.keeps_all(lengths.reduced):

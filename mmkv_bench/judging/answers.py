@@ -8,7 +8,6 @@ answer in the last pass is `not judged`.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -16,19 +15,21 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.judging.endpoint import Endpoint, Reply
-from mmkv_bench.judging.judge_config import JudgeSettings, not_judged
+from mmkv_bench.judging.endpoint import Endpoint, Reply, address_of
 from mmkv_bench.judging.questions import JudgeError, Question
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Judge
 
 
+NOT_JUDGED = "not judged"
+"""Prefix of the reason for every metric that lacks an answer of its judge."""
 CHECKSUM = "sha256"
 """Key of the checksum of a file's other keys."""
 
@@ -42,18 +43,18 @@ class AnswerCache:
     """A cache of answers in files `<folder>/<first two digits>/<digest>.json`. Any number of processes may use it; a file is
     complete or absent.
 
-    address: address of the endpoint that gave the answers (`JudgeSettings.address`).
+    address: address of the endpoint that gave the answers (`address_of`).
     """
 
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder = Path(folder).expanduser().absolute()  # scoring changes the working folder
-        self.address = address
+    def __init__(self, folder: Path, model: str, address: str) -> None:
+        self.folder = folder.expanduser().absolute()  # scoring changes the working folder
+        self.model, self.address = model, address
 
-    def get(self, question: Question, model: str) -> str | None:
+    def get(self, question: Question) -> str | None:
         """Return the cached answer. Return None if there is none, or its file is unreadable or fails its checksum (older files
         have none)."""
         try:
-            record = json.loads(self._file(question, model).read_text(encoding="utf-8"))
+            record = json.loads(self._file(question).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         if not isinstance(record, dict) or record.get(CHECKSUM, "") not in ("", _checksum(record)):
@@ -61,19 +62,16 @@ class AnswerCache:
         answer = record.get("answer")
         return answer if isinstance(answer, str) and question.readable(answer) else None
 
-    def put(self, question: Question, model: str, answer: str, served: str | None) -> None:
-        """Store an answer with its question. `served`: the model's name as the endpoint states it.
-
-        Raises StoreError if the folder cannot be written.
-        """
-        file = self._file(question, model)
+    def put(self, question: Question, reply: Reply) -> None:
+        """Store an answer with its question. Raises StoreError if the folder cannot be written."""
+        file = self._file(question)
         record: dict[str, Any] = {
-            "model": model,
+            "model": self.model,
             "messages": list(question.messages),
             "temperature": question.temperature,
             "max_tokens": question.max_tokens,
-            "answer": answer,
-            "served_model": served,
+            "answer": reply.text,
+            "served_model": reply.served,
         }
         record[CHECKSUM] = _checksum(record)
         try:
@@ -88,24 +86,28 @@ class AnswerCache:
                 "folder: judge.cache=<folder>"
             ) from None
 
-    def _file(self, question: Question, model: str) -> Path:
-        digest = question.digest(model, self.address)
+    def _file(self, question: Question) -> Path:
+        digest = question.digest(self.model, self.address)
         return self.folder / digest[:2] / f"{digest}.json"
 
 
 class JudgeAnswers:
-    """All questions that scorers of a run ask the judge, with answers and failures. settings: None if the run has no judge.
+    """All questions that scorers of a run ask the judge, with answers and failures.
+
+    settings: the judge, with its model and url; None if the run has none. Without `cache` the answers are not kept.
 
     counts: key `asked` -> number of questions that the judge answered, `cached` -> answered from the cache, `failed` -> without
     an answer. Each question counts once.
     """
 
-    def __init__(self, settings: JudgeSettings | None = None) -> None:
+    def __init__(self, settings: Judge | None = None) -> None:
         self.settings = settings
-        self.model = settings.model if settings else None
-        self.cache = AnswerCache(settings.cache, settings.address) if settings and settings.cache else None
+        self.model = str(settings.model) if settings else None
         self.counts: Counter[str] = Counter()
         self._endpoint = Endpoint(settings) if settings else None
+        self._cache: AnswerCache | None = None
+        if settings is not None and settings.cache is not None:
+            self._cache = AnswerCache(Path(settings.cache), str(settings.model), address_of(str(settings.url)))
         self._answers: dict[str, str] = {}
         self._failures: dict[str, str] = {}
         self._pending: dict[str, Question] = {}
@@ -116,39 +118,34 @@ class JudgeAnswers:
         """Return the reason why no more questions are sent to the judge's endpoint; None while questions may be sent."""
         return self._endpoint.gone if self._endpoint else None
 
-    @property
-    def waiting(self) -> int:
-        """Return the number of questions that `fetch` would ask."""
-        return len(self._pending)
-
     def as_asked(self, question: Question) -> Question:
         """Return the question with the temperature that the settings prescribe, if they prescribe one."""
         temperature = self.settings.temperature if self.settings else None
-        return question if temperature is None else dataclasses.replace(question, temperature=float(temperature))
+        return question if temperature is None else replace(question, temperature=float(temperature))
 
     def look_up(self, question: Question) -> str:
         """Return the stored answer to a question. If there is none, note the question for the next `fetch` and raise JudgeError.
 
         question: as returned by `as_asked`."""
-        if self.settings is None:
+        if self._endpoint is None:
             raise JudgeError("no judge was asked (judge=none)")
-        digest = question.digest(self.settings.model, self.settings.address)
+        digest = question.digest(str(self.model), self._endpoint.address)
         with self._lock:
             if digest in self._answers and question.readable(self._answers[digest]):
                 return self._answers[digest]
             if digest in self._failures:
                 raise JudgeError(self._failures[digest])
-            cached = self.cache.get(question, self.settings.model) if self.cache else None
+            cached = self._cache.get(question) if self._cache else None
             if cached is not None:
                 self.counts["cached"] += 1
                 return self._answers.setdefault(digest, cached)
             self._pending[digest] = question
         raise JudgeError("not asked yet")
 
-    def fetch(self) -> bool:
-        """Ask the waiting questions. Return True if one was answered."""
+    def fetch(self) -> int:
+        """Ask the waiting questions. Return their number."""
         if not self._pending or self._endpoint is None:  # without a judge no question waits
-            return False
+            return 0
         outcomes = self._endpoint.ask_all(self._pending, self._keep)
         self._pending = {}
         answers = {digest: outcome.text for digest, outcome in outcomes.items() if isinstance(outcome, Reply)}
@@ -156,11 +153,11 @@ class JudgeAnswers:
         self._answers |= answers
         self._failures |= failures
         self.counts.update({"asked": len(answers), "failed": len(failures)})
-        return bool(answers)
+        return len(outcomes)
 
     def _keep(self, question: Question, reply: Reply) -> None:
-        if self.cache and self.settings:
-            self.cache.put(question, self.settings.model, reply.text, reply.served)
+        if self._cache:
+            self._cache.put(question, reply)
 
     def summary(self, metrics: Sequence[Mapping[str, Any]]) -> str | None:
         """Summarise a run's questions, and its metrics that are not judged. Return None if there is nothing to report.
@@ -189,6 +186,25 @@ class JudgeAnswers:
         return "\n".join(lines) or None
 
 
+def not_judged(row: Mapping[str, Any]) -> bool:
+    """Tell whether a `metrics` row lacks answers of a judge."""
+    return str(row["lmms_eval_reason"] or "").startswith(NOT_JUDGED)
+
+
+def check_judge(judge: Judge) -> None:
+    """Raise ConfigError naming the key with an impossible value."""
+    if judge.kind == "none" and (judge.url is not None or judge.model is not None):
+        raise ConfigError(
+            "judge.url or judge.model is set, but judge=none asks no judge; allowed: judge=local or "
+            "judge=openai; choose one, or drop the key"
+        )
+    if "@" in str(judge.url or "").partition("://")[2].partition("/")[0]:
+        raise ConfigError(
+            "judge.url contains a user's name or password, which rows would store; give an address without them, put "
+            "the key into an environment variable, and name that variable with judge.key_env"
+        )
+
+
 def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
     """Return the answers for a run whose rows are in `root`. No question is asked and no file is created yet.
 
@@ -204,19 +220,7 @@ def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
         raise ConfigError(
             f"judge.url={judge.url} is not an address; give judge.url=<base url>, such as http://127.0.0.1:8000/v1"
         )
-    return JudgeAnswers(
-        JudgeSettings(
-            model=str(judge.model),
-            url=str(judge.url),
-            key_env=judge.key_env,
-            timeout_s=float(judge.timeout_s),
-            retries=judge.retries,
-            backoff_s=float(judge.backoff_s),
-            concurrency=judge.concurrency,
-            temperature=None if judge.temperature is None else float(judge.temperature),
-            cache=Path(judge.cache).expanduser() if judge.cache else root / "judge",
-        )
-    )
+    return JudgeAnswers(replace(judge, cache=str(Path(judge.cache).expanduser() if judge.cache else root / "judge")))
 
 
 def _is_address(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""The functions by which metric code asks a judge: `ask` and `ask_all` for this package's tasks, and passes through a scorer.
+"""The ways in which metric code asks a judge: `ask` and `ask_all` in this package's tasks, and a server for lmms-eval's scorers.
 
   from mmkv_bench.judging.client import ask
 
@@ -9,14 +9,25 @@
 Do not catch JudgeError: the sample is then `not judged` instead of 0. It is also raised while questions are only collected
 (answers.py explains the rounds). So metric code may run several times per sample and must have no side effects. A scorer with
 other metrics that need no judge catches JudgeError and returns only those.
+
+lmms-eval's scorers take a server on this process's loopback (`Proxy`) for OpenAI. They read the judge's address when their
+module is loaded, some once per process, in one of two forms: the base url (clients of the package `openai`) or the full url
+(posted to unchanged). The proxy answers both. It never waits for a judge and uses no network. A question without an answer gets
+a filler, and the pass remembers that.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
+import secrets
+import socketserver
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar
 
 from mmkv_bench.judging.answers import JudgeAnswers
@@ -86,7 +97,7 @@ class ScoringPass:
         filler text and record that the sample's score is worthless."""
         metric = None
         if (known := metric_of(self.judged, question)) is not None:
-            metric, question = known.metric, dataclasses.replace(question, readable=known.readable)
+            metric, question = known.metric, replace(question, readable=known.readable)
         try:
             return self._look_up(metric, question)
         except JudgeError as error:
@@ -138,11 +149,6 @@ def asking(scoring_pass: ScoringPass) -> Iterator[None]:
         _OPEN.remove(scoring_pass)
 
 
-def open_pass() -> ScoringPass | None:
-    """Return the scoring_pass that gets questions, or None outside of scoring."""
-    return _OPEN[-1] if _OPEN else None
-
-
 def ask(prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Return the judge's answer to a user prompt or to chat messages. options: as for `ask_all`.
 
@@ -169,14 +175,13 @@ def ask_all(
 
     Raises JudgeError if a question has no answer (yet).
     """
-    scoring_pass = open_pass()
-    if scoring_pass is None:
+    if not _OPEN:
         raise JudgeError("there is no judge outside of the score stage; call this only while answers are scored")
     questions = [Question.of(prompt, temperature, max_tokens, readable) for prompt in prompts]
     answers, errors = [], []
     for question in questions:  # without stopping at a missing answer, so that one round collects all
         try:
-            answers.append(scoring_pass.answer(question, example))
+            answers.append(_OPEN[-1].answer(question, example))
         except JudgeError as error:
             errors.append(error)
     if errors:
@@ -201,7 +206,105 @@ def in_rounds(
         with asking(scoring_pass):
             result = one_pass(scoring_pass)
         passes += 1
-        waiting = answers.waiting
-        answers.fetch()
-        if not waiting or passes == ROUNDS:
+        if not answers.fetch() or passes == ROUNDS:
             return result, scoring_pass
+
+
+# The server for lmms-eval's scorers
+
+PATH = "/v1/chat/completions"
+LARGEST = 64 << 20  # maximum bytes of a question
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """Local server that stands in for OpenAI. Its address is known once it is made, but it answers only after `listen`.
+
+    token: the key that scorers get, so that other processes cannot ask in their name."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.token = f"loopback-{secrets.token_hex(16)}"
+        super().__init__(("127.0.0.1", 0), partial(_Handler, self.token), bind_and_activate=False)
+        self.server_bind()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def root(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def listen(self) -> None:
+        """Start answering. Safe to call twice."""
+        if self._thread is None:
+            self.server_activate()
+            self._thread = threading.Thread(target=self.serve_forever, name="judge-proxy", daemon=True)
+            self._thread.start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a scorer that closed the connection."""
+
+
+@cache
+def proxy() -> Proxy:
+    """Return this process's proxy."""
+    return Proxy()
+
+
+def task_variables(environment: dict[str, str]) -> dict[str, str]:
+    """Return environment variables by which a task's code uses the proxy as its judge, without a real key.
+
+    environment: the process's environment, for its list of hosts without an HTTP proxy.
+    """
+    judge = proxy()
+    direct = environment.get("no_proxy") or environment.get("NO_PROXY")
+    direct = f"{direct},127.0.0.1" if direct else "127.0.0.1"
+    return {
+        "API_TYPE": "openai",
+        "OPENAI_API_KEY": judge.token,
+        "OPENAI_API_URL": judge.root + PATH,  # used as base or as full url; the proxy answers both paths
+        "OPENAI_BASE_URL": f"{judge.root}/v1",  # of the package `openai`
+        "MODEL_VERSION": "judge",  # ignored: the configured model is asked
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+    }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60  # of a silent connection [s]
+
+    def __init__(self, token: str, *request: Any) -> None:
+        self.token = token
+        super().__init__(*request)
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        body = self.rfile.read(int(length)) if length.isdecimal() and int(length) <= LARGEST else b""
+        if self.headers.get("Authorization") != f"Bearer {self.token}":
+            return self._send(401, {"error": {"message": "this address answers the scorers of its own process"}})
+        if not self.path.endswith("/chat/completions"):
+            return self._send(404, {"error": {"message": "only /chat/completions is answered"}})
+        if not _OPEN:
+            return self._send(503, {"error": {"message": "nothing is being scored"}})
+        try:
+            request = json.loads(body)
+            limit = request.get("max_tokens") or request.get("max_completion_tokens") or 1024
+            question = Question.of(request["messages"], request.get("temperature", 0.0), limit)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return self._send(400, {"error": {"message": f"no chat completion request: {error!r}"}})
+        message = {"role": "assistant", "content": _OPEN[-1].fill(question)}
+        completion = {"id": "judge", "object": "chat.completion", "created": int(time.time()), "model": "judge"}
+        usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        return self._send(200, completion | {"choices": choices, "usage": usage})
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Print nothing: rows and notices report on questions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.questions import Question
 from mmkv_bench.secrecy import without_secrets
 
 if TYPE_CHECKING:
     import httpx
+
+    from mmkv_bench.config.schema import Judge
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 PASSING = {408, 409, 425, 429}  # and 5xx: the same request may succeed later
@@ -54,6 +56,14 @@ class Reply:
 Keep = Callable[[Question, Reply], None]
 
 
+def address_of(url: str) -> str:
+    """Return the address that is asked, without user name, password and query, which may contain a key. Equal model ids at
+    different addresses are different models."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2].lower()
+    return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+
+
 class Endpoint:
     """Client of the endpoint `<url>/chat/completions`. The key never appears in a message or reply.
 
@@ -62,8 +72,9 @@ class Endpoint:
     answers and refusals of one question do not count.
     """
 
-    def __init__(self, settings: JudgeSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Judge) -> None:
+        self.settings, self.url = settings, str(settings.url)
+        self.address = address_of(self.url)
         self.gone: str | None = None
         self._sleep = asyncio.sleep
         self._answered, self._lost = False, 0
@@ -76,9 +87,8 @@ class Endpoint:
         """
         from anyio.from_thread import start_blocking_portal
 
-        with (
-            start_blocking_portal() as portal
-        ):  # the loop of another thread, because a notebook has a loop in this thread
+        # The loop of another thread, because a notebook has a loop in this thread.
+        with start_blocking_portal() as portal:
             return portal.call(self._ask_all, questions, keep)
 
     async def _ask_all(self, questions: Mapping[str, Question], keep: Keep) -> dict[str, Reply | Failure]:
@@ -86,7 +96,7 @@ class Endpoint:
 
         outcomes: dict[str, Reply | Failure] = {}
         limit = asyncio.Semaphore(self.settings.concurrency)
-        proxied = urlsplit(self.settings.url).hostname not in LOOPBACK  # no proxy between a machine and itself
+        proxied = urlsplit(self.url).hostname not in LOOPBACK  # no proxy between a machine and itself
         async with httpx.AsyncClient(timeout=self.settings.timeout_s, trust_env=proxied) as client:
 
             async def ask(name: str) -> None:
@@ -141,7 +151,7 @@ class Endpoint:
             "temperature": question.temperature,
             "max_tokens": question.max_tokens,
         }
-        url = settings.url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
+        url = self.url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         data = b""
         try:  # redirects are not followed, so that only the configured endpoint gets the key
@@ -152,13 +162,13 @@ class Endpoint:
                 async for chunk in response.aiter_bytes():
                     data += chunk
                     if len(data) > LONGEST:
-                        raise Failure(f"{settings.address} replied with more than {LONGEST >> 20} MiB", passes=True)
+                        raise Failure(f"{self.address} replied with more than {LONGEST >> 20} MiB", passes=True)
         except (TimeoutError, httpx.TimeoutException):
-            raise Failure(f"{settings.address} did not answer within {settings.timeout_s:g} s", passes=True) from None
+            raise Failure(f"{self.address} did not answer within {settings.timeout_s:g} s", passes=True) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)  # other attempts would fail too
             what = "cannot be asked" if invalid else "cannot be reached or breaks off"
-            raise Failure(f"{settings.address} {what} ({type(error).__name__})", passes=not invalid) from None
+            raise Failure(f"{self.address} {what} ({type(error).__name__})", passes=not invalid) from None
         text = data.decode("utf-8", errors="replace")
         if response.status_code != 200:
             raise self._refusal(response.status_code, response.headers.get("Retry-After", ""), text)
@@ -170,9 +180,8 @@ class Endpoint:
             text, served = body["choices"][0]["message"]["content"], body.get("model")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             excerpt = self._hide(data)[:EXCERPT]
-            raise Failure(
-                f"{self.settings.address} replied with what is no chat completion: {excerpt!r}", passes=True
-            ) from None
+            reason = f"{self.address} replied with what is no chat completion: {excerpt!r}"
+            raise Failure(reason, passes=True) from None
         text = self._hide(text) if isinstance(text, str) else ""
         if not question.readable(text):
             reason = f"its answer is not of the form that the scorer reads: {text[:EXCERPT]!r}"
@@ -183,8 +192,8 @@ class Endpoint:
         if code in (401, 403):
             name = self.settings.key_env
             key = f"the key in {name}" if name and self._key() else "a request without a key (judge.key_env)"
-            return Failure(f"{self.settings.address} refuses {key} ({code})")
-        message = f"{self.settings.address} answers {code}: {self._hide(text)[:EXCERPT]!r}"
+            return Failure(f"{self.address} refuses {key} ({code})")
+        message = f"{self.address} answers {code}: {self._hide(text)[:EXCERPT]!r}"
         if code in PASSING or code >= 500:
             return Failure(message, passes=True, wait_s=_retry_after(retry_after))
         return Failure(message, alone=code in OF_THE_QUESTION)
@@ -192,11 +201,16 @@ class Endpoint:
     def _hide(self, text: str) -> str:
         """Return the text without the key in any encoding. Placeholders such as `EMPTY` are not secret and may be words of an
         answer."""
-        key = self.settings.key()
+        key = self._stated_key()
         return without_secrets(text, [key]) if key else text
 
+    def _stated_key(self) -> str | None:
+        """Return the key from the environment. It is stored nowhere else."""
+        name = self.settings.key_env
+        return (os.environ.get(name) or "").strip() or None if name else None
+
     def _key(self) -> str | None:
-        key, name = self.settings.key(), self.settings.key_env
+        key, name = self._stated_key(), self.settings.key_env
         if name and name == "OPENAI_API_KEY" and key is None:
             raise Failure(f"{name} is not set; set it to the judge's key")
         if key and not (key.isascii() and key.isprintable()):

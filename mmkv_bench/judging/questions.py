@@ -62,7 +62,7 @@ class Question:
         return cls(tuple(messages), float(temperature), int(max_tokens), readable)
 
     def digest(self, model: str, address: str) -> str:
-        """Return the sha256 over the model's id, the endpoint's address (`JudgeSettings.address`), the messages, the
+        """Return the sha256 over the model's id, the endpoint's address (`address_of`), the messages, the
         temperature and max_tokens. Equal questions have equal digests."""
         return _sha256([model, address, list(self.messages), self.temperature, self.max_tokens])
 

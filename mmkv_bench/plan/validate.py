@@ -18,7 +18,7 @@ from mmkv_bench.config.schema import AnswerConfig, Data, Gate, Model, RunConfig,
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.devices.requirements import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
-from mmkv_bench.judging.judge_config import check_judge
+from mmkv_bench.judging.answers import check_judge
 from mmkv_bench.methods import method_text
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters

@@ -11,7 +11,7 @@ import numpy as np
 
 from mmkv_bench.report.charts import over_image
 from mmkv_bench.report.fields import numbers
-from mmkv_bench.store.kept_entries import digest, unpacked
+from mmkv_bench.store.response import digest_of_kept, unpack_kept
 
 if TYPE_CHECKING:
     from mmkv_bench.report.folder import Folder
@@ -46,11 +46,11 @@ class KeptTokens:
         """Read kept tokens from a row of responses and the column `visual` of the table `prompts`; None if one is missing."""
         if not visual or row["kept_indices"] is None:
             return None
-        bits, columns = unpacked(row["kept_indices"]), np.reshape(np.asarray(visual, float), (-1, WIDTH))
+        bits, columns = unpack_kept(row["kept_indices"]), np.reshape(np.asarray(visual, float), (-1, WIDTH))
         places, stored = columns[:, 0].astype(int), row["kept_digest"]
         if places.max() >= bits.shape[-1]:  # a cell with fewer pixels had another prompt
             return None
-        return cls(bits, places, columns[:, 1:], None if stored is None else digest(bits) == stored)
+        return cls(bits, places, columns[:, 1:], None if stored is None else digest_of_kept(bits) == stored)
 
 
 def kept_section(

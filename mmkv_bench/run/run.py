@@ -36,7 +36,7 @@ from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracking import DatasetTracker, described, settings, summarise
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import name_primary
-from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
+from mmkv_bench.store.tracking import Tracker, WandbTracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def carry_out(plan: Plan) -> int:
     rescores = plan.stage == "score"
     stale = unscored(store, plan.cells, judge, rows, specs, undigested=rescores) if scoring else []
     if not generating:  # nothing to track
-        track = NoTracker()
+        track = Tracker()
     track.start(described(plan.resolved, plan.cells))
     scored, failed, ended = 0, 0, False
     stopped: dict[str, str] = {}
@@ -234,7 +234,7 @@ def _generate(
                 if not todo[part.dataset]:
                     continue
                 stopping.check()
-                scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, limit)
+                scores = RunningScores(part.spec, limit) if isinstance(track, WandbTracker) else None
                 following = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
                 make = partial(Answering, loaded, plan.answering, part.cells, coverage.done(part), writer)
                 with _one_of(parts, part.dataset, stopped):

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmkv_bench.evaluation.extra_metrics import COLUMNS, NAMES, measured
-from mmkv_bench.judging.judge_config import NOT_JUDGED
+from mmkv_bench.judging.answers import NOT_JUDGED
 from mmkv_bench.store.schema import SAMPLES
 from mmkv_bench.tables.metrics import JUDGE
 

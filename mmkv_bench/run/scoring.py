@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmkv_bench.evaluation.extra_metrics import NAMES
-from mmkv_bench.judging.judge_config import not_judged
+from mmkv_bench.judging.answers import not_judged
 from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows, keep_judged
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.tables.agreement import SUMMED, cells_beside, sums_of

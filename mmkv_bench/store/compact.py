@@ -16,14 +16,13 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED
-from mmkv_bench.store import journal
+from mmkv_bench.store import journal, parts
 from mmkv_bench.store.files import checksum, disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
 from mmkv_bench.store.packing import slim as slimmed
-from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, runs, texts_of
+from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, read_by_group, runs, texts_of
 from mmkv_bench.store.schema import CELL_COLUMNS, SCHEMAS
 from mmkv_bench.store.score_files import is_batch
-from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.store import Store
 
 _REST = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]
@@ -136,7 +135,7 @@ class _Packing:
 
     def large(self, files: list[Path]) -> bool:
         """Tell whether the table is too large to read whole, in which case rows are read and written a few cells at a time."""
-        return self._table in ("responses", "samples") and sum(map(number_of_rows, files)) > AT_ONCE
+        return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
         """Return the rows of the cells `names` (None: all cells), without dropped cells."""
@@ -177,8 +176,7 @@ class _Packing:
             yield self.rows
             return
         packed_files, columns = [path for path in before if is_packed(path)], SCHEMAS[self._table].names
-        parts = sorted(path for path in before if not is_packed(path))
-        rows = (group for path in parts for group in self._groups(path))
+        rows = (group for path in sorted(before) if not is_packed(path) for group in self._groups(path))
         with tempfile.TemporaryFile(dir=self._store.root / self._table, prefix=".", suffix=".tmp") as file:
             groups = RegroupedBlocks(file, SCHEMAS[self._table], rows, cells)
             yield lambda names: newest(
@@ -189,7 +187,7 @@ class _Packing:
 
     def _groups(self, path: Path) -> Iterator[pa.Table]:
         try:
-            yield from self._store.read_by_group(self._table, path)
+            yield from read_by_group(path, SCHEMAS[self._table])
         except FileNotFoundError:
             raise StoreError(
                 f"{path} vanished while it was packed: is another program packing or removing files? No row of "

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from mmkv_bench.errors import StoreError, nearest
+from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store import journal, parts, score_files
 from mmkv_bench.store.files import (
@@ -28,9 +28,9 @@ from mmkv_bench.store.files import (
     write_whole,
 )
 from mmkv_bench.store.journal import Journal
-from mmkv_bench.store.rows import check, safe_name, to_table
+from mmkv_bench.store.parts import number_of_rows
+from mmkv_bench.store.rows import check, known_columns, safe_name, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
-from mmkv_bench.store.sealed import number_of_rows
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,6 @@ class StoreFolder:
         self._latest: datetime | None = None
         """Newest commit time seen. Later commits of this process get later times."""
         self._warned: set[Path] = set()
-        self.unchecked: set[Path] = set()
-        """Files without a checksum that were read so far. Older versions wrote such files, and damage to their values is not
-        noticed. A store that was begun with checksums has none."""
-        self._checksums = False
 
     def check_writable(self, need_bytes: int = 64 << 20) -> None:
         """Raise ConfigError unless rows can be written to this folder, StoreError if the store has another schema version."""
@@ -116,7 +112,7 @@ class StoreFolder:
         path = self.root / MARK
         try:
             mark = json.loads(path.read_bytes())
-            version, self._checksums = mark["schema_version"], mark.get("checksums") is True
+            version = mark["schema_version"]
         except FileNotFoundError:
             if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
                 raise StoreError(
@@ -146,7 +142,7 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Read some columns of all files that `list_files` returns, sorted by name. Warn about files without checksums.
+        """Read some columns of all files that `list_files` returns, sorted by name.
 
         Files are read one by one. That is as quick as a pyarrow dataset, whose import alone (with pandas) costs more than most
         reads.
@@ -156,53 +152,20 @@ class StoreFolder:
             coded: return text columns dictionary-encoded, as in the files: one copy per distinct text instead of one per row.
 
         Raises:
-            StoreError: another schema version, a damaged file, or a file without a checksum in a store that began with
-                checksums.
+            StoreError: another schema version, or a damaged file.
         """
         self.check_version()
         schema = parts.of_columns(table, columns, coded)
-        with self._telling_unchecked():
-            for _ in range(RETRIES):
-                try:
-                    files = sorted(list_files())
-                    tables = [parts.read_file(path, schema, cells, self.unchecked, metrics) for path in files]
-                except FileNotFoundError:
-                    continue  # a cell's scores were being replaced between the listing and the reading
-                return pa.concat_tables([parts.no_rows(schema), *tables])
+        for _ in range(RETRIES):
+            try:
+                tables = [parts.read_file(path, schema, cells, metrics) for path in sorted(list_files())]
+            except FileNotFoundError:
+                continue  # a cell's scores were being replaced between the listing and the reading
+            return pa.concat_tables([parts.no_rows(schema), *tables])
         raise StoreError(
             f"{table}: files keep vanishing while they are read: is another program removing them? "
             "Stop that program, then read again"
         )
-
-    def read_file(self, table: str, path: Path, columns: Sequence[str], coded: bool = False) -> pa.Table:
-        """Return the rows of one file. Raises FileNotFoundError if the file is gone, StoreError if it is damaged."""
-        self.check_version()
-        with self._telling_unchecked():
-            return parts.read_file(path, parts.of_columns(table, columns, coded), None, self.unchecked)
-
-    def read_by_group(self, table: str, path: Path) -> Iterator[pa.Table]:
-        """Yield all columns of one file, one row group at a time, because all rows of a large file do not fit into memory."""
-        self.check_version()
-        with self._telling_unchecked():
-            yield from parts.read_by_group(path, SCHEMAS[table], self.unchecked)
-
-    @contextmanager
-    def _telling_unchecked(self) -> Iterator[None]:
-        warned = bool(self.unchecked)
-        yield
-        if self.unchecked and self._checksums:
-            raise StoreError(
-                f"{min(self.unchecked)} has no checksum, but every file of this store should have one: another "
-                "program wrote this file. Restore the file from a copy, or move it away; rows that only this "
-                "file holds are then made again"
-            )
-        if self.unchecked and not warned:
-            log.warning(
-                "%s has files without checksums, written by an older version, so damage to these files would not "
-                "be noticed. `python -m mmkv_bench pack %s` writes them with checksums.",
-                self.root,
-                self.root,
-            )
 
     def load(
         self,
@@ -255,14 +218,6 @@ class StoreFolder:
             else:
                 log.warning(EMPTY, path)
         return _of_this_version(path, content.records)
-
-
-def known_columns(table: str, columns: Iterable[str]) -> list[str]:
-    names = list(columns)
-    for name in names:
-        if name not in SCHEMAS[table].names:
-            raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
-    return names
 
 
 def _of_this_version(path: Path, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

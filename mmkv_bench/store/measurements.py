@@ -7,7 +7,7 @@ copies of rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,6 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.parts import column_of, keys, numbers_of
 from mmkv_bench.store.rows import safe_name
-from mmkv_bench.store.schema import SCHEMAS
 
 _PASS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
 MEASUREMENT = ("measurement", "sample_id")
@@ -68,29 +67,6 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
     )
 
 
-def stamped_diagnostics(rows: pa.Table, stamps: Mapping[str, Any]) -> pa.Table:
-    """Add the store's own columns to rows of `diagnostics`, and return them in the schema's order and types.
-
-    Raises:
-        StoreError: a column too many or too few, another type, a null that is not allowed, or a number that is not finite.
-    """
-    schema = SCHEMAS["diagnostics"]
-    for name, value in stamps.items():
-        rows = rows.append_column(name, pa.array([value] * rows.num_rows, schema.field(name).type))
-    if set(rows.column_names) != set(schema.names):
-        odd = sorted(set(rows.column_names) ^ set(schema.names))
-        raise StoreError(
-            f"diagnostics: columns {', '.join(odd)} are missing or unknown; see docs/rows.md for the columns"
-        )
-    try:
-        rows = rows.select(schema.names).cast(schema)
-    except (pa.ArrowException, ValueError) as problem:
-        raise StoreError(f"diagnostics: {problem}") from None
-    if rows.num_rows and not pc.all(pc.is_finite(rows["value"])).as_py():
-        raise StoreError("diagnostics: column 'value' has numbers that are not finite")
-    return rows
-
-
 def file_of_sample(root: Path, rows: pa.Table) -> Path:
     """Return the path of the file for one sample's rows of `diagnostics`. Measuring the same quantities again gives the same
     path.
@@ -105,15 +81,6 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
         )
     digest = checksum(canonical_json([samples[0], sorted(measurements)]).encode())
     return root / "diagnostics" / f"{safe_name('measurement', f'{names[0]}.{digest}')}.parquet"
-
-
-def samples_of(rows: pa.Table, measurements: Collection[str]) -> dict[str, set[str]]:
-    """Map each measurement to the samples that have rows of it. rows: the columns measurement and sample_id."""
-    samples: dict[str, set[str]] = {name: set() for name in measurements}
-    rows = rows.filter(pc.is_in(rows["measurement"], value_set=pa.array(sorted(samples), pa.string())))
-    for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
-        samples[pair["measurement"]].add(pair["sample_id"])
-    return samples
 
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:

@@ -13,14 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.store.parts import codes_of, readable
-from mmkv_bench.store.sealed import opened, sealed
+from mmkv_bench.store.parts import codes_of, opened, readable, sealed
 
 
 def counted(path: Path) -> dict[str, int]:
     """Count the rows of each cell in a file. Raises FileNotFoundError, StoreError."""
     counts: dict[str, int] = {}
-    with readable(path), opened(path, ["cell"]) as (file, _):
+    with readable(path), opened(path, ["cell"]) as file:
         for group in range(file.num_row_groups):
             for codes in file.read_row_group(group, ["cell"])["cell"].chunks:
                 in_chunk = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()

@@ -1,13 +1,21 @@
-"""Parquet files of rows: written whole, read together, and reduced to the newest row per cell and sample."""
+"""Parquet files of rows: written whole with a digest, checked when read, and reduced to the newest row per cell and sample.
+
+The sha256 of a file is stored in its footer under `KEY`. It is computed with zeros in place of its 64 digits. So file and digest
+appear in one step, even if a writer is killed, and a file may be renamed or sent anywhere. Reading a file detects any change of
+a stored byte. Pages have checksums too. A file without a digest was written by another program and is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +23,140 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.file_state import State
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
-from mmkv_bench.store.sealed import KEY, Damaged, opened, sealed, write_sealed
+
+KEY = "mmkv_sha256"
+_ZEROS = b"0" * 64
+# The bytes of the pair in the footer: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
+_MARK = KEY.encode() + b"\x18\x40"
+WHOLE = 32 << 20
+"""Files up to this number of bytes are read into memory. A larger file is hashed piece by piece and then read from disk."""
+_PIECE = 1 << 22
+_known: set[State] = set()
+"""Files hashed by this process: everything that changes with their bytes."""
+
+
+class Damaged(ValueError):
+    """Raised if a file's bytes are not the bytes that were written."""
+
+
+def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
+    """Return a parquet file of `table` with page checksums and a digest. options: passed to `pyarrow.parquet.ParquetWriter`."""
+    stream = io.BytesIO()
+    write_sealed(stream, table.schema, [table], row_group_size, **options)
+    return stream.getvalue()
+
+
+def write_sealed(
+    stream: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table], row_group_size: int | None = None, **options: Any
+) -> None:
+    """Write a parquet file with page checksums and a digest from tables as they come.
+
+    Each table starts a new row group, and is released once it is written.
+    """
+    sink = _Digesting(stream)
+    with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=row_group_size)
+        writer.add_key_value_metadata({KEY: _ZEROS.decode()})
+        sink.hold()
+    sink.seal()
+
+
+class _Digesting:
+    """A stream that hashes all bytes written to it, and holds back the parquet footer until the digest is filled in."""
+
+    closed = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._digest = stream, hashlib.sha256()
+        self._footer: bytearray | None = None
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        if self._footer is None:
+            self._stream.write(data)
+        else:
+            self._footer += data
+        return len(data)
+
+    def hold(self) -> None:
+        self._footer = bytearray()
+
+    def seal(self) -> None:
+        assert self._footer is not None, "the footer is held before it is written"
+        start = self._footer.rindex(_MARK) + len(_MARK)
+        self._footer[start : start + 64] = self._digest.hexdigest().encode()
+        self._stream.write(self._footer)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Open a file and check its digest. Within a process, an unchanged file is hashed once.
+
+    coded: text columns that are read as dictionaries, if the file has them.
+
+    Raises Damaged, OSError, pa.ArrowException.
+    """
+    with open(path, "rb") as stream:
+        state = State.of(os.fstat(stream.fileno()))
+        source: Any = stream
+        if state not in _known:
+            if state.size > WHOLE:
+                _check(stream)
+                if state != State.of(os.fstat(stream.fileno())):
+                    raise Damaged("it was written to while it was read")
+            else:
+                # The parsed bytes are the hashed bytes, even if the file changes meanwhile.
+                data = stream.read()
+                _check(io.BytesIO(data))
+                source = pa.BufferReader(data)
+            if state.settled:
+                _known.add(state)
+        footer = pq.read_metadata(source)
+        columns = {footer.schema.column(place).path for place in range(footer.num_columns)} if coded else set()
+        options = {"metadata": footer, "read_dictionary": sorted(columns.intersection(coded))}
+        with pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
+            yield file
+
+
+def number_of_rows(path: Path) -> int:
+    """Return the number of rows stated in the file's footer. Return 0 if the file is gone or damaged; reading the rows reports
+    damage.
+    """
+    try:
+        return pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowException):
+        return 0
+
+
+def _check(stream: BinaryIO) -> None:
+    """Raise Damaged if the file has no digest, or a digest of other bytes."""
+    ends = stream.seek(0, os.SEEK_END) - 8  # the footer's end; its length and four letters follow
+    stream.seek(max(ends, 0))
+    footer = max(ends - int.from_bytes(stream.read(4), "little"), 0)
+    stream.seek(footer)
+    mark = stream.read().rfind(_MARK)
+    if mark < 0:
+        raise Damaged("it has no checksum, so another program or an older version wrote it")
+    left, digest = footer + mark + len(_MARK), hashlib.sha256()
+    stream.seek(0)
+    while left and (piece := stream.read(min(left, _PIECE))):
+        digest.update(piece)
+        left -= len(piece)
+    stored = stream.read(64)
+    digest.update(_ZEROS + stream.read())
+    stream.seek(0)
+    if digest.hexdigest().encode() != stored:
+        raise Damaged("its bytes are not the bytes that were written: the checksum does not match")
+
+
+# Rows
 
 ROW_GROUP = 1 << 13  # a part with more rows gets several row groups of about this number of rows
 CODED = pa.dictionary(pa.int32(), pa.string())
@@ -125,33 +265,25 @@ def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
 
 
 def read_file(
-    path: Path,
-    schema: pa.Schema,
-    cells: Collection[str] | None,
-    unchecked: set[Path] | None,
-    metrics: Collection[str] | None = None,
+    path: Path, schema: pa.Schema, cells: Collection[str] | None = None, metrics: Collection[str] | None = None
 ) -> pa.Table:
-    """Return the rows of one file. Row groups without a row of `cells` and `metrics` are not decoded. A file without a digest,
-    written by an older version, is added to `unchecked`.
+    """Return the rows of one file. Row groups without a row of `cells` and `metrics` are not decoded.
 
     Raises FileNotFoundError if the file is gone, StoreError with its name if it is damaged, unreadable or of another schema
     version.
     """
     wanted = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
     codes = sorted({*wanted, *(field.name for field in schema if field.type == CODED)})
-    with readable(path), opened(path, codes) as (file, checked):
+    with readable(path), opened(path, codes) as file:
         names = _columns_in(file, [*schema.names, *wanted])
-        rows = _as(path, _chosen_rows(path, file, names, wanted) if wanted else file.read(names), schema)
-        if not checked and unchecked is not None:
-            unchecked.add(path)
-        return rows
+        return _as(path, _chosen_rows(path, file, names, wanted) if wanted else file.read(names), schema)
 
 
-def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) -> Iterator[pa.Table]:
-    """Yield the rows of one file, one row group at a time. Raises FileNotFoundError if the file is gone."""
-    with readable(path), opened(path) as (file, checked):
-        if not checked and unchecked is not None:
-            unchecked.add(path)
+def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of one file, one row group at a time, because all rows of a large file do not fit into memory. Raises
+    FileNotFoundError if the file is gone.
+    """
+    with readable(path), opened(path) as file:
         names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
             yield _as(path, file.read_row_group(number, names), schema)
@@ -178,12 +310,11 @@ def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Map
     not fit into memory and the wanted cells may be spread over all groups.
 
     The process remembers the cells of each row group, because scoring or packing a few cells at a time reads every file
-    repeatedly, and most files of a large store have none of the wanted cells. Files without a digest are not remembered.
+    repeatedly, and most files of a large store have none of the wanted cells.
     """
     texts = {column: texts_of(list(values)) for column, values in wanted.items()}
-    digest = (file.metadata.metadata or {}).get(KEY.encode())
-    known = digest is not None and [*wanted] == ["cell"]
-    groups = _cells_of_groups.setdefault(digest or b"", {}) if known else {}
+    known = [*wanted] == ["cell"]
+    groups = _cells_of_groups.setdefault(file.metadata.metadata[KEY.encode()], {}) if known else {}
     tables = [file.read_row_groups([], names)]
     for number in range(file.num_row_groups):
         if number in groups:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -41,11 +40,8 @@ CHUNK = 1 << 20
 """Bytes read at a time."""
 TIMEOUTS = (20.0, 60.0)
 """Seconds to reach a server, and seconds to wait for the next byte."""
-SLOWEST, PATIENCE_S = 1024, 60.0
-"""A download is given up if its mean rate stays below this number of bytes per second for longer than this number of seconds."""
 LARGEST_MANIFEST = 16 << 20
 _HUB = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
-_AGAIN = "run the same command again: files that were fetched stay"
 _DAMAGED = (
     "it was damaged in transfer or replaced; it was discarded, and intact files were kept. Run the same command "
     "again; if that fails too, ask the publisher"
@@ -127,9 +123,8 @@ def place(address: str) -> PublishLocation:
         parts = parts._replace(path=parts.path.removesuffix(f"/{MANIFEST}").rstrip("/"), fragment="")
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
-        def from_web(
-            name: str,
-        ) -> Iterator[bytes]:  # the query of the address is sent with every name
+        def from_web(name: str) -> Iterator[bytes]:
+            # The query of the address is sent with every name.
             return _received(urlunsplit(parts._replace(path=f"{parts.path}/{quote(name)}")), f"{shown}/{name}")
 
         return PublishLocation(shown, from_web)
@@ -294,15 +289,7 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
             reasons = {401: "it needs a login (`hf auth login` for the hub)", 403: "you may not read it"}
             todo = (reasons | {404: "it does not exist"}).get(answer.status_code, "try again later")
             raise StoreError(f"{shown}: the server answered {answer.status_code}; {todo}")
-        begun, received = time.monotonic(), 0
-        while piece := answer.raw.read1(CHUNK):  # as bytes arrive, because a whole piece may take hours
-            received, waited = received + len(piece), time.monotonic() - begun
-            if waited > PATIENCE_S and received < SLOWEST * waited:
-                raise StoreError(
-                    f"{shown}: only {received:,} bytes arrived in {waited:.0f} s, less than {SLOWEST:,} a second; "
-                    f"check the network, and {_AGAIN}"
-                )
-            yield piece
+        yield from answer.iter_content(CHUNK)
 
 
 @contextmanager
@@ -323,5 +310,6 @@ def _network(shown: str) -> Iterator[None]:
         else:
             why = "it cannot be reached, or hung up"
         raise StoreError(
-            f"{shown}: {why} ({type(problem).__name__}); check the address and the network, and {_AGAIN}"
+            f"{shown}: {why} ({type(problem).__name__}); check the address and the network, and run the same "
+            "command again: files that were fetched stay"
         ) from None

@@ -6,8 +6,16 @@ rows read the fields from this class. A new column must be nullable (`None`), be
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
+
+from mmkv_bench.errors import StoreError
 
 STATUSES = ("ok", "oom", "timeout", "nan", "error")
 
@@ -85,7 +93,7 @@ class Response:
     )
     kept_indices: str | None = _column(
         None,
-        "keep=indices: places in the prompt of the kept entries, by layer and KV head, packed (`store/kept_entries.py`)",
+        "keep=indices: places in the prompt of the kept entries, by layer and KV head, packed (`store/response.py`)",
     )
     bytes_device: int = _column(
         0,
@@ -222,3 +230,48 @@ class Response:
 
 COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])
 """Columns that count what was fed and stored. They are null in a row that failed before counting."""
+
+
+# The column `kept_indices`
+
+
+def pack_kept(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
+    """Return the kept entries as a text: `<layers>x<KV heads>x<tokens>:`, then one bit per layer, head and token, compressed by
+    zlib, in base64.
+
+    A head's bits follow the prompt's tokens in order, padded to whole bytes, the first token in the highest bit. For a merging
+    method the bits mark the entries that others were merged into.
+
+    kept: per layer and KV head the kept positions in the prompt, int [m].
+    tokens: number of prompt tokens.
+    """
+    bits = np.zeros((len(kept), len(kept[0]), tokens), dtype=bool)
+    for layer, heads in enumerate(kept):
+        for head, places in enumerate(heads):
+            bits[layer, head, places] = True
+    data = zlib.compress(np.packbits(bits, axis=-1).tobytes(), 9)
+    return f"{'x'.join(map(str, bits.shape))}:{base64.b64encode(data).decode()}"
+
+
+def unpack_kept(text: str) -> np.ndarray:
+    """Return the text as bool [layers, KV heads, tokens]. Raises StoreError for a text that `pack_kept` did not write."""
+    try:
+        shape, _, data = text.partition(":")
+        layers, heads, tokens = map(int, shape.split("x"))
+        packed_bits = np.frombuffer(zlib.decompress(base64.b64decode(data, validate=True)), np.uint8)
+        bits = np.unpackbits(packed_bits.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
+    except (ValueError, zlib.error) as problem:
+        raise StoreError(
+            f"kept_indices {text[:40]!r} does not decode to kept entries ({problem}); see store/response.py"
+        ) from None
+    return bits.astype(bool)
+
+
+def digest_of_kept(bits: np.ndarray) -> str:
+    """Return a digest (16 hex digits) of the kept positions of all layers and heads, computed as in `generation/result.py`. It
+    equals `kept_digest` of the same row.
+    """
+    running = hashlib.sha256()
+    for head in bits.reshape(-1, bits.shape[-1]):
+        running.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")
+    return running.hexdigest()[:16]

@@ -35,13 +35,10 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
     Raises StoreError naming the column: unknown, missing, of the wrong type, outside its enumeration, or against a rule
     between columns (an answer in a failed row, a headline over failed samples).
     """
-    columns = COLUMNS[table]
-    for name in row:
-        if name not in SCHEMAS[table].names:
-            raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
+    known_columns(table, row)
     checked: dict[str, Any] = {}
     ok = row.get("status", "ok") == "ok"
-    for column in columns:
+    for column in COLUMNS[table]:
         if column.stamped and column.name in row:
             raise StoreError(f"{table}: column {column.name!r} is written by the store; leave it out of the row")
         value = stamps.get(column.name) if column.stamped else row.get(column.name)
@@ -57,6 +54,15 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
     if table in _RULES:
         _RULES[table](checked)
     return checked
+
+
+def known_columns(table: str, columns: Iterable[str]) -> list[str]:
+    """Return these names of columns. Raises StoreError for a name that `table` does not have."""
+    names = list(columns)
+    for name in names:
+        if name not in SCHEMAS[table].names:
+            raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
+    return names
 
 
 def safe_name(what: str, name: str) -> str:
@@ -310,12 +316,13 @@ def _malformed(text: str) -> str | None:
     if (problem := _no_object(text)) is not None:
         return problem
     config = json.loads(text)
-    inner = [(key, config[key]) for key in _OBJECTS if config.get(key) is not None]
-    inner += [
-        (f"{key}.{name}", node) for key, value in inner if key in _OF_OBJECTS and isinstance(value, dict)
-        for name, node in value.items()
-    ]  # fmt: skip
-    wrong = [f"{key} is {shortened(value)}, not an object" for key, value in inner if not isinstance(value, dict)]
+    inner = {key: config[key] for key in _OBJECTS if config.get(key) is not None}
+    for key in _OF_OBJECTS:
+        if isinstance(nodes := inner.get(key), dict):
+            inner |= {f"{key}.{name}": node for name, node in nodes.items()}
+    wrong = [
+        f"{key} is {shortened(value)}, not an object" for key, value in inner.items() if not isinstance(value, dict)
+    ]
     if not isinstance(limit := config.get("limit"), int | None):
         wrong.append(f"limit is {shortened(limit)}, not a number")
     return wrong[0] if wrong else None

@@ -1,10 +1,10 @@
 """Precedence among the files of `cells`, `samples` and `metrics`, several of which may hold rows of one cell.
 
-First come the files written for many cells together (batches), the newest first. Then comes a cell's own file, then packed
-files. A cell's rows in one of these hide all its rows in later files. So writing never touches packed files, and packing again
-merges everything into one layer.
+First come the scores that were written together (batches), the newest first. Then comes a cell's own file (of the table
+`cells`, and of scores that an earlier version wrote), then packed files. A cell's rows in one of these hide all its rows in later
+files. So writing never touches packed files, and packing again merges everything into one layer.
 
-Scores of many cells are one file per table, because thousands of small, synced files would take longer than scoring. A file
+A batch is one file per table, because thousands of small, synced files would take longer than scoring. A file
 `together-<countdown>-<id>.parquet` is placed in `samples/`, and one with the same name in `metrics/`. The file in `metrics/`
 is placed first and counts only while the one in `samples/` exists, so both appear in one step. The newest has the smallest
 countdown.
@@ -30,15 +30,12 @@ from mmkv_bench.file_state import State, state_of
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import Staged, sync_folder
 from mmkv_bench.store.packing import blocks, is_packed
+from mmkv_bench.store.parts import opened, write_sealed
 from mmkv_bench.store.rows import safe_name
 from mmkv_bench.store.schema import SCHEMAS
-from mmkv_bench.store.sealed import opened, write_sealed
 
 AT_ONCE = 1 << 20
 """Limit for the scores of a metric in memory while metrics are computed from them."""
-
-APART = 64
-"""Up to this number of cells, each cell gets files of its own."""
 
 ROW_GROUP = 1 << 20
 _PREFIX = "together-"
@@ -71,7 +68,7 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
     with parts.readable(path):
         state = state_of(path)
     if state not in _known_batches:
-        with parts.readable(path), opened(path, ["cell"]) as (file, _):
+        with parts.readable(path), opened(path, ["cell"]) as file:
             cells = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]")))
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:
@@ -220,49 +217,31 @@ def current_rows(
         newer, packed = batch_files(root, table), packed_files(root, table)
         try:
             layers = [
-                (_rows_of_file(read, table, path, columns, cells), cells_of_batch(root, path.name)) for path in newer
+                (read(table, partial(_there, path), columns, cells), cells_of_batch(root, path.name)) for path in newer
             ]
         except FileNotFoundError:
             continue
         own_files = partial(_own_files, root, table, cells)
-        own_rows = pa.concat_tables(
-            [read(table, list, columns, None), *(_own(read, table, path, columns) for path in sorted(own_files()))]
-        )
+        own = [_own(read, table, path, columns) for path in sorted(own_files())]
+        own_rows = pa.concat_tables([read(table, list, columns, None), *own])
         layers.append((own_rows, named(own_rows, own_files, None)))
         for path in packed:
-            rows = _rows_of_file(read, table, path, columns, cells)
+            rows = read(table, partial(_there, path), columns, cells)
             layers.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
         if (batch_files(root, table), packed_files(root, table)) == (newer, packed):
             break  # otherwise another process packed or wrote meanwhile
     hidden: set[str] = set()
     counting = []
     for rows, cells_of_layer in layers:
-        counting.append(rows.filter(pc.invert(_is_of(rows, hidden))) if hidden else rows)
+        replaced = hidden & cells_of_layer if cells_of_layer else hidden  # few of each batch, however many there are
+        counting.append(rows.filter(pc.invert(_is_of(rows, replaced))) if replaced else rows)
         hidden |= cells_of_layer
     return pa.concat_tables(counting)
 
 
-def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
-    """Tell whether a batch or packed file has scores of one of `cells`. If so, writing a file per cell would not replace the
-    scores in one step."""
-    if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
-        return True
-    packed = (
-        _rows_of_file(read, table, path, ["cell"], None)
-        for table in ("samples", "metrics")
-        for path in packed_files(root, table)
-    )
-    return any(pc.any(_is_of(rows, cells), min_count=0).as_py() for rows in packed)
-
-
-def _rows_of_file(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
-    """Return the rows of a file, or no rows if the file is gone."""
-    return read(table, partial(_there, path), columns, cells)
-
-
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
     """Return the rows of a single cell's file. Raises StoreError if they belong to another cell, because the file was renamed."""
-    rows = _rows_of_file(read, table, path, columns, None)
+    rows = read(table, partial(_there, path), columns, None)
     if others := _cell_names(rows) - {path.stem}:
         raise StoreError(
             f"{path} has rows of cell {min(others)}, but a cell's file must have the cell's name. Rename the "

@@ -1,4 +1,4 @@
-"""Writing scores: replace the rows of `samples` and `metrics` of some cells, in a file per cell or one file for all.
+"""Writing scores: replace the rows of `samples` and `metrics` of some cells, in one file per table.
 
 Writers wait for each other and for packing, because both read the existing files and remove those that no longer count.
 """
@@ -6,8 +6,8 @@ Writers wait for each other and for packing, because both read the existing file
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import parts, score_files
-from mmkv_bench.store.files import Staged, disk_errors, sync_folder
+from mmkv_bench.store.files import Staged, disk_errors
 from mmkv_bench.store.folder import StoreFolder
-from mmkv_bench.store.rows import digested, refuse_rewritten
+from mmkv_bench.store.rows import digested, known_columns, refuse_rewritten
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 
 Tables = Mapping[str, pa.Table]
 """The tables `samples` and `metrics`, checked."""
+_VERSION = {"schema_version": SCHEMA_VERSION}
 _KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
 
 
@@ -29,11 +30,7 @@ def replace(store: StoreFolder, tables: Tables, cells: Collection[str]) -> None:
     """Replace the scores of `cells` by the rows of `tables`. A cell without rows in either table loses its scores."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
-        if len(cells) > score_files.APART or score_files.among_others(store.root, cells, store.read):
-            score_files.write_batch(store.root, tables, set(cells))
-            return
-        for cell in cells:
-            _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
+        score_files.write_batch(store.root, tables, set(cells))
 
 
 def replace_by(
@@ -42,10 +39,7 @@ def replace_by(
     metrics_of: Callable[[pa.Table], pa.Table],
     beside: Collection[str] = (),
 ) -> None:
-    """Replace the scores of cells whose samples rows come block by block (checked, no cell in two blocks).
-
-    metrics_of: computes the `metrics` rows from `samples` rows of some metrics, perhaps of some cells only.
-    beside: cells that other cells are compared with. `metrics_of` always gets their rows too.
+    """Replace the scores of cells as `Store.write_scores` says, from checked blocks.
 
     No lock is held while blocks come. Only one block is in memory at a time.
     """
@@ -96,29 +90,24 @@ def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
     replace(store, {"samples": _of(remaining, cells), "metrics": metrics}, cells)
 
 
-def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
-    """Write the files that hold one cell's scores. A crash in between leaves the cell without metrics, never with old ones."""
-    with ExitStack() as stack:
-        writers = [(store.file(table, cell), parts.parquet(rows)) for table, rows in tables.items()]
-        staged = [stack.enter_context(Staged(*writer)) for writer in writers]
-        store.file("metrics", cell).unlink(missing_ok=True)
-        sync_folder(store.root / "metrics")
-        for file in staged:
-            file.place()
-
-
-def checked(table: str, rows: pa.Table) -> pa.Table:
+def checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -> pa.Table:
     """Return the rows with all columns of `table`, checked by the rules of `rows.check`. Nullable columns may be left out.
+
+    stamps: values of the columns that the store writes.
 
     Raises StoreError naming the column or the duplicate rows.
     """
     schema = SCHEMAS[table]
+    known_columns(table, rows.column_names)
     arrays = []
     for column in COLUMNS[table]:
-        if column.stamped:
-            values = pa.chunked_array([pa.repeat(pa.scalar(SCHEMA_VERSION, column.type), rows.num_rows)])
+        if column.name in stamps:
+            values = pa.chunked_array([pa.repeat(pa.scalar(stamps[column.name], column.type), rows.num_rows)])
         elif column.name in rows.column_names:
-            values = rows[column.name].cast(column.type)
+            try:
+                values = rows[column.name].cast(column.type)
+            except pa.ArrowException as problem:
+                raise StoreError(f"{table}: column {column.name!r}: {problem}") from None
         else:
             values = pa.chunked_array([pa.nulls(rows.num_rows, column.type)])
         if column.required == "always" and values.null_count:
@@ -132,7 +121,7 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
         arrays.append(values)
     made = pa.Table.from_arrays(arrays, schema=schema)
     _check_rules(table, made)
-    if len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
+    if table in _KEYS and len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
         raise StoreError(f"{table}: two rows with the same {', '.join(_KEYS[table][:-1])} and metric")
     return digested(table, made) if table == "metrics" else made
 
@@ -142,10 +131,12 @@ def _check_rules(table: str, rows: pa.Table) -> None:
     if table == "samples":
         broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
         rule = "column 'value' must be null when status is not 'ok'"
-    else:
+    elif table == "metrics":
         short = pc.less(rows["n_ok"], rows["n"])
         wrong = pc.or_(pc.less(rows["n_ok"], 0), pc.greater(rows["n_ok"], rows["n"]))
         broken = pc.or_(wrong, pc.and_(short, pc.is_valid(rows["value"])))
         rule = "column 'n_ok' must be between 0 and n, and 'value' null unless every sample is ok"
+    else:
+        return
     if pc.any(broken).as_py():
         raise StoreError(f"{table}: {rule}")

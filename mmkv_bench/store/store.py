@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store import journal, parts, score_writer
 from mmkv_bench.store.files import disk_errors, write_whole
-from mmkv_bench.store.folder import StoreFolder, Writer, known_columns
+from mmkv_bench.store.folder import StoreFolder, Writer
 from mmkv_bench.store.measurements import (
     MEASUREMENT,
     PROMPT,
@@ -36,13 +36,12 @@ from mmkv_bench.store.measurements import (
     file_of_pass,
     file_of_sample,
     newest_passes,
-    samples_of,
-    stamped_diagnostics,
 )
 from mmkv_bench.store.packing import counted
 from mmkv_bench.store.rows import (
     check,
     digest_of_row,
+    known_columns,
     refuse_malformed,
     refuse_other,
     refuse_rewritten,
@@ -180,8 +179,7 @@ class Store(StoreFolder):
     ) -> None:
         """Replace the `samples` and `metrics` rows of cells. All rows together may exceed memory.
 
-        Many cells are written in one file per table (see `score_files.py`). A crash in between leaves a cell without metrics,
-        never with old ones.
+        They are written in one file per table (see `score_files.py`), in one step.
 
         Args:
             blocks: `samples` rows without `schema_version`. All rows of a cell are in one block.
@@ -235,10 +233,10 @@ class Store(StoreFolder):
             rows: all columns except those written by the store. Measurements made together come in one table.
 
         Raises:
-            StoreError: other columns, a null that is not allowed, or rows of several samples.
+            StoreError: an unknown column, a null or number that is not allowed, or rows of several samples.
         """
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
-        rows = stamped_diagnostics(rows, stamps)
+        rows = score_writer.checked("diagnostics", rows, stamps)
         self.prepare()
         path = file_of_sample(self.root, rows)
         with disk_errors("writing diagnostics", self.root):
@@ -253,7 +251,12 @@ class Store(StoreFolder):
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
         """Map each measurement to the ids of the samples that have rows of it."""
-        return samples_of(self._in_files("diagnostics", columns=["measurement", "sample_id"]), measurements)
+        samples: dict[str, set[str]] = {name: set() for name in measurements}
+        rows = self._in_files("diagnostics", columns=MEASUREMENT)
+        for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
+            if pair["measurement"] in samples:
+                samples[pair["measurement"]].add(pair["sample_id"])
+        return samples
 
     def prompts(self) -> pa.Table:
         """Return the newest row per prompt, sample and model of the table `prompts`."""

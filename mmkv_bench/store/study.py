@@ -117,22 +117,18 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
     """Remove these cells from the list of planned cells. Raises StoreError if the folder cannot be written."""
     if (store.root / _PLANNED).exists():
         with store.locked():
-            _write_planned(
-                store.root, {name: plan for name, plan in planned_cells(store.root).items() if name not in cells}
-            )
+            planned = planned_cells(store.root).items()
+            _write_planned(store.root, {name: plan for name, plan in planned if name not in cells})
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
     """Map each planned cell to (dataset, number of samples). Empty if the file is missing or damaged; damage is logged."""
     file = root / _PLANNED
     try:
-        raw = file.read_bytes()
-        first, _, rest = raw.partition(b"\n")
-        if raw[:1] != b"{":  # older files have no checksum
-            if first != checksum(rest).encode():
-                raise ValueError(first)
-            raw = rest
-        return {str(name): (str(dataset), int(samples)) for name, (dataset, samples) in json.loads(raw).items()}
+        first, _, rest = file.read_bytes().partition(b"\n")
+        if first != checksum(rest).encode():
+            raise ValueError(first)
+        return {str(name): (str(dataset), int(samples)) for name, (dataset, samples) in json.loads(rest).items()}
     except OSError:
         return {}
     except (ValueError, TypeError, AttributeError):

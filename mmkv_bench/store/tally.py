@@ -33,9 +33,8 @@ from mmkv_bench.file_state import State
 from mmkv_bench.store import journal, parts, score_files
 from mmkv_bench.store.files import write_bytes
 from mmkv_bench.store.folder import RETRIES, StoreFolder
-from mmkv_bench.store.parts import coded, codes_of, column_of, no_rows, numbers_of, of_columns, texts_of
+from mmkv_bench.store.parts import coded, codes_of, column_of, numbers_of, texts_of
 from mmkv_bench.store.rows import to_table
-from mmkv_bench.store.sealed import Damaged, opened, sealed
 from mmkv_bench.store.store import Store
 
 _COLUMNS = ("cell", "sample_id", "status", "error", "committed_at", "answer", "cluster")
@@ -108,6 +107,7 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
 def tally(store: Store) -> Tally:
     """Count the answers of a store. Raises StoreError for damaged files."""
+    store.check_version()
     # Journals first: a journal published between the two reads is then left out, because its part has the same name.
     pending, alive = {}, set()
     for path in store.journals():
@@ -116,7 +116,7 @@ def tally(store: Store) -> Tally:
         pending[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
 
     def make(path: Path) -> pa.Table:
-        return counted(parts.newest(store.read_file("responses", path, _COLUMNS, coded=True)))
+        return counted(parts.newest(parts.read_file(path, parts.of_columns("responses", _COLUMNS, coded=True))))
 
     index = indexed(store.root, "responses", COUNTS.append(_SETS), make)
     published = {Path(name).stem for name in index.counts}
@@ -151,7 +151,7 @@ def counted(rows: pa.Table) -> pa.Table:
     rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
     """
     if not rows.num_rows:
-        return no_rows(COUNTS.append(_SETS))
+        return parts.no_rows(COUNTS.append(_SETS))
     cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
     when = numbers_of(rows["committed_at"].cast(pa.int64()))
     of_cell, of_sample = numbers_of(cells.indices), numbers_of(samples.indices)
@@ -293,7 +293,7 @@ class Indexed:
             slices = [self.rows.slice(self._starts[name], self.counts[name]) for name in sorted(names)]
         except KeyError as unknown:
             raise FileNotFoundError(unknown.args[0]) from None
-        return pa.concat_tables([no_rows(self.rows.schema), *slices])
+        return pa.concat_tables([parts.no_rows(self.rows.schema), *slices])
 
 
 def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
@@ -334,9 +334,10 @@ def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Tab
     ) -> pa.Table:
         return current.of({path.name for path in list_files()}).select(columns)
 
-    schema = of_columns(table, columns, coded=True)
+    store.check_version()
+    schema = parts.of_columns(table, columns, coded=True)
     for _ in range(RETRIES):
-        current = indexed(store.root, table, schema, lambda path: store.read_file(table, path, columns, coded=True))
+        current = indexed(store.root, table, schema, lambda path: parts.read_file(path, schema))
         try:
             return score_files.current_rows(store.root, table, columns, None, read)
         except FileNotFoundError:
@@ -361,19 +362,19 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
             return
         settled = {name: [*states[name], current.counts[name]] for name in sorted(states) if states[name].settled}
         metadata = {_META: json.dumps({"version": _VERSION, "files": settled}).encode()}
-        write_bytes(index, sealed(current.of(settled).replace_schema_metadata(metadata), compression="zstd"))
+        write_bytes(index, parts.sealed(current.of(settled).replace_schema_metadata(metadata), compression="zstd"))
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
     """Read an index. Return an empty one if the file cannot be used."""
     try:
-        with opened(index) as (file, _):
+        with parts.opened(index) as file:
             rows = file.read()
         metadata = json.loads(rows.schema.metadata[_META])
         if metadata["version"] == _VERSION and rows.schema.equals(schema):
             states = {name: State(*state) for name, (*state, _) in metadata["files"].items()}
             counts = {name: entry[-1] for name, entry in metadata["files"].items()}
             return states, Indexed(counts, rows.replace_schema_metadata(None))
-    except (OSError, Damaged, pa.ArrowException, ValueError, KeyError, TypeError):
+    except (OSError, parts.Damaged, pa.ArrowException, ValueError, KeyError, TypeError):
         pass
-    return {}, Indexed({}, no_rows(schema))
+    return {}, Indexed({}, parts.no_rows(schema))

@@ -59,7 +59,7 @@ _SETTINGS = {
 
 
 class Tracker:
-    """A display of one run."""
+    """A display of one run. This class shows nothing."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Open the run with the resolved configuration (secrets are redacted)."""
@@ -67,12 +67,9 @@ class Tracker:
     def log(self, values: Mapping[str, float]) -> None:
         """Show one step's values by name, usually the result of `RunningMeans.add` for one sample."""
 
-    def finish(self, failed: bool = False) -> None:
-        """Close the run."""
-
-
-class NoTracker(Tracker):
-    """A tracker that does nothing."""
+    def finish(self, failed: bool = False) -> bool:
+        """Close the run. Return True if all of it was shown."""
+        return False
 
 
 class RunningMeans:
@@ -98,7 +95,7 @@ def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
     """
     keywords = dict(config)
-    return NoTracker() if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
+    return Tracker() if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
 
 
 class WandbTracker(Tracker):
@@ -136,9 +133,6 @@ class WandbTracker(Tracker):
     def log(self, values: Mapping[str, float]) -> None:
         self.send({"log": dict(values)})
 
-    def finish(self, failed: bool = False) -> None:
-        self.end(failed)
-
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
         """Open a wandb run whose id is `name`. The previous run must be closed.
 
@@ -163,7 +157,7 @@ class WandbTracker(Tracker):
         if self._process is not None:
             self._messages.put(message)
 
-    def end(self, failed: bool = False) -> bool:
+    def finish(self, failed: bool = False) -> bool:
         """End the open run and the wandb process. Log a warning for each fault. Return True if there was none."""
         process = self._process
         if process is None:
@@ -190,10 +184,8 @@ class WandbTracker(Tracker):
 
 
 def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> None:
-    """Write each message as a line into a pipe, until None. Errors are ignored, because the process at the other end reports
-    why it ended.
-    """
-    with contextlib.suppress(OSError), stream:
+    """Write each message as a line into a pipe, until None."""
+    with contextlib.suppress(OSError), stream:  # the process at the other end reports why it ended
         for message in iter(messages.get, None):
             stream.write(json.dumps(message, default=str) + "\n")
             stream.flush()
@@ -282,7 +274,7 @@ def show_summary(
                 name = "-".join(map(str, (shown.group, *names)))
                 shown.open(name, "cell", description, " ".join(map(str, labels)))
                 shown.send({"summary": {key: row[key] for key in MEASURED if row[key] is not None}})
-            if written := shown.end():  # else the next run tries again
+            if written := shown.finish():  # else the next run tries again
                 mark.write_text(digest)
             return written
     except OSError as problem:

@@ -448,5 +448,7 @@ def test_what_an_analysis_does_not_take_is_refused(capsys, tmp_path):
 def test_rows_that_are_not_the_tables_are_refused(tmp_path):
     import pyarrow as pa
 
-    with pytest.raises(StoreError, match="are missing or unknown"):
+    with pytest.raises(StoreError, match="is missing or null"):
         Store(tmp_path).write_diagnostics(pa.table({"value": [1.0]}))
+    with pytest.raises(StoreError, match="unknown column 'values'"):
+        Store(tmp_path).write_diagnostics(pa.table({"values": [1.0]}))

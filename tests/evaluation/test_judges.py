@@ -8,13 +8,13 @@ import time
 
 import pytest
 
+from mmkv_bench.config.schema import Judge
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ScoringError
 from mmkv_bench.evaluation.samples import Answer
 from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.evaluation.task_scorer import addresses
 from mmkv_bench.judging.answers import JudgeAnswers
-from mmkv_bench.judging.judge_config import JudgeSettings
 from tests import cover
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, values
 from tests.judging import judge_server as judge
@@ -84,7 +84,8 @@ def no_waiting(monkeypatch):
 def new_judge(server, tmp_path):
     return lambda **changes: JudgeAnswers(
         dataclasses.replace(
-            JudgeSettings("judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, cache=tmp_path / "judge"), **changes
+            Judge("local", "judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, cache=str(tmp_path / "judge")),
+            **changes,
         )
     )
 
@@ -205,7 +206,7 @@ def test_the_environment_of_a_scorer_holds_no_key_and_is_put_back(answers, serve
 def test_the_proxy_answers_nobody_else(answers, new_judge):
     import requests
 
-    from mmkv_bench.judging.proxy import proxy
+    from mmkv_bench.judging.client import proxy
 
     score(fixture_spec("mmvet"), answers("mmvet"), judge=new_judge())
     address = proxy().root + "/v1/chat/completions"
@@ -354,7 +355,7 @@ def test_a_scorer_that_asks_without_end_is_left(own_task, server, new_judge):
 
 def test_addresses_of_shipped_scorers_are_the_proxys(answers, new_judge):
     from mmkv_bench.evaluation.documents import task_config
-    from mmkv_bench.judging.proxy import proxy
+    from mmkv_bench.judging.client import proxy
 
     for name in METRICS:
         config = task_config(fixture_spec(name))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mmkv_bench.config.schema import Judge
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.judging.answers import JudgeAnswers
-from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.statistics.metric_kinds import aggregate_of, lower_is_better
 from tests.evaluation.conftest import answered, ask_all, values
 from tests.judging import judge_server as judge
@@ -39,7 +39,7 @@ def server():
 @pytest.fixture
 def new_judge(server):
     return lambda **change: JudgeAnswers(
-        JudgeSettings("judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, **change)
+        Judge("local", "judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, **change)
     )
 
 

@@ -59,7 +59,7 @@ def test_a_prompt_is_known_until_one_of_its_files_is_another_or_comes_to_be(tmp_
     files = [tmp_path / name for name in "abc"]
     for file in files[:2]:
         file.write_text(file.name)
-    remembered = tmp_path / "cache" / "known.parquet"
+    remembered = tmp_path / "cache" / "known.json.gz"
     memory = fingerprints.Memory(remembered, media=False)
     for doc_id, of in enumerate(([files[0]], [files[0], files[1]], [files[1], files[2]], [])):
         memory.note(doc_id, f"hash{doc_id}", Conversation([], [], []), heard(*of))
@@ -80,7 +80,7 @@ def test_a_prompt_of_which_not_all_files_are_known_is_not_remembered(tmp_path):
     file.write_text("a")
     unheard, relative = heard(), heard(file)
     relative.traceable = False
-    memory = fingerprints.Memory(tmp_path / "known.parquet", media=False)
+    memory = fingerprints.Memory(tmp_path / "known.json.gz", media=False)
     notes = [(Conversation([], [picture], []), unheard), (Conversation([], [], [[picture]]), heard(file))]
     notes.append((Conversation([], [], [{"video": [picture], "start_time": 1.0}]), heard(file)))
     for doc_id, (prompt, found) in enumerate([*notes, (Conversation([], [picture], []), relative)]):
@@ -92,7 +92,7 @@ def test_a_prompt_of_which_not_all_files_are_known_is_not_remembered(tmp_path):
 
 
 def test_what_other_processes_remember_stays_and_a_damaged_file_is_ignored(tmp_path):
-    file = tmp_path / "known.parquet"
+    file = tmp_path / "known.json.gz"
     memories = [fingerprints.Memory(file, media=True) for _ in range(2)]
     for doc_id, memory in enumerate(memories):
         memory.note(doc_id, "hash", Conversation([], [], []), heard())
@@ -140,6 +140,8 @@ def test_a_parquet_file_that_names_its_pictures_is_looked_at_and_one_that_holds_
     first = prompt_hashes(specs["named"], [0], None, anew=True)
     assert first == prompt_hashes(specs["named"], [0], None, anew=True) == prompt_hashes(specs["held"], [0], None)
     assert len(made) == 2
+    fingerprints._MEMORIES.clear()  # another process
+    assert prompt_hashes(specs["named"], [0], None, anew=True) == first and len(made) == 2
     Image.new("RGB", (28, 28), (10, 0, 0)).save(tmp_path / "new.bmp")
     os.replace(tmp_path / "new.bmp", picture)
     assert prompt_hashes(specs["named"], [0], None) == first  # this process has looked

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmkv_bench.cli.main import main
-from mmkv_bench.store.sealed import sealed
+from mmkv_bench.store.parts import sealed
 from tests.identity.fuzz import Fuzz, Silent, said, sentence
 from tests.identity.world import KINDS, World, kept_time
 

@@ -348,8 +348,8 @@ def test_older_rows_of_templates_that_are_written_as_before_may_be_added_to():
 
 def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp_path):
     """320 of 320 rows were errors."""
+    from mmkv_bench.store.parts import sealed
     from mmkv_bench.store.schema import CELLS
-    from mmkv_bench.store.sealed import sealed
     from mmkv_bench.store.store import Store
     from tests.run.setting import done, go, responses
     from tools.fixtures import needle

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.report.build import build_report
-from mmkv_bench.store.kept_entries import digest, packed, unpacked
+from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.metrics import metrics_rows
 from tests.tables.examples import Example
@@ -30,7 +30,7 @@ EVIL = "<b>evil</b>"
 def report(root: Path) -> Path:
     """Two datasets, four methods; 40 samples each, of which the first has an image and says what was kept."""
     made, right = Example(), np.arange(40)
-    kept = packed([[np.array([0, 2]), np.array([1])]] * 2, 4)
+    kept = pack_kept([[np.array([0, 2]), np.array([1])]] * 2, 4)
     for dataset in ("lookup", "walk3"):
         of = {"dataset": dataset}
         made.add(
@@ -39,7 +39,7 @@ def report(root: Path) -> Path:
         for budget in (32, 64, 128):
             told = {
                 "kept_indices": kept,
-                "kept_digest": digest(unpacked(kept)),
+                "kept_digest": digest_of_kept(unpack_kept(kept)),
                 "answer": "384q5",
                 "token_ids": [1, 2, 9],
             }

@@ -24,7 +24,7 @@ from mmkv_bench.report.fields import budget_words
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.sample_prompts import Prompts, pictures_of
 from mmkv_bench.report.scores import ScoreViews
-from mmkv_bench.store.kept_entries import digest, packed, unpacked
+from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.dataset_groups import tables_of_ranks
@@ -270,10 +270,10 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
 
 def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     places = [[np.array([0, 2, 3]), np.array([1, 4])], [np.array([2]), np.array([], dtype=int)]]
-    text = packed(places, 6)
+    text = pack_kept(places, 6)
     made = Example()
     made.add("full", None, [1, 1])
-    cell = made.add("mm", 64, [1, 0], answer={"kept_indices": text, "kept_digest": digest(unpacked(text))})
+    cell = made.add("mm", 64, [1, 0], answer={"kept_indices": text, "kept_digest": digest_of_kept(unpack_kept(text))})
     made.responses[-1]["kept_digest"] = "f" * 16
     root, out = made.write(tmp_path / "rows"), tmp_path / "report"
     boxes = [[1, 0, 0, 0.5, 0, 1], [2, 0, 0.5, 1, 0, 1], [3, -1, -1, -1, -1, -1]]

@@ -11,7 +11,7 @@ import pytest
 from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.report.answers import left_at
 from mmkv_bench.report.terminal import ASCII, LONGEST, MARK, cut, drawn, marked, plain, raster, shares, side_by_side
-from mmkv_bench.store.kept_entries import digest, packed, unpacked
+from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import CHECKOUT, verb
@@ -205,9 +205,9 @@ def test_a_store_without_cells_is_refused(tmp_path, capsys):
 def test_rows_that_hold_what_was_kept_are_drawn_without_a_model(tmp_path, capsys):
     """Of another dataset: question and places of tokens come from the table `prompts`."""
     kept = [[np.array([0, 1]), np.array([1, 3])], [np.array([1, 2]), np.array([1, 5])]]
-    text = packed(kept, 6)
+    text = pack_kept(kept, 6)
     made = Example()
-    told = {"kept_indices": text, "kept_digest": digest(unpacked(text)), "prompt_hash": "h"}
+    told = {"kept_indices": text, "kept_digest": digest_of_kept(unpack_kept(text)), "prompt_hash": "h"}
     made.add("full", None, {"q-0": 1.0}, answer={"prompt_hash": "h"})
     made.add("snapkv", 64, {"q-0": 1.0}, answer=told)
     store = Store(made.write(tmp_path / "rows"))

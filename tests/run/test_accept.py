@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mmkv_bench import tiny
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.publish import BESIDE, ENVIRONMENT, MANIFEST, RECEIPT, TABLES
-from mmkv_bench.store.sealed import sealed
 from tests.cli.setting import verb
 from tests.each import each
 from tests.run.setting import done

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmkv_bench.run.prompt_rows import question_text
-from mmkv_bench.store.kept_entries import digest, unpacked
+from mmkv_bench.store.response import digest_of_kept, unpack_kept
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
 from tests.run.setting import done
@@ -40,8 +40,8 @@ def test_rows_say_what_was_asked_and_which_entries_stay(tmp_path):
     protocols = {row["cell"]: row["protocol"] for row in store.cells().to_pylist()}
     assert {row["sample_id"] for row in rows} == set(prompts) and len(prompts) == 2
     for row in rows:
-        bits = unpacked(row["kept_indices"])
-        assert digest(bits) == row["kept_digest"]
+        bits = unpack_kept(row["kept_indices"])
+        assert digest_of_kept(bits) == row["kept_digest"]
         refed = int(protocols[row["cell"]] == "strict")  # its last token is fed again
         assert (bits.sum(axis=-1) + refed).tolist() == row["kept"]
         assert prompts[row["sample_id"]]["prompt_hash"] == row["prompt_hash"]

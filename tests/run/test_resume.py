@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.config.schema import resolve_path
-from mmkv_bench.store.sealed import sealed
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.store import Store
 from tests import cover
 from tests.run import setting

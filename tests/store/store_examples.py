@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import mmkv_bench
 from mmkv_bench.store import journal
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.schema import COLUMNS, SCHEMAS, SchemaColumn
 from mmkv_bench.store.store import Store
 
@@ -185,3 +188,16 @@ def journal_damage(store: Store) -> dict[str, int]:
     """Journals of dead writers that end in a torn line: file name -> bytes dropped."""
     torn = {path: journal.read(path).torn for path in store.journals()}
     return {path.name: count for path, count in torn.items() if count and not journal.in_use(path)}
+
+
+OLD = Path(__file__).parent / "stores" / "ad8597f"
+"""Written by the code of commit ad8597f out of its results/tiny/ablations: three cells of pages_lookup_small with four
+samples, packed by it, and a fifth sample in the journal of a writer that was killed. Its files have no checksums."""
+
+
+def older_store(root: Path) -> Path:
+    """A copy of `OLD` whose files have checksums."""
+    shutil.copytree(OLD, root)
+    for path in root.rglob("*.parquet"):
+        path.write_bytes(sealed(pq.read_table(path)))
+    return root

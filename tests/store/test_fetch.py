@@ -7,15 +7,12 @@ import hashlib
 import json
 import shutil
 import threading
-import time
-from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from store_examples import cell, metric_row, response, sample_score, write_scores
 
-from mmkv_bench.store import publish
 from mmkv_bench.store.publish import MANIFEST
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
@@ -25,8 +22,7 @@ HUB = "/datasets/someone/rows/resolve/v1/full"
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """The published folder at /, and as the hub would give it; /endless never ends, /short ends too early,
-    /drip sends a byte now and then."""
+    """The published folder at /, and as the hub would give it; /endless never ends, /short ends too early."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers.get("Authorization")))
@@ -40,17 +36,10 @@ class Handler(SimpleHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             self.wfile.write(bytes(1 << 21))
-        elif self.path.startswith("/drip") and MANIFEST not in self.path:
-            self.send_response(200)
-            self.end_headers()
-            with suppress(OSError):
-                for _ in range(200):
-                    self.wfile.write(b"x")
-                    time.sleep(0.02)
         elif self.path.startswith("/locked"):
             self.send_error(401)
         else:
-            self.path = self.path.replace("/short/", "/").replace("/endless/", "/").replace("/drip/", "/")
+            self.path = self.path.replace("/short/", "/").replace("/endless/", "/")
             super().do_GET()
 
     def log_message(self, *said):
@@ -122,9 +111,7 @@ def test_rows_come_whole_from_a_folder_a_server_and_the_hub(published, server, t
     assert "1 fetched, 4 there already" in capsys.readouterr().out and content(out) == before
 
 
-def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong(
-    published, server, tmp_path, capsys, monkeypatch
-):
+def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong(published, server, tmp_path, capsys):
     folder, digest = published
     base = f"127.0.0.1:{server.server_address[1]}"
     part = next(folder.glob("responses-*"))
@@ -154,9 +141,6 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     part.write_bytes(right)
     assert "but has more" in refused(f"http://{base}/endless")
     assert "hung up" in refused(f"http://{base}/short")
-    with monkeypatch.context() as patch:
-        patch.setattr(publish, "PATIENCE_S", 0.2)
-        assert "less than 1,024 a second" in refused(f"http://{base}/drip")
     assert "answered 401; it needs a login" in refused(f"http://{base}/locked?sig={SECRET}")
     assert "cannot be reached" in refused(f"http://127.0.0.1:1/x?token={SECRET}")
     assert "not " + "0" * 64 in refused(str(folder), "--sha256", "0" * 64)

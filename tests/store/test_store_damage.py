@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bit_flips import flip
-from store_examples import cell, metric_row, response, sample_score, write_scores
+from store_examples import OLD, cell, metric_row, older_store, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import journal
+from mmkv_bench.store import journal, parts
 from mmkv_bench.store.compact import pack
-from mmkv_bench.store.sealed import sealed
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.store import Store
 
-OLD = Path(__file__).parent / "stores" / "ad8597f"
-"""Written by the code of commit ad8597f out of its results/tiny/ablations: three cells of pages_lookup_small with four
-samples, packed by it, and a fifth sample in the journal of a writer that was killed."""
 METHODS = ["flashcache", "full", "flashcache"]
 ANSWERS = ["809", "651", "622", "008", "951"]  # of the first cell
 VALUES = [0.59, 1.0, 0.11333333333333333]
@@ -52,7 +48,7 @@ def filled(root: Path, packed: bool) -> Store:
 def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path, packed, caplog):
     caplog.set_level(logging.ERROR)
     store = filled(tmp_path / "rows", packed)
-    assert store.responses().num_rows == 14 and not store.unchecked
+    assert store.responses().num_rows == 14
     counts, silent = flip(store.root, 60, seed=int(packed))
     assert silent == [] and counts["noticed"] > 50
 
@@ -83,19 +79,19 @@ def test_damage_after_a_first_reading_is_noticed_in_the_same_process(tmp_path):
 
 def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_is_silent(tmp_path, monkeypatch):
     path = filled(tmp_path, packed=True).file("responses", next((tmp_path / "responses").glob("*.parquet")).stem)
-    names = ["cell", "sample_id", "answer"]
-    whole = Store(tmp_path).read_file("responses", path, names)
-    monkeypatch.setattr("mmkv_bench.store.sealed.WHOLE", 0)
-    monkeypatch.setattr("mmkv_bench.store.sealed._known", {})
+    schema = parts.of_columns("responses", ["cell", "sample_id", "answer"])
+    whole = parts.read_file(path, schema)
+    monkeypatch.setattr("mmkv_bench.store.parts.WHOLE", 0)
+    monkeypatch.setattr("mmkv_bench.store.parts._known", set())
     data = path.read_bytes()
     mark = data.rindex(b"mmkv_sha256")
     for piece in (len(data), 97, mark + 5):  # the digest's place is cut by the pieces' ends, too
-        monkeypatch.setattr("mmkv_bench.store.sealed._PIECE", piece)
-        assert Store(tmp_path).read_file("responses", path, names).equals(whole)
+        monkeypatch.setattr("mmkv_bench.store.parts._PIECE", piece)
+        assert parts.read_file(path, schema).equals(whole)
         for place in (10, len(data) // 2, mark - 3, mark + 20, len(data) - 9, *range(4, len(data), len(data) // 7)):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
             with pytest.raises(StoreError):
-                Store(tmp_path).read_file("responses", path, names)
+                parts.read_file(path, schema)
         path.write_bytes(data)
 
 
@@ -110,9 +106,10 @@ def test_pages_are_checked_too():
         pq.ParquetFile(pa.BufferReader(damaged), page_checksum_verification=True).read()
 
 
-def test_a_store_of_an_earlier_commit_reads_as_it_did_and_says_that_it_is_unchecked(tmp_path, caplog):
-    root = tmp_path / "rows"
-    shutil.copytree(OLD, root)
+def test_a_store_of_an_earlier_commit_reads_as_it_did_and_its_files_need_checksums(tmp_path):
+    with pytest.raises(StoreError, match="it has no checksum"):
+        Store(OLD).responses()
+    root = older_store(tmp_path / "rows")
     store = Store(root)
     rows = store.responses().to_pylist()
     assert len(rows) == 15 and {row["status"] for row in rows} == {"ok"}
@@ -120,14 +117,11 @@ def test_a_store_of_an_earlier_commit_reads_as_it_did_and_says_that_it_is_unchec
     assert store.cells()["method"].to_pylist() == METHODS and store.cells()["method_version"].null_count == 3
     assert [row["answer"] for row in rows if row["cell"] == rows[0]["cell"]] == ANSWERS
     assert store.samples().num_rows == 12 and store.metrics()["value"].to_pylist() == VALUES
-    assert {path.parent.name for path in store.unchecked} == {"responses", "cells", "samples", "metrics"}
-    assert caplog.text.count("has files without checksums") == 1
     with store.writer("new") as writer:
         writer.commit([{**{k: v for k, v in row.items() if k not in STAMPED}, "sample_id": "new"} for row in rows[:1]])
     assert store.recover() == 1
     pack(store)
     again = Store(root)
     assert again.responses().num_rows == 16 and again.samples().num_rows == 12 and again.cells().num_rows == 3
-    assert not again.unchecked
     kept = [row for row in again.responses().to_pylist() if row["sample_id"] != "new"]
     assert kept == rows

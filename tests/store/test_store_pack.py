@@ -103,20 +103,20 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
         write_scores(store, [sample_score(i, name, value=0.5) for i in range(5)], [metric_row(name, value=0.5)])
     read: list[list[str]] = []
     aside: list[str] = []
-    of, by_group = RegroupedBlocks.of, Store.read_by_group
+    of, by_group = RegroupedBlocks.of, compact.read_by_group
 
     def reading(self, cells):
         read.append(cells)
         return of(self, cells)
 
-    def grouping(self, table, path):
+    def grouping(path, schema):
         aside.append(path.name)
-        return by_group(self, table, path)
+        return by_group(path, schema)
 
     whole = Store(shutil.copytree(store.root, tmp_path / "whole"))
     pack(whole, slim)
     monkeypatch.setattr(RegroupedBlocks, "of", reading)
-    monkeypatch.setattr(Store, "read_by_group", grouping)
+    monkeypatch.setattr(compact, "read_by_group", grouping)
     monkeypatch.setattr(compact, "AT_ONCE", 10)
     monkeypatch.setattr(compact, "IN_MEMORY", 1)
     monkeypatch.setattr(compact, "LOT", lot)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_examples import response
+from store_examples import older_store, response
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.compact import pack
-from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.publish import PUBLISHED, publish
+from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
 
 PROMPT = {
@@ -64,25 +63,24 @@ def test_packed_choices_come_back_and_have_the_digest_of_a_plain_loop(data):
     shape = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     places = st.sets(st.integers(0, tokens - 1)).map(sorted)
     kept = [[np.array(data.draw(places), dtype=np.int32) for _ in range(shape[1])] for _ in range(shape[0])]
-    bits = unpacked(packed(kept, tokens))
+    bits = unpack_kept(pack_kept(kept, tokens))
     assert bits.shape == (*shape, tokens)
     assert [[np.flatnonzero(head).tolist() for head in layer] for layer in bits] == [
         [head.tolist() for head in layer] for layer in kept
     ]
     plain = hashlib.sha256(b"".join(head.tobytes() + b"|" for layer in kept for head in layer))
-    assert digest(bits) == plain.hexdigest()[:16]
+    assert digest_of_kept(bits) == plain.hexdigest()[:16]
 
 
 def test_a_text_that_nobody_packed_is_refused():
-    good = packed([[np.array([1, 2])]], 9)
+    good = pack_kept([[np.array([1, 2])]], 9)
     for text in ("", "1x1x9:", good.replace("1x1x9", "1x2x9"), good.replace("1x1x9", "1x1x90"), good[:-6]):
         with pytest.raises(StoreError, match="does not decode to kept entries"):
-            unpacked(text)
+            unpack_kept(text)
 
 
-def test_older_files_read_coded_have_nulls_where_a_text_column_is_newer():
-    rows = Store(Path(__file__).parent / "stores" / "ad8597f").responses(
-        None, ["cell", "answer", "kept_indices"], coded=True
-    )
+def test_older_files_read_coded_have_nulls_where_a_text_column_is_newer(tmp_path):
+    store = Store(older_store(tmp_path / "rows"))
+    rows = store.responses(None, ["cell", "answer", "kept_indices"], coded=True)
     assert rows.num_rows and rows["kept_indices"].null_count == rows.num_rows
     assert rows["answer"].null_count < rows.num_rows

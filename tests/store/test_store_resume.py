@@ -13,9 +13,9 @@ from store_examples import cell, failed, metric_row, plain, response, sample_sco
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.files import checksum
+from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
-from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 from tests.each import each
 
@@ -147,11 +147,11 @@ def test_a_part_of_another_schema_version_is_refused_by_name(tmp_path):
     part = next((tmp_path / "responses").glob("*.parquet"))
     rows = pq.read_table(part)
     at = rows.column_names.index("schema_version")
-    pq.write_table(rows.set_column(at, "schema_version", pa.array([99])), part.with_name("other.parquet"))
+    part.with_name("other.parquet").write_bytes(sealed(rows.set_column(at, "schema_version", pa.array([99]))))
     with pytest.raises(StoreError, match=f"other.parquet.*version 99.*version {SCHEMA_VERSION}"):
         store.responses(columns=["answer"])
     strange = pa.table({"schema_version": [99], "cell": [1], "sample_id": [2.5]})
-    pq.write_table(strange, part.with_name("other.parquet"))
+    part.with_name("other.parquet").write_bytes(sealed(strange))
     with pytest.raises(StoreError, match=r"other\.parquet.*version 99"):
         store.responses()
 

@@ -12,6 +12,7 @@ from store_examples import cell, metric_row, response, sample_score, write_score
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging.answers import AnswerCache
+from mmkv_bench.judging.endpoint import Reply
 from mmkv_bench.judging.questions import Question
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
@@ -31,23 +32,21 @@ def test_no_bit_of_what_is_planned_changes_silently(tmp_path, caplog):
         caplog.clear()
         file.write_bytes(flipped(raw, bit))
         assert study.planned_cells(tmp_path) == {} and "is damaged and was ignored" in caplog.text, bit
-    file.write_text(json.dumps(cells))  # as older versions wrote it
-    assert study.planned_cells(tmp_path) == cells
 
 
 def test_no_bit_of_a_judges_answer_changes_what_a_scorer_gets(tmp_path):
-    cache = AnswerCache(tmp_path, "http://judge")
+    cache = AnswerCache(tmp_path, "judge-7b", "http://judge")
     question = Question(({"role": "user", "content": "Is it right?"},), 0.0, 16)
-    cache.put(question, "judge-7b", "The answer is yes: 4", "judge-7b-0613")
+    cache.put(question, Reply("The answer is yes: 4", "judge-7b-0613"))
     (file,) = tmp_path.rglob("*.json")
     raw = file.read_bytes()
-    assert cache.get(question, "judge-7b") == "The answer is yes: 4"
+    assert cache.get(question) == "The answer is yes: 4"
     for bit in range(0, len(raw) * 8, 3):
         file.write_bytes(flipped(raw, bit))
-        assert cache.get(question, "judge-7b") in (None, "The answer is yes: 4"), bit
+        assert cache.get(question) in (None, "The answer is yes: 4"), bit
     record = json.loads(raw)
     file.write_text(json.dumps({name: value for name, value in record.items() if name != "sha256"}))  # an older file
-    assert cache.get(question, "judge-7b") == "The answer is yes: 4"
+    assert cache.get(question) == "The answer is yes: 4"
 
 
 def test_an_emptied_journal_is_said(tmp_path, caplog):

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import files, score_files
+from mmkv_bench.store import files
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.schema import METRICS, SAMPLES
 from mmkv_bench.store.store import Store
@@ -17,7 +17,7 @@ from tests.each import each
 from tests.store.store_examples import write_scores, write_tables
 from tests.tables.examples import cell_row, sample_rows
 
-MANY = [f"cell{number:03d}" for number in range(score_files.APART + 6)]
+MANY = [f"cell{number:03d}" for number in range(70)]
 
 
 def tables(cells: list[str], value: float) -> tuple[pa.Table, pa.Table]:
@@ -58,7 +58,6 @@ def test_the_newest_scores_of_a_cell_count_however_they_were_written(tmp_path):
     store.write_cells([{k: v for k, v in cell_row(cell, "snapkv", 64).items() if v is not None} for cell in MANY])
     write_tables(store, *tables(MANY[:3], 0.1))
     assert values(store) == of(0.1, MANY[:3])
-    assert not list(tmp_path.glob("*/together-*"))  # few cells have files of their own
     write_tables(store, *tables(MANY, 0.2))
     assert values(store) == of(0.2, MANY)
     assert [len(list((tmp_path / name).glob("*.parquet"))) for name in ("samples", "metrics")] == [1, 1]
@@ -121,7 +120,7 @@ def test_scores_that_come_cell_by_cell_are_those_that_come_at_once(tmp_path):
     store.write_scores(blocks(len(MANY)), metrics_of)
     assert values(store) == of(0.1, MANY) and asked == [(2 * len(MANY), ["exact_match"])]
     assert [len(list((tmp_path / name).glob("*.parquet"))) for name in ("samples", "metrics")] == [1, 1]
-    assert not Store(tmp_path).unchecked and store.samples().num_rows == 2 * len(MANY)
+    assert store.samples().num_rows == 2 * len(MANY)
     with pytest.raises(StoreError, match="no samples"):
         store.write_scores((tables([cell], 0.1)[0] for cell in MANY[:2]), lambda _: metrics)
 
