@@ -144,16 +144,11 @@ def require_readable(files: LocalFiles) -> None:
             json.loads(file.read_text())
         except ValueError as error:
             lines = [line for line in file.read_text(errors="replace").split("\n") if line.strip()]
-            if not lines or any(_is_damaged(line) for line in (lines[0], lines[-1])):  # may be JSON Lines
+            try:  # may be JSON Lines
+                for line in (lines[0], lines[-1]):
+                    json.loads(line)
+            except (IndexError, ValueError):
                 raise _damaged(file, error) from error
-
-
-def _is_damaged(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return True
-    return False
 
 
 def _damaged(file: Path, error: Exception) -> MissingDataError:
@@ -162,7 +157,7 @@ def _damaged(file: Path, error: Exception) -> MissingDataError:
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError if `rows`, the split's number of rows, is 0. None stands for an unknown number."""
+    """Raise MissingDataError if `rows`, the split's number of rows, is 0. None: the number is unknown."""
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
@@ -221,9 +216,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
 
 
 def _named(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Return the files whose names contain the split. Exact names are preferred to synonyms, the configuration's folder to
-    others.
-    """
+    """Return the files whose names contain the split, preferably the exact name in the configuration's folder."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):

@@ -119,20 +119,17 @@ def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Co
     """
     if use is None:
         return prompt
-    change = _interleaved if use == "interleave" else _removed
-    turns = [turn | {"content": change(turn["content"], dataset)} for turn in prompt.messages]
+    turns = [turn | {"content": _placed(turn["content"], use, dataset)} for turn in prompt.messages]
     return prompt._replace(messages=turns)
 
 
-def _removed(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str, Any]]:
-    return [part | {"text": part["text"].replace(WORD, "")} if part["type"] == "text" else part for part in parts]
-
-
-def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str, Any]]:
+def _placed(parts: Sequence[dict[str, Any]], use: str, dataset: str) -> list[dict[str, Any]]:
     words = sum(part["text"].count(WORD) for part in parts if part["type"] == "text")
     images = sum(part["type"] == "image" for part in parts)
     if words == 0:
         return list(parts)
+    if use == "remove":
+        return [part | {"text": part["text"].replace(WORD, "")} if part["type"] == "text" else part for part in parts]
     if words != images:
         raise DataError(
             f"the text has {WORD} {words} times but comes with {images} images, so their positions are unknown; set "

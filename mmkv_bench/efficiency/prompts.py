@@ -18,7 +18,6 @@ from mmkv_bench.efficiency.plan import DATASETS, IMAGE, SCHEMES, TEXT, VIDEO
 from mmkv_bench.efficiency.sizing import Rules, Size
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.base import PixelLimits
-from mmkv_bench.families.registry import image_tokens, video_tokens
 from mmkv_bench.generation.encode import EncodedPrompt, encode, from_tensors
 from mmkv_bench.models.chat_template import rendered
 from mmkv_bench.models.load import LoadedModel
@@ -29,34 +28,13 @@ _MORE = 64  # extra tokens of text: where words meet, the tokenizer may make few
 _TRIES = 4  # media are resized if the processor writes more tokens beside them than expected
 _SENTENCES = 64  # sentences added at a time, until there are enough tokens
 _RECTANGLES, _STEP = 80, 4  # rectangles of a picture; pixels that a scene moves between two frames
-_WHO = [
-    "The baker",
-    "A sailor",
-    "Her uncle",
-    "The old clock",
-    "Our neighbour",
-    "The engine",
-    "A small dog",
-    "The council",
-]
+# fmt: off
+_WHO = ["The baker", "A sailor", "Her uncle", "The old clock", "Our neighbour", "The engine", "A small dog", "The council"]
 _DID = ["found", "carried", "described", "painted", "counted", "lost", "repaired", "sold"]
-_WHAT = [
-    "a red lamp",
-    "the wooden bridge",
-    "seven letters",
-    "two green doors",
-    "the harbour map",
-    "a silver coin",
-    "the roof",
-]
-_WHERE = [
-    "near the station",
-    "behind the mill",
-    "in the north of the town",
-    "at the river",
-    "under the stairs",
-    "in the square",
-]
+_WHAT = ["a red lamp", "the wooden bridge", "seven letters", "two green doors", "the harbour map", "a silver coin", "the roof"]
+_WHERE = ["near the station", "behind the mill", "in the north of the town", "at the river", "under the stairs",
+          "in the square"]
+# fmt: on
 
 
 def sentences(count: int, draw: random.Random) -> str:
@@ -130,11 +108,10 @@ def visual_prompt(
         UnsupportedError: the processor does not take such media.
     """
     limits = PixelLimits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
-    name = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{f'/{number}' if number else ''}"
-    identity = f"{DATASETS[kind]}/{tokens}{f'/{number}' if number else ''}"
+    suffix = f"/{number}" if number else ""
+    name, identity = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{suffix}", f"{DATASETS[kind]}/{tokens}{suffix}"
     rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)
-    marker = {"type": kind}
-    base, one, two = (len(_ids(loaded, [marker] * count, "")) for count in range(3))
+    base, one, two = (len(_ids(loaded, [{"type": kind}] * count, "")) for count in range(3))
     each, fill = two - one - 1, _MORE  # a medium's marker is replaced by its visual tokens
     for _ in range(_TRIES):
         media = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
@@ -160,14 +137,13 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
     """Return the media of a prompt with `room` tokens, or None if none fits. each: further tokens per medium (markers)."""
     if kind == IMAGE:
         sizes = rules.pictures(room, each)
-        visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
+        visual = sum(rules.picture_tokens(size, len(sizes)) for size in sizes)
         return _Media(kind, [picture(size, draw) for size in sizes], visual) if sizes else None
     video_size = rules.video(room - each)
     if video_size is None:
         return None
     frames, size = video_size
-    visual = video_tokens(rules.model_type, rules.settings, frames, *size, rules.limits)
-    return _Media(kind, [video(frames, size, draw)], visual)
+    return _Media(kind, [video(frames, size, draw)], rules.video_tokens(frames, size))
 
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
@@ -184,8 +160,7 @@ def _encoded(
 ) -> EncodedPrompt:
     """Encode a prompt on the host, because the device's memory may hold only the prompt of the running pass."""
     content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
-    images = media.shown if media.kind == IMAGE else []
-    videos = media.shown if media.kind == VIDEO else []
+    images, videos = (media.shown, []) if media.kind == IMAGE else ([], media.shown)
     return encode(
         loaded.processor,
         replace(loaded.family, max_context=None),  # the text is cut later

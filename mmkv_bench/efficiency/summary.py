@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
 from mmkv_bench.efficiency.plan import TEXT
-from mmkv_bench.forecast.roofline import mbu, mfu, prefill_operations
+from mmkv_bench.forecast.roofline import prefill_operations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,23 +99,18 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the ratios of each cell's values to those of `full` at the same length, batch and repeat; null if `full` has no such
-    pass.
-    """
+    """Return the ratios of each cell's values to those of `full` in the same repeat; null if `full` has no such pass."""
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
     others = [wide.index.get_level_values(name) for name in (*LINE[1:], "repeat")]
     full = pd.MultiIndex.from_arrays([cells.map(baselines), *others], names=wide.index.names)
-    names = ["tpot", "second_token", "total"]
-    ratios = wide[names] / wide[names].reindex(full).to_numpy()
-    return ratios.add_suffix("_ratio")
+    values = wide[["tpot", "second_token", "total"]]
+    return (values / values.reindex(full).to_numpy()).add_suffix("_ratio")
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return, for each cell, length and way of building the batch, the largest batch that fits. Null unless one more sequence ran
-    out of memory.
-    """
+    """Return the largest batch that fits for each `WAY`, and its ratio to full's. Null unless one more ran out of memory."""
     import pandas as pd
 
     alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
@@ -155,33 +150,22 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
 
     `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step.
     """
-    import pandas as pd
-
-    nothing = pd.Series(float("nan"), lines.index)
-    for name in ("roofline_ms", "mbu", "prefill_mfu", "kv_bandwidth"):
-        lines[name] = nothing
+    lines[["roofline_ms", "mbu", "prefill_mfu", "kv_bandwidth"]] = float("nan")
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
         return lines
-    pairs = [*zip(lines["bytes_useful_step"], lines["batch"], strict=True)]
-    read = [limits.step_bytes(*pair) for pair in pairs]
-    lines["roofline_ms"] = [limits.step_ms(*pair) for pair in pairs]
-    lines["mbu"] = [
-        mbu(nbytes, seconds, limits.bandwidth) for nbytes, seconds in zip(read, lines["tpot_median"], strict=True)
-    ]
+    read = limits.weights + lines["bytes_useful_step"]
+    lines["roofline_ms"] = list(map(limits.step_ms, lines["bytes_useful_step"], lines["batch"]))
+    lines["mbu"] = read / lines["tpot_median"] / limits.bandwidth
     if limits.rate is not None:
-        operations = (
-            lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens)) * lines["batch"]
-        )
+        operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens))
         text = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
-        lines["prefill_mfu"] = mfu(operations, text, limits.rate)
-    return _between_lengths(lines, pd.Series(read, lines.index))
+        lines["prefill_mfu"] = operations * lines["batch"] / text / limits.rate
+    return _between_lengths(lines, read)
 
 
 def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Add `speed_up_allowed`: the roofline time of `full` at the same length and batch, divided by the line's. Null for `full`
-    itself.
-    """
+    """Add `speed_up_allowed`: the roofline time of `full` at the same length and batch over the line's; null for `full`."""
     import pandas as pd
 
     places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)

@@ -73,11 +73,9 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return text with the share of windows and recurrent states in the state of all layers, and the share that each budget
-    leaves.
-    """
+    """Describe the share of windows and recurrent states in the state of all layers, and the share that each budget leaves."""
     family, dtype = plan.family, plan.cells[0].dtype
-    if family is None or not family.states.layers:
+    if not family.states.layers:
         return ""
     shares = {"windows and recurrent states": share_of_all_state(family, tokens, 0, dtype)}
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):

@@ -111,7 +111,11 @@ class States:
     def nbytes(self, tokens: int, entry: int, itemsize: int) -> int:
         """Return the bytes stored after a prompt of `tokens`. entry: numbers in one token's keys and values in one layer."""
         windows = self.windows * min(tokens, self.window) * (self.entry or entry) * itemsize
-        return windows + self.linear * (self.conv * itemsize + self.recurrent * 4)
+        return windows + self.linear_bytes(itemsize)
+
+    def linear_bytes(self, itemsize: int) -> int:
+        """Return the bytes of all recurrent layers."""
+        return self.linear * (self.conv * itemsize + self.recurrent * 4)
 
 
 NO_STATES = States()

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Dtype -> bytes of a number."""
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types of `token_types`; equal to the `mm_token_type_ids` of Hugging Face processors."""
 
@@ -30,9 +31,8 @@ class ModelFacts:
 
     Attributes:
         name: the family's name in messages; model_type: `model_type` of config.json.
-        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them.
-        closing_marker: text of a closing token whose id only the tokenizer knows; the id is in `closing_token_ids` if
-            `model_facts` was given a tokenizer.
+        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them;
+            of a closing token whose id only the tokenizer knows only if `model_facts` was given a tokenizer.
         num_layers: number of compressed layers of the text model, which are all layers but those in `states`.
         num_query_heads, num_kv_heads, head_dim: shape of each compressed layer.
         states: the layers that keep a window or a recurrent state instead.
@@ -45,7 +45,6 @@ class ModelFacts:
     image_token_ids: tuple[int, ...]
     video_token_ids: tuple[int, ...]
     closing_token_ids: tuple[int, ...]
-    closing_marker: str | None
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
@@ -112,7 +111,6 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         image_token_ids=_ids(config, known.image_id_key),
         video_token_ids=_ids(config, known.video_id_key),
         closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),
-        closing_marker=known.closing_marker,
         num_layers=kinds.count(FULL),
         num_query_heads=text.num_attention_heads,
         num_kv_heads=kv_heads,
@@ -142,12 +140,10 @@ def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
     return types
 
 
-def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) -> int:
+def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
     """Count the tokens of the prompt's context, after which a protocol cuts the prompt.
 
-    The context ends with the last visual token, or with its closing token if that follows directly. InternVL's closing
-    token is known only if this function or `model_facts` gets a tokenizer; otherwise its context ends with the last
-    visual token.
+    The context ends with the last visual token, or with its closing token if that follows directly.
 
     Args:
         input_ids: [T] or [1, T], one prompt without padding on the right.
@@ -168,21 +164,20 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
             "datasets.<name>.context_key"
         )
     end = int(visual[-1]) + 1
-    closing = facts.closing_token_ids or _marker_ids(facts.closing_marker, tokenizer)
-    return end + 1 if end < len(ids) and int(ids[end]) in closing else end
+    return end + 1 if end < len(ids) and int(ids[end]) in facts.closing_token_ids else end
 
 
 def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
     """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or its
     config."""
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
-    size = _BYTES[dtype] if isinstance(dtype, str) else dtype.itemsize
+    size = ITEMSIZE[dtype] if isinstance(dtype, str) else dtype.itemsize
     return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * size
 
 
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
     """Return the bytes of windows and recurrent states after a prompt of `tokens`; 0 if every layer is compressed."""
-    return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, _BYTES[dtype])
+    return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, ITEMSIZE[dtype])
 
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:

@@ -15,14 +15,13 @@ import datetime
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.file_state import cache_dir
+from mmkv_bench.file_state import cache_dir, replace_json
 from mmkv_bench.store.provenance import device_name
 
 if TYPE_CHECKING:
@@ -121,11 +120,7 @@ def save(speed: DeviceSpeed) -> Path:
     """
     file = folder() / f"{speed.slug}.json"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".device")
-        with os.fdopen(handle, "w") as stream:
-            json.dump({"scheme": SCHEME, **asdict(speed)}, stream, indent=1)
-        os.replace(name, file)
+        replace_json(file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be written ({error.strerror}); set MMKV_BENCH_CACHE to a writable folder"
@@ -232,13 +227,10 @@ def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
 def _seconds(run: Callable[[], object], device: Device) -> float:
     """Return the least time of one call, over rounds with enough calls to be timed."""
     run()
-    calls, best = 1, float("inf")
+    calls = 1
     while (taken := _round(run, calls, device)) < _LEAST_S / _ROUNDS:
         calls *= 2
-    for _ in range(_ROUNDS):
-        best = min(best, taken / calls)
-        taken = _round(run, calls, device)
-    return best
+    return min(taken, *(_round(run, calls, device) for _ in range(_ROUNDS - 1))) / calls
 
 
 def _round(run: Callable[[], object], calls: int, device: Device) -> float:

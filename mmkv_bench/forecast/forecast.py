@@ -17,7 +17,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast import prompt_length, roofline
 from mmkv_bench.forecast.passes import Passes, passes, questions_per_document
 from mmkv_bench.forecast.prompt_length import PromptLength
-from mmkv_bench.forecast.weights import ModelBytes, model_sizes
+from mmkv_bench.forecast.roofline import ModelBytes, model_sizes
 from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 HOUR = 3600.0
-_LARGEST = 1 << 24  # largest batch that the search considers
+LARGEST_BATCH = 1 << 24
+"""Largest batch that a search considers."""
 STREAM = "stream"
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
@@ -201,9 +202,9 @@ def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumption
     return workloads
 
 
-def kept_entries(cell: Cell, tokens: int) -> int:
-    """Return the number of entries per KV head that a cell keeps of a prompt."""
-    return tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))
+def kept_entries(budget: Budget | None, tokens: int) -> int:
+    """Return the number of entries per KV head that are kept of a prompt."""
+    return tokens if budget is None else min(tokens, budget.entries_for(tokens))
 
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
@@ -219,7 +220,8 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
-    turn = _turn(length, new)
+    # A lower bound on a question and its answer: without pictures a question's length is unknown and counts as 0.
+    turn = (length.tokens - length.visual if length.visual else 0) + (new or 0)
     questions = questions_per_document(part) or 1.0
     size = questions if plan.answering.shares_prefill else 1.0
     earlier = questions / 2 - 0.5  # mean number of earlier turns
@@ -227,7 +229,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     for cell in part.cells:
         grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
         read = math.ceil(length.tokens * (cell.stream.ask_at if protocol(cell.protocol).streams else 1.0))
-        entries += min(kept_entries(cell, length.tokens), read) + grown + (new or 0) / 2
+        entries += min(kept_entries(cell.budget, length.tokens), read) + grown + (new or 0) / 2
     alone = sum(protocol(cell.protocol).apart for cell in part.cells)
     once = sum(size > 1 and protocol(cell.protocol).serves_all_questions(reads_answer=False) for cell in part.cells)
     batches = math.ceil((len(part.cells) - alone - once) / forks) + math.ceil(once * size / forks) / size
@@ -249,17 +251,8 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     )
 
 
-def _turn(length: PromptLength, new: int | None) -> int:
-    """Return a lower bound on the tokens of a question and its answer. All text beside pictures is the question; without pictures
-    its length is unknown and counts as 0.
-    """
-    return (length.tokens - length.visual if length.visual else 0) + (new or 0)
-
-
 def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Return `Workload.fed`: (tokens, entries before them) -> number of pieces fed after prefills. Pieces are chunks of contexts
-    and turns.
-    """
+    """Return `Workload.fed`, from chunks of contexts and turns of `turn` tokens."""
     fed: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -267,7 +260,7 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
         fed[chunk, length.tokens] += count * whole
         fed[rest, length.tokens] += count * bool(rest)
     for cell, count in made.turns.items():
-        fed[turn, kept_entries(cell, length.tokens)] += count
+        fed[turn, kept_entries(cell.budget, length.tokens)] += count
     return {piece: count for piece, count in fed.items() if count and piece[0]}
 
 
@@ -325,7 +318,7 @@ def _budget(
 ) -> BudgetForecast:
     per_token, read = model.kv_per_token, model.step_weights
     tokens, batch = work.length.tokens, work.batch
-    kept = tokens if budget is None else min(tokens, budget.entries_for(tokens))
+    kept = kept_entries(budget, tokens)
     states = model.state_bytes(tokens)
     kv, full = float(kept * per_token + states), float(tokens * per_token + states)  # of one sequence
     ms = whole = None
@@ -347,7 +340,7 @@ def _budget(
         ms=ms,
         speed_up=roofline.speed_up_allowed(read, full, kv, batch) if ms is None or whole is None else whole / ms,
         needs=needs(batch),
-        batch=None if given.memory is None else bisect_right(range(1, _LARGEST), given.memory, key=needs),
+        batch=None if given.memory is None else bisect_right(range(1, LARGEST_BATCH), given.memory, key=needs),
     )
 
 
@@ -390,8 +383,8 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
-            scope = "full" if cell.budget is None else str(cell.allocation_scope)
-            scope = STREAM if protocol(cell.protocol).streams else scope
+            unstreamed = "full" if cell.budget is None else str(cell.allocation_scope)
+            scope = STREAM if protocol(cell.protocol).streams else unstreamed
             groups.setdefault((cell.budget, scope), {})[cell.method] = None
     return [(budget, scope, list(methods)) for (budget, scope), methods in groups.items()]
 
@@ -413,19 +406,13 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     """Return a sentence about streams whose chunk is counted as the whole prompt."""
-    names = dict.fromkeys(
-        work.dataset
-        for work in workloads
-        if work.streams
-        and work.chunk == work.length.tokens
-        and all(cell.stream.every is not None for cell in work.cells)
-    )
-    if not names:
-        return []
-    return [
+    whole = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
+    names = dict.fromkeys(work.dataset for work in whole if all(cell.stream.every is not None for cell in work.cells))
+    sentence = (
         f"{', '.join(names)}: the tokens of a frame are unknown without --image or stored rows, so a stream's chunk is counted "
         "as the whole prompt"
-    ]
+    )
+    return [sentence] if names else []
 
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:

@@ -120,9 +120,7 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return a key that is equal for two protocols if they share a prefill: the lengths that the protocol prefills of an example
-    prompt (four tokens, two of them context).
-    """
+    """Return a key of the prefill that protocols may share: what they prefill of a prompt of four tokens, two of them context."""
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     states = plan.family is not None and bool(plan.family.states.layers)

@@ -140,12 +140,9 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
             return f"{what} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))
-        for reported in (
-            *(_answered(what, revision, cause) for cause in causes),
-            *(_unreached(what, c) for c in causes),
-        ):
-            if reported is not None:
-                return reported
+        reports = [_answered(what, revision, cause) for cause in causes] + [_unreached(what, cause) for cause in causes]
+        if reported := next(filter(None, reports), None):
+            return reported
     reason = _first_line(error)
     if "trust_remote_code" in str(error):
         reason = "it needs code from the repository, which is never run"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.file_state import cache_dir, outlives_the_process, state_of
+from mmkv_bench.file_state import cache_dir, outlives_the_process, replace_json, state_of
 
 SUFFIX = ".gguf"
 
@@ -94,10 +92,8 @@ def _header(file: Path) -> tuple[str, bool]:
                 f"{file} has the vision tower of a multimodal model, but only text models are read from GGUF files; give "
                 "the model's folder in Hugging Face format"
             )
-        types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-        return ", ".join(f"{name} {count}" for name, count in types.most_common()), (
-            "tokenizer.ggml.tokens" in reader.fields
-        )
+        counts = Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()
+        return ", ".join(f"{name} {count}" for name, count in counts), "tokenizer.ggml.tokens" in reader.fields
 
     types, tokenizer = _remembered(file, "header", read)
     return types, tokenizer
@@ -122,8 +118,5 @@ def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
     value = _here[key] = read()
     if outlives_the_process(file, state):
         with suppress(OSError):
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as stream:
-                json.dump(value, stream)
-            os.replace(stream.name, memory)
+            replace_json(memory, value)
     return value

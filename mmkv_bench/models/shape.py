@@ -75,10 +75,8 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
     for key in _PER_LAYER:
         if text.get(key) is not None:
             text[key] = text[key][:layers]
-    if FULL not in (
-        text.get("layer_types") or [FULL]
-    ):  # the last layer becomes a full one, so that there is something to compress
-        text["layer_types"][-1] = FULL
+    if FULL not in (text.get("layer_types") or [FULL]):
+        text["layer_types"][-1] = FULL  # so that there is something to compress
     if "max_window_layers" in text:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
     known = families().get(values["model_type"])
@@ -148,16 +146,12 @@ class Decoder:
     @property
     def matrices(self) -> int:
         """Number of parameters in the matrices that one layer with attention applies to a token. Of experts, only the ones that a
-        token is routed to count.
-        """
+        token is routed to count."""
         queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * ((2 + self.gated) * queries + 2 * entries) + self._mlp
-
-    @property
-    def _mlp(self) -> int:
-        if self.experts is None:
-            return 3 * self.hidden * self.intermediate
-        return self.experts.active * self.experts.matrices + self.experts.router
+        mlp = 3 * self.hidden * self.intermediate
+        if self.experts is not None:
+            mlp = self.experts.active * self.experts.matrices + self.experts.router
+        return self.hidden * ((2 + self.gated) * queries + 2 * entries) + mlp
 
     @property
     def multiplied(self) -> int:
@@ -194,9 +188,7 @@ class Decoder:
 
     @property
     def read(self) -> int:
-        """Number of parameters that a decode step of one sequence reads: layers, last norm and head. A batch may read more
-        experts.
-        """
+        """Number of parameters that a decode step of one sequence reads. A batch may read more experts."""
         return self.blocks + self.table
 
     @property
@@ -235,9 +227,9 @@ class Sizes:
         missing: one sentence about what is unknown, empty if nothing is.
     """
 
-    decoder: Decoder | None
-    parameters: int | None
-    source: str
+    decoder: Decoder | None = None
+    parameters: int | None = None
+    source: str = ""
     missing: str = ""
 
 
@@ -282,17 +274,12 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
         folder: the local folder of the weights, if there is one.
     """
     if config is None:
-        return Sizes(
-            None, None, "", f"the files of model {model['name']} are not on this machine, so its shape is unknown"
-        )
+        return Sizes(missing=f"the files of model {model['name']} are not on this machine, so its shape is unknown")
     decoder = decoder_of(config)
     if decoder is None:
         return Sizes(
-            None,
-            None,
-            "",
-            f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings are "
-            "tied, so its bytes are unknown before it is loaded",
+            missing=f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings "
+            "are tied, so its bytes are unknown before it is loaded"
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:
@@ -305,12 +292,8 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
     complete = None if full_config is None else decoder_of(full_config)
     if stated and complete is not None:
         return Sizes(decoder, int(stated) - complete.parameters + decoder.parameters, "bound")
-    return Sizes(
-        decoder,
-        None,
-        "",
-        f"the number of parameters of {model['name']}'s vision tower is unknown until the model is loaded",
-    )
+    missing = f"the number of parameters of {model['name']}'s vision tower is unknown until the model is loaded"
+    return Sizes(decoder, missing=missing)
 
 
 def stored_parameters(folder: str | Path) -> int | None:

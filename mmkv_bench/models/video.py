@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_FRAMES = 32
 """Default of model.frames, the number of frames sampled of a video: most papers take 32, some 64."""
 
-COMPLETE = (
-    0.9  # least fraction of the frames or seconds in the header that must decode; real files miss a few at the end
-)
+COMPLETE = 0.9
+"""Least fraction of the frames or seconds in the header that must decode; real files miss a few at the end."""
 MAX_BYTES = 8 << 30  # limit of the sampled frames
 
 
@@ -170,8 +169,7 @@ def _check_complete(container: Any, stream: av.VideoStream, times: list[float], 
     import av
 
     announced: float = stream.frames
-    decoded: float = len(times)
-    unit = "frames"
+    decoded, unit = float(len(times)), "frames"
     if not announced and len(container.streams) == 1 and container.duration:
         announced, decoded, unit = container.duration / av.time_base, times[-1] + last, "seconds"
     if announced and decoded < COMPLETE * announced:

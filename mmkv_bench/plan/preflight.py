@@ -53,17 +53,14 @@ class Disk:
 
 def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
     """List what must be there before this plan can run without a connection."""
-    found = weights_lacking(plan.model)
-    found += [MissingInput("data", what) for what in _data(plan)]
-    found += [MissingInput("calibration", what) for what in plan.uncalibrated]
-    found += [MissingInput("judge", what) for what in _judges(plan)]
+    missing = weights_lacking(plan.model)
+    missing += [MissingInput("data", what) for what in _data(plan)]
+    missing += [MissingInput("calibration", what) for what in plan.uncalibrated]
+    missing += [MissingInput("judge", what) for what in _judges(plan)]
     if disk.free < disk.rows:
-        found.append(
-            MissingInput(
-                "disk", f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
-            )
-        )
-    return found
+        what = f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
+        missing.append(MissingInput("disk", what))
+    return missing
 
 
 def weights_lacking(model: Model) -> list[MissingInput]:
@@ -106,7 +103,7 @@ def _judges(plan: Plan) -> Iterator[str]:
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
     """Return the disk space that the missing rows need, and the free space at the store."""
-    missing = sum(int((~coverage.answered(part)).sum()) for part in plan.parts)
+    missing = sum(map(coverage.left, plan.parts))
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
     taken = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())

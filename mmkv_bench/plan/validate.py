@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,23 +124,18 @@ def validate_combinations(
         UnsupportedError: for example, visual tokens are needed and the model has none.
     """
     compressors = list(compressors)
-    for name in names:
-        if protocols.protocol(str(name)).prefills_again:
-            for compressor in compressors:
-                compressor.check_only_evicts(str(name))
+    for name, compressor in product(names, compressors):
+        rule = protocols.protocol(name)
+        if rule.prefills_again:
+            compressor.check_only_evicts(name)
         if family.states.layers:
-            for compressor in compressors:
-                compressor.check_beside_states(
-                    family.name, protocols.protocol(str(name)), family.states.full_readers > 0
-                )
-        if protocols.protocol(str(name)).converses:
+            compressor.check_beside_states(family.name, rule, family.states.full_readers > 0)
+        if rule.converses:
             from mmkv_bench.compression.streaming import check_turns
 
-            for compressor in compressors:
-                check_turns(compressor)
-        elif protocols.protocol(str(name)).needs_questions:
-            for compressor in compressors:
-                compressor.check_no_answer(str(name))
+            check_turns(compressor)
+        elif rule.needs_questions:
+            compressor.check_no_answer(name)
     for compressor in compressors:
         if compressor.scorer is not None:
             compressor.scorer.check_layers(family.num_layers)

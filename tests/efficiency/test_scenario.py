@@ -20,8 +20,8 @@ import torch
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
-from mmkv_bench.efficiency.plan import PassId, Shape, order, plan_passes
-from mmkv_bench.efficiency.run import missing
+from mmkv_bench.efficiency.plan import PassId, order, plan_passes
+from mmkv_bench.efficiency.run import missing, stored_outcomes
 from mmkv_bench.efficiency.summary import document, summary_lines
 from mmkv_bench.efficiency.text import text
 from mmkv_bench.errors import ConfigError, MMKVError
@@ -228,7 +228,7 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert again.document["efficiency"] == ran[1].document["efficiency"]
     assert tree(ran[0]) == before
     plan = plan_passes(composed(ran[0], "repeats=3"))
-    todo = missing(plan, Store(ran[0]).timings())
+    todo = missing(plan, stored_outcomes(plan, Store(ran[0]).timings()))
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
 
@@ -315,7 +315,7 @@ def composed(out, *words: str):
 
 def test_the_order_is_drawn_by_the_seed_and_every_repeat_meets_all_cells_and_lengths():
     cells, lengths = ["a", "b", "c"], [8, 16]
-    shapes = [Shape(cell, tokens, 1) for cell in cells for tokens in lengths]
+    shapes = [PassId(cell, tokens, 1) for cell in cells for tokens in lengths]
     units = order(shapes, 3, 0)
     assert units == order(shapes, 3, 0) != order(shapes, 3, 1)
     blocks = [units[start : start + 6] for start in range(0, 24, 6)]

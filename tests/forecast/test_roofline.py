@@ -70,12 +70,8 @@ def test_a_prompt_that_is_fed_in_pieces_costs_what_it_costs_in_one():
             assert operations == roofline.prefill_operations(decoder, done), (decoder, pieces)
 
 
-def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
-    weights, kv = 2.0 * QWEN.read, 2.0 * QWEN.compressed * QWEN.entry * 2048
-    at_limit = roofline.roofline_ms(weights + kv, H100) / roofline.MS
-    assert roofline.mbu(weights + kv, at_limit, H100) == pytest.approx(1)
-    assert roofline.mbu(weights + kv, 2 * at_limit, H100) == pytest.approx(0.5)
-    assert roofline.mfu(1e12, 2.0, 1e12) == 0.5
+def test_computing_may_be_the_limit():
+    weights = 2.0 * QWEN.read
     # batch 512 at 60 TFLOP/s: 512 * 14.1 GFLOP take longer than reading
     slow, operations = 6e13, roofline.step_operations(QWEN, 1, batch=512)
     assert roofline.roofline_ms(weights, H100, operations, slow) == pytest.approx(1000 * operations / slow)

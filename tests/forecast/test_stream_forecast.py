@@ -12,7 +12,7 @@ from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.dry_run import DryModel, without_numbers
 from mmkv_bench.forecast.forecast import Assumptions, Workload, forecast, prefills, stream_bytes, workloads_of
 from mmkv_bench.forecast.prompt_length import PromptLength
-from mmkv_bench.forecast.weights import ModelBytes
+from mmkv_bench.forecast.roofline import ModelBytes
 from mmkv_bench.generation import one_pass, stream, stream_pass
 from mmkv_bench.generation.stream_reading import read
 from mmkv_bench.models.shape import Decoder
