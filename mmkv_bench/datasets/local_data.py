@@ -54,12 +54,8 @@ def media_root(folder: Path) -> str | None:
 def find(folder: Path, config: str | None, split: str) -> LocalFiles:
     """Find the files of a split.
 
-    Args:
-        config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
-
-    Raises:
-        MissingDataError: the folder is empty, or has only other splits.
-    """
+    config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
+    Raises MissingDataError: the folder is empty, or has only other splits."""
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
         if split not in splits:
@@ -82,9 +78,7 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
 def columns(files: Sequence[Path]) -> list[str]:
     """Return the column names of parquet files, read from the footers.
 
-    Raises:
-        MissingDataError: a file is truncated or not parquet, or two files have different columns.
-    """
+    Raises MissingDataError: a file is truncated or not parquet, or two files have different columns."""
     import pyarrow.parquet as pq
 
     names_of: dict[Path, list[str]] = {}
@@ -127,9 +121,7 @@ def count_rows(files: Sequence[Path]) -> int:
 def require_readable(files: LocalFiles) -> None:
     """Read enough of each file to detect damage: the first and last row groups of parquet files, JSON files entirely.
 
-    Raises:
-        MissingDataError: the rows of a file cannot be read.
-    """
+    Raises MissingDataError: the rows of a file cannot be read."""
     import pyarrow.parquet as pq
 
     for file in files.files:
@@ -166,8 +158,7 @@ def picture_features(files: Sequence[str]) -> datasets.Features | None:
     """Return features that decode columns of plain {bytes, path}, or lists of them, as pictures.
 
     Files written by `datasets` declare their picture columns. Files written by pandas or pyarrow do not, so the task
-    would get dicts. Return None if no column has to be changed. As in `datasets`, the first file's schema holds for all.
-    """
+    would get dicts. Return None if no column has to be changed. As in `datasets`, the first file's schema holds for all."""
     import pyarrow.parquet as pq
     from datasets import Features, Image, List
 

@@ -32,8 +32,7 @@ def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
     """Turn the result of a task's `doc_to_messages` ({"role", "content": text or parts}) into a `Conversation`.
 
     Images become RGB. A path of an image or video must be a local file.
-    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts.
-    """
+    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts."""
     images: list[Image.Image] = []
     videos: list[Any] = []
     turns = []
@@ -89,8 +88,7 @@ def stated(error: BaseException) -> str:
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
     """Return the video as a path, as frames, or as {"video": path, "start_time", "end_time"} if a time is given.
 
-    lmms-eval gives the times either beside the path (start_time) or in a dict with the path (video_start).
-    """
+    lmms-eval gives the times either beside the path (start_time) or in a dict with the path (video_start)."""
     fields = dict(part)
     if isinstance(medium, dict):
         fields |= medium
@@ -150,9 +148,7 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
 
     The document ends with the text `context` in the last message, or with the last image or video there.
 
-    Raises:
-        DataError: the last message has neither.
-    """
+    Raises DataError: the last message has neither."""
     turns = [dict(turn, content=list(turn["content"])) for turn in messages]
     parts = turns[-1]["content"]
     for place in reversed(range(len(parts))):
@@ -172,9 +168,7 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
 def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
     """Return the text that `with_question` would replace: everything after the document.
 
-    Raises:
-        DataError: the last message does not end with one text after the document.
-    """
+    Raises DataError: the last message does not end with one text after the document."""
     parts = messages[-1]["content"]
     if parts and parts[-1]["type"] == "text":
         text = parts[-1]["text"]
@@ -191,8 +185,7 @@ def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
 def prompt_hash(prompt: Conversation) -> str:
     """Return a sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
 
-    For a video given as a path the file's content is hashed, not its name or folder. For decoded frames the values are.
-    """
+    For a video given as a path the file's content is hashed, not its name or folder. For decoded frames the values are."""
     digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
     for image in prompt.images:
         digest.update(f"image {image.width}x{image.height}".encode())

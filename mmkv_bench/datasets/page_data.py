@@ -45,8 +45,7 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 
     Columns: TEXT_COLUMNS and `images`. Missing chunks are rendered (about 25 ms per small and 60 ms per large sample).
     Raises DataError if a cached file does not match its checksum, if a page differs from the frozen page, or if nothing
-    can be written.
-    """
+    can be written."""
     import datasets
     from tqdm import tqdm
 
@@ -71,8 +70,7 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 def fingerprint(name: str, split: str) -> str:
     """Return the digest (hex) of the first chunk's content, which depends on the generator and not on the limit.
 
-    For frozen pages (stored digest) nothing is drawn here, because `load` refuses pages with another digest.
-    """
+    For frozen pages (stored digest) nothing is drawn here, because `load` refuses pages with another digest."""
     frozen = frozen_digests().get(frozen_name(name, split))
     return frozen[0] if frozen else content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
 
@@ -174,8 +172,7 @@ class DataChunk:
     def publish(self, table: pa.Table, manifest: dict[str, Any]) -> None:
         """Write the table and a manifest with its checksum into a new folder, then rename it; the first process wins.
 
-        Equal tables give equal bytes. Raises DataError if nothing can be written.
-        """
+        Equal tables give equal bytes. Raises DataError if nothing can be written."""
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()

@@ -152,8 +152,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
 def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
     """Return the spec's fields that locate the data of dataset `name`; none if the task's own source (the hub) is used.
 
-    below: the dataset's folder under data.root.
-    """
+    below: the dataset's folder under data.root."""
     if data.get("source") == "fixture":
         folder = fixtures.folder(name)
     elif data.get("root"):

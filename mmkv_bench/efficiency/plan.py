@@ -156,19 +156,15 @@ class EfficiencyPlan(Plan):
 def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     """Return the scenario's plan for a validated configuration. The model's files are read, but its weights are not loaded.
 
-    Args:
-        outline: plan only what is known without a connection, as `plan.plan.outline`.
-
-    Raises:
-        MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context.
-    """
+    outline: plan only what is known without a connection, as `plan.plan.outline`.
+    Raises MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context."""
     _refuse_others(config)
     quiet_libraries()
     kinds = list(dict.fromkeys(config.prompts))
     # All ratios are relative to the full cache.
     config = config.updated(baseline="full", datasets={DATASETS[kind]: {} for kind in kinds})
     source = Source.of(config.model)
-    described = source.outlined()[0] if outline else source.described
+    described = source.described_here() if outline else source.described
     if described is None:
         raise ConfigError(
             f"scenario=efficiency cannot plan {config.model.name}: its config.json is not on this machine; "

@@ -53,9 +53,7 @@ def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
 def prompts(plan: EfficiencyPlan) -> list[DryPrompt]:
     """Make the measured prompts for a dry run. This loads torch and the processor.
 
-    Raises:
-        ConfigError: the model's shape or processor is not on this machine, or a length is too short for a picture.
-    """
+    Raises ConfigError: the model's shape or processor is not on this machine, or a length is too short for a picture."""
     from mmkv_bench.efficiency.prompts import visual_prompt
     from mmkv_bench.forecast.dry_run import prompt_types
     from mmkv_bench.forecast.memory import DryPrompt, without_weights

@@ -59,13 +59,9 @@ class Profile:
 
 
 def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
-    """Return the cell with its budget divided as in a stored row of its method, and that division.
+    """Return the cell with its budget divided as in a stored row of its method, and that division. `refuse_unprofiled` first.
 
-    Raises:
-        ConfigError: no store, or no row that matches the cell.
-        UnsupportedError: the method's rows do not determine its division.
-    """
-    refuse_unprofiled(cell)
+    Raises ConfigError: no store, or no row that matches the cell."""
     profile = _profile(cell, folder, family)
     made = cell.compressor
     assert made.allocator is not None, "a division is an allocator's"

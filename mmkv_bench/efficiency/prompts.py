@@ -49,12 +49,8 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     """Return a prompt of exactly `tokens` tokens: made-up sentences, cut behind the last token. `encode_s` is the tokenizer's
     time.
 
-    Args:
-        number: index of the sequence in its batch, from 0. Each sequence has its own sentences and random streams.
-
-    Raises:
-        UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English.
-    """
+    number: index of the sequence in its batch, from 0. Each sequence has its own sentences and random streams.
+    Raises UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English."""
     suffix = f"/{number}" if number else ""
     draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{suffix}"), "", -1
     while True:

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 def run(config: RunConfig) -> int:
     """Run a validated configuration of `scenario=efficiency`. Return 0, or 1 if a pass failed (its row has the reason).
 
-    Raises:
-        MMKVError: the run as a whole stops. The exception has the exit code.
-    """
+    Raises MMKVError: the run as a whole stops. The exception has the exit code."""
     started = time.perf_counter()
     plan = plan_passes(config)
     store = Store(plan.out)
@@ -250,8 +248,7 @@ class _Passes:
 
     def _forget_storages(self) -> None:
         """Free the storages of compiled steps, which would otherwise take memory besides those of a new shape. Passes then warm
-        up again.
-        """
+        up again."""
         if self.bench.step is not None:
             from mmkv_bench.compression.fixed_layer import pool_of
 
@@ -271,9 +268,7 @@ class _Passes:
         """Return the prompt of one sequence of the batch. For the method `pixels` the prompt has as many tokens as the budget,
         with smaller pictures and less text.
 
-        Raises:
-            ConfigError: the budget is too small for a picture.
-        """
+        Raises ConfigError: the budget is too small for a picture."""
         cell = self.plan.cell(unit.cell)
         entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
         if not cell.compressor.resamples or entries >= unit.tokens:

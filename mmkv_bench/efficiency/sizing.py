@@ -52,8 +52,7 @@ class Rules:
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
         """Return the rules of a transformers processor, including its own limits. `limits`: further limits, applied at
-        each call.
-        """
+        each call."""
         parts = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
-from mmkv_bench.efficiency.plan import TEXT
 from mmkv_bench.forecast.roofline import prefill_operations
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
     ended = table[table["phase"] == "total"]
     lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
     state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
-    state["prompts"] = state["prompts"].fillna(TEXT)  # rows may be older than the column
     repeats = ended[ended["repeat"].notna() & (ended["status"] == "ok")].groupby(LINE).size()
     state["repeats"] = repeats.reindex(state.index, fill_value=0)
     state = state.join(ended[[*LINE, "load"]].groupby(LINE).median()).join(
@@ -148,8 +146,7 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
     """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step.
 
-    `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step.
-    """
+    `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step."""
     lines[["roofline_ms", "mbu", "prefill_mfu", "kv_bandwidth"]] = float("nan")
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
@@ -181,8 +178,7 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
 
     If the quartiles of the step times overlap and the medians differ by at most `_ALIKE`, a step's time does not depend on its
     bytes: it is bound by kernel launches. If they overlap although the medians differ more, this is unknown. It is also unknown
-    with few repeats, because their steps were measured close in time.
-    """
+    with few repeats, because their steps were measured close in time."""
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:

@@ -129,8 +129,7 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
 def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
     """Return the type of each token, int64 of the shape of `input_ids`: 0 text, 1 image, 2 video.
 
-    Markers around visual tokens (start, end) count as text, as in Hugging Face's `mm_token_type_ids`.
-    """
+    Markers around visual tokens (start, end) count as text, as in Hugging Face's `mm_token_type_ids`."""
     import torch
 
     types = torch.full_like(input_ids, TEXT, dtype=torch.long)

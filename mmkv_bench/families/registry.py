@@ -103,11 +103,7 @@ def families() -> dict[str, Family]:
 
 
 def family(model_type: str) -> Family:
-    """Return the family of a `model_type`.
-
-    Raises:
-        UnsupportedError: no family has this `model_type`.
-    """
+    """Return the family of a `model_type`. Raises UnsupportedError: no family has this `model_type`."""
     if model_type not in families():
         names = ", ".join(one.name for one in families().values())
         why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
@@ -130,10 +126,8 @@ def image_tokens(
 ) -> int:
     """Count the visual tokens of one image of width x height pixels in a prompt of `images` images.
 
-    Raises:
-        UnsupportedError: a model without images, or an image with one side more than 200 times the other, if the family
-            refuses such images.
-    """
+    Raises UnsupportedError: a model without images, or an image with one side more than 200 times the other, if the family
+    refuses such images."""
     _check_takes(model_type, "image")
     return family(model_type).image_tokens(settings, (width, height), images, limits)
 
@@ -143,10 +137,8 @@ def video_tokens(
 ) -> int:
     """Count the visual tokens of a video of `frames` >= 1 frames (after sampling) of width x height pixels.
 
-    Raises:
-        UnsupportedError: a model without videos, or frames with one side more than 200 times the other, if the family
-            refuses such frames.
-    """
+    Raises UnsupportedError: a model without videos, or frames with one side more than 200 times the other, if the family refuses
+    such frames."""
     _check_takes(model_type, "video")
     return family(model_type).video_tokens(settings, frames, (width, height), limits)
 

@@ -96,11 +96,7 @@ def stored() -> dict[str, DeviceSpeed]:
 
 
 def named(slug: str) -> DeviceSpeed:
-    """Return the stored speed with this slug.
-
-    Raises:
-        ConfigError: the device was not measured.
-    """
+    """Return the stored speed with this slug. Raises ConfigError: the device was not measured."""
     speeds = stored()
     if slug not in speeds:
         help = nearest(slug, speeds) if speeds else "none was measured"
@@ -115,9 +111,7 @@ def named(slug: str) -> DeviceSpeed:
 def save(speed: DeviceSpeed) -> Path:
     """Write a speed to its file, and replace an earlier measurement of the same device.
 
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    Raises ConfigError: the folder cannot be written."""
     file = folder() / f"{speed.slug}.json"
     try:
         replace_json(file, {"scheme": SCHEME, **asdict(speed)}, indent=1)

@@ -114,8 +114,7 @@ class DryPeaks(Peaks):
 @contextmanager
 def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
     """Enter a context in which new tensors are fake. `counter` counts the storages on its kind of device. Yield the mode that
-    makes up numbers.
-    """
+    makes up numbers."""
     made_up = FakeValuesMode()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up

@@ -184,9 +184,7 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
 def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumptions) -> list[Workload]:
     """Return the remaining work of a run for each dataset, at each planned prompt length.
 
-    Raises:
-        ConfigError: a prompt is longer than the model's context, or has fewer tokens than visual tokens.
-    """
+    Raises ConfigError: a prompt is longer than the model's context, or has fewer tokens than visual tokens."""
     _check(plan, given)
     if given.images:
         lengths = [prompt_length.of_images(plan, given.images)]
@@ -349,8 +347,7 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     were prefilled one by one are joined layer by layer, with one layer held twice; and while the last prompt is prefilled.
 
     The last prompt holds its keys and values (with a method of scope `layer`, one whole layer at a time) and the tensors
-    of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times.
-    """
+    of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times."""
     decoder, states = model.decoder, model.state_bytes(work.length.tokens)
     if scope == STREAM:
         return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token

@@ -134,9 +134,7 @@ def count_peaks(
 def without_weights(plan: Plan) -> LoadedModel:
     """Load a plan's model as far as prompts need it: its processor and its facts, without weights.
 
-    Raises:
-        ConfigError: the model's shape or processor is not on this machine.
-    """
+    Raises ConfigError: the model's shape or processor is not on this machine."""
     from transformers import AutoProcessor
 
     from mmkv_bench.models.load import LoadedModel, device_of, limit
@@ -203,8 +201,7 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
     except the weights. If they are prefilled one by one, each prefill comes on top of the kept entries of the sequences before
     it. At the end the caches are joined layer by layer.
 
-    slots: bytes of one answer's slots, which are allocated when caches are joined.
-    """
+    slots: bytes of one answer's slots, which are allocated when caches are joined."""
     if batch == 1 or not one.peaks:
         return replace(one, batch=batch)
     load = one.peaks[LOAD]

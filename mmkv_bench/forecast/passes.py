@@ -51,8 +51,7 @@ def questions_per_document(part: DatasetShare) -> float | None:
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
     """Count what is fed to the model for `samples` samples of a dataset, assuming that they include all questions of each
-    document.
-    """
+    document."""
     made = Passes()
     if not plan.answering.shares_prefill:
         for cell in part.cells:
@@ -96,8 +95,7 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
 def caches_held(plan: Plan) -> tuple[int, int]:
     """Count the uncompressed document caches that a run holds while questions are answered, and during one more prefill.
 
-    If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
-    """
+    If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol."""
     several = {part.dataset for part in plan.parts if part.spec.questions_key}
     rules = {cell.protocol: protocol(cell.protocol) for cell in plan.cells if cell.dataset in several}
     once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]

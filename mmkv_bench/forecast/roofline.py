@@ -93,8 +93,7 @@ def model_sizes(model: Any) -> Sizes:
 def weights_text(plan: Plan, loaded: int | None = None) -> str:
     """Describe the weights: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
 
-    loaded: bytes of all parameters, if the model is loaded.
-    """
+    loaded: bytes of all parameters, if the model is loaded."""
     model, sizes = plan.model, model_sizes(plan.model)
     known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     weights = known.weights if loaded is None and known is not None else loaded
@@ -123,8 +122,7 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
     """Return the operations of one decode step: its matrices and the head, two products with each stored entry, and three with
     each number of a recurrent state.
 
-    entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`).
-    """
+    entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`)."""
     products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
     return batch * (products + 4 * sum(decoder.queries(near, reads) for near, reads in _KINDS) * entries)
 
@@ -133,9 +131,7 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
     """Return the operations of the text model for a causal prompt of `tokens`, with the logits of only the last token and without
     the vision tower.
 
-    Args:
-        cap, chunk: for a stream: it is read `chunk` tokens at a time, and a KV head keeps at most `cap` entries after each.
-    """
+    cap, chunk: for a stream: it is read `chunk` tokens at a time, and a KV head keeps at most `cap` entries after each."""
     unseen = tokens * (tokens + 1) // 2 - stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
     saved = 4 * decoder.queries(near=False) * unseen
     return fed_operations(decoder, tokens, 0) - saved + last_operations(decoder, tokens)
@@ -265,8 +261,7 @@ def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roof
     """Map the values of the columns `_KEY` to a roofline, for timed cells whose model's shape is on this machine and whose device
     was measured before.
 
-    No connection is made, and nothing is measured. rows: rows of the table `timings`.
-    """
+    No connection is made, and nothing is measured. rows: rows of the table `timings`."""
     from mmkv_bench.config.run_config import stored_config
     from mmkv_bench.forecast.device_speed import slug_of, stored
 

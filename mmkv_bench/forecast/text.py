@@ -37,8 +37,7 @@ _BOUNDS = (
 def text(forecast: Forecast, tables: str | None = None) -> str:
     """Format the forecast for a terminal: the device, a table per group of datasets with equal numbers, and notes.
 
-    tables: text to print instead of these tables.
-    """
+    tables: text to print instead of these tables."""
     given = forecast.given
     lines = [f"device     {_device(given)}"] if forecast.read is not None else []
     sections = [_section(datasets, given) for datasets in _alike(forecast.datasets)]

@@ -26,9 +26,7 @@ def is_gguf(path: str | Path) -> bool:
 def location(path: str) -> tuple[str, dict[str, Any]]:
     """Return the folder or hub id for `from_pretrained`, and the argument that names a GGUF file in the folder.
 
-    Raises:
-        ConfigError, UnsupportedError: see `tensor_types`.
-    """
+    Raises ConfigError, UnsupportedError: see `tensor_types`."""
     if not is_gguf(path):
         return path, {}
     tensor_types(Path(path))
@@ -38,9 +36,7 @@ def location(path: str) -> tuple[str, dict[str, Any]]:
 def tensor_types(file: Path) -> str:
     """Return the types of a GGUF file's tensors with their counts, most frequent first: `Q4_1 210, F32 61`.
 
-    Raises:
-        ConfigError, UnsupportedError: see `_header`.
-    """
+    Raises ConfigError, UnsupportedError: see `_header`."""
     return str(_header(file)[0])
 
 
@@ -55,9 +51,7 @@ def check_tokenizer(file: Path) -> None:
 def config_values(file: Path) -> dict[str, Any]:
     """Return the keys of config.json that transformers derives from a GGUF file.
 
-    Raises:
-        Exception: any error of transformers for an unsupported file.
-    """
+    Raises Exception: any error of transformers for an unsupported file."""
 
     def read() -> dict[str, Any]:
         from transformers import AutoConfig
@@ -106,8 +100,7 @@ _here: dict[str, Any] = {}
 def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
     """Return the result of `read`, cached as JSON under the file's state, because reading a file's texts takes seconds.
 
-    Without a writable cache `read` only runs more often. Raises OSError, and what `read` raises.
-    """
+    Without a writable cache `read` only runs more often. Raises OSError, and what `read` raises."""
     state = state_of(file)
     key = hashlib.sha256(repr((kind, str(file.resolve()), *state)).encode()).hexdigest()
     memory = cache_dir() / "gguf" / f"{key[:32]}.json"

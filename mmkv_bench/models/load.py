@@ -140,12 +140,8 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 def adapter_files(setting: str) -> list[Path]:
     """Return the files of a LoRA adapter, as PEFT writes them.
 
-    Args:
-        setting: `model.adapter`, a local folder or `pkg://package/folder`.
-
-    Raises:
-        ConfigError: a file is missing from the folder; only safetensors weights are read.
-    """
+    setting: `model.adapter`, a local folder or `pkg://package/folder`.
+    Raises ConfigError: a file is missing from the folder; only safetensors weights are read."""
     folder = Path(resolve_path(setting))
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
     if missing:
@@ -172,9 +168,7 @@ def _merged(model: nn.Module, setting: str) -> Any:
 def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torch.device) -> LoadedModel:
     """Prepare a model and its processor for prompts: eval mode, and the wrapped attention in the text layers.
 
-    Raises:
-        UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`.
-    """
+    Raises UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`."""
     model, name = model.eval(), settings.name
     set_attention(model, settings.attention)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -199,8 +193,7 @@ def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torc
 def _fits(path: str, revision: str | None) -> bool:
     """Tell whether the weights and one more shard fit into free memory, so that the weights can be read instead of memory-mapped.
 
-    Mapped weights would change with their file.
-    """
+    Mapped weights would change with their file."""
     import psutil
 
     folder = Path(path) if Path(path).is_dir() else cached_folder(path, revision)
@@ -228,8 +221,7 @@ def _explained(path: str, revision: str | None, name: str | None = None) -> Iter
 def set_attention(model: Any, attention: str) -> None:
     """Set the attention of a model's text layers outside a compression session. Inside, the session runs the requested one.
 
-    For flash-attn this is sdpa, because transformers would look for its own kernels.
-    """
+    For flash-attn this is sdpa, because transformers would look for its own kernels."""
     stock = "sdpa" if attention == "flash_attention_2" else attention
     alone = model.config is text_model(model).config
     model.set_attn_implementation(stock if alone else {"text_config": stock})
@@ -238,9 +230,7 @@ def set_attention(model: Any, attention: str) -> None:
 def device_of(setting: str) -> torch.device:
     """Return the device that `model.device` names; auto is cuda if the machine has a CUDA device.
 
-    Raises:
-        ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`.
-    """
+    Raises ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`."""
     check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
@@ -289,8 +279,7 @@ def quiet_transformers() -> None:
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
     """Return the number of threads of a run: `model.threads` if set, else `OMP_NUM_THREADS` if set, else torch's default.
 
-    Without these settings, a small model on a CPU gets one thread.
-    """
+    Without these settings, a small model on a CPU gets one thread."""
     import torch
 
     if setting is not None:

@@ -57,10 +57,8 @@ class Source:
     def of(cls, model: Any) -> Source:
         """Read the `model` node of a configuration. Nothing is loaded.
 
-        Raises:
-            ConfigError: `weights` is neither hub, random nor a folder; `layers` without random weights; random weights of a
-                model without a shape; a model without path; a revision of anything but a hub repository.
-        """
+        Raises ConfigError: `weights` is neither hub, random nor a folder; `layers` without random weights; random weights of a
+        model without a shape; a model without path; a revision of anything but a hub repository."""
         source = cls._located(model)
         gguf = source.path is not None and is_gguf(source.path)
         if model.tokenizer is not None and not gguf:
@@ -137,11 +135,14 @@ class Source:
             return None
         return f"{Path(self.path).name} ({tensor_types(Path(self.path))})"
 
+    @property
+    def _folder(self) -> Path:
+        return Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
+
     @cached_property
     def commit(self) -> str | None:
         """Return the commit of a hub id. The hub is asked once, and everything is read at this commit. None for folders and
-        random weights.
-        """
+        random weights."""
         return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
@@ -198,7 +199,7 @@ class Source:
             except Exception:  # noqa: BLE001 - `hf_config` then raises a readable error for such a file
                 config = None
         else:
-            config = read(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
+            config = read(self._folder)
         if config is None:
             return self.hf_config
         self._require_same(config)
@@ -219,9 +220,7 @@ class Source:
     def outlined(self) -> tuple[Any, str | None, str | None]:
         """Return `described_here`, fingerprint and commit, each None if it is unknown without a connection.
 
-        Raises:
-            ConfigError, UnsupportedError: see `described`.
-        """
+        Raises ConfigError, UnsupportedError: see `described`."""
         if self.kind != HUB:
             return self.described, *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
@@ -233,10 +232,10 @@ class Source:
 
         The fingerprint of random weights is a checksum of shape, layers, processor settings, the rules that make weights, tokens
         and prompts (`SCHEME` of their files), and the version of transformers. The precision is a separate column of the rows.
-        An adapter's files are part of the fingerprint.
-        """
-        weights, commit = self._of_weights()
-        return self._adapted(weights), commit
+        An adapter's files are part of the fingerprint."""
+        if self.commit is not None:
+            return self._adapted(hub_fingerprint(self.place, self.commit)), self.commit
+        return self._adapted(folder_fingerprint(self.place) if self.kind == FOLDER else self._of_shape()), None
 
     def _adapted(self, weights: str) -> str:
         """Combine the fingerprint `weights` with adapter, tokenizer and template, as far as they are set."""
@@ -258,11 +257,7 @@ class Source:
             )
         return named
 
-    def _of_weights(self) -> tuple[str, str | None]:
-        if self.commit is not None:
-            return hub_fingerprint(self.place, self.commit), self.commit
-        if self.kind == FOLDER:
-            return folder_fingerprint(self.place), None
+    def _of_shape(self) -> str:
         from mmkv_bench.models import processor, random_weights
 
         rules = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
@@ -275,16 +270,14 @@ class Source:
             "rules": rules if classes is None else [*rules, classes],
             "transformers": version("transformers"),
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16], None
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def confirm(self, fingerprint: str) -> None:
         """Check that the files of a folder and of an adapter still have `fingerprint`, so that rows name the loaded weights.
 
         Only files that changed are read again.
 
-        Raises:
-            ConfigError: a file changed while the model was loaded, so it is unknown which content was loaded.
-        """
+        Raises ConfigError: a file changed while the model was loaded, so it is unknown which content was loaded."""
         if (self.kind == FOLDER or self._beside()) and self.fingerprint()[0] != fingerprint:
             raise ConfigError(
                 f"the files of model {self.settings.name} in {self.path} changed while this run loaded them, so nobody knows "
@@ -295,15 +288,12 @@ class Source:
         """Return the files that the model is read from, sorted; random weights have none."""
         if self.kind == RANDOM:
             return []
-        folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
-        return [*model_files(folder), *self._beside()]
+        return [*model_files(self._folder), *self._beside()]
 
     def load(self) -> LoadedModel:
         """Load the model in eval mode with its processor, on the device and in the precision of the settings.
 
-        Raises:
-            ConfigError, UnsupportedError: the model cannot be loaded, or the family's processor lacks a limit that is set.
-        """
+        Raises ConfigError, UnsupportedError: the model cannot be loaded, or the family's processor lacks a limit that is set."""
         quiet_transformers()
         model = self.settings
         if self.kind != RANDOM:

@@ -61,13 +61,11 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
     """Sample `count` >= 1 evenly spaced frames of a local file, between seconds `start` and `end` if given.
 
-    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) equals
-    the number of frames that decode; otherwise, or for a span, twice. Only the sampled frames are kept in memory.
+    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) equals the
+    number of frames that decode; otherwise, or for a span, twice. Only the sampled frames are kept in memory.
 
-    Raises:
-        DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing
-            size, or frames of more than 8 GiB. The message names the file without its folder.
-    """
+    Raises DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing size,
+    or frames of more than 8 GiB. The message names the file without its folder."""
     import numpy as np
 
     name = os.path.basename(os.fspath(path))
@@ -164,8 +162,7 @@ def _decode(
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
     """Raise DataError if fewer frames were decoded than the header states, or fewer seconds if there is no other stream.
 
-    A container whose header states neither (gif, transport streams, raw streams) is not checked.
-    """
+    A container whose header states neither (gif, transport streams, raw streams) is not checked."""
     import av
 
     announced: float = stream.frames

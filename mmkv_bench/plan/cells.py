@@ -139,8 +139,7 @@ def stored_rows(
 
     resolved: `RunConfig.resolved`.
     provenance: the result of `identity.provenance`.
-    prompt_format: prompt format of the loaded model.
-    """
+    prompt_format: prompt format of the loaded model."""
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
     return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
@@ -171,9 +170,7 @@ class Method:
 class MethodEntry:
     """One method of a configuration under one reading (a paper's text or its released code).
 
-    Attributes:
-        node: parameters and parts with the run's overrides.
-        default: parameters and parts without overrides.
+    node, default: parameters and parts with the run's overrides, and without.
     """
 
     name: str

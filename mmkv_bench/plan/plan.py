@@ -209,8 +209,7 @@ class Plan:
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
         """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.
 
-        rows: rows of the plan's cells, if they were read already (see `Coverage`).
-        """
+        rows: rows of the plan's cells, if they were read already (see `Coverage`)."""
         held = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
         return Coverage(held, self.retry)
 

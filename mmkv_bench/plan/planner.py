@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Make the plan of a validated configuration. The model's files are read, but weights are not loaded. Data are
-    opened if their content is not known otherwise. No page is drawn.
+    """Make the plan of a validated configuration. The model's files are read, but weights are not loaded. Data are opened if
+    their content is not known otherwise. No page is drawn.
 
-    Raises:
-        MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them.
-    """
+    Raises MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them."""
     from mmkv_bench.datasets.sources import preflight
 
     specs = _checked_tasks(config)
@@ -56,13 +54,8 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     If part of a cell's identity is unknown (`identity.UNKNOWN`), its hash matches no run, but labels and the number of cells are
     right.
 
-    Args:
-        config: the configuration.
-        facts: fields of `Identity` from stored rows, which replace those of this machine.
-
-    Raises:
-        MMKVError: methods or protocols that do not work with the model, or files that are not a model's.
-    """
+    facts: fields of `Identity` from stored rows, which replace those of this machine.
+    Raises MMKVError: methods or protocols that do not work with the model, or files that are not a model's."""
     specs = _checked_tasks(config)
     names = list(config.datasets)
     config = config.labelled(specs)
@@ -73,7 +66,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     entries = method_entries(config.method_config)
     cells, notes, lacking = expand_outline(config.grid, identity, entries)
     notes += [*lacking, *_unchosen(names, config.model)]
-    described = Source.of(config.model).outlined()[0]
+    described = Source.of(config.model).described_here()
     family = None if described is None else model_facts(described)
     if family is None:
         notes.append(
@@ -127,9 +120,7 @@ def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str,
     """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two sizes never
     share a table.
 
-    Raises:
-        ConfigError: a dataset is given twice, or its settings make no task.
-    """
+    Raises ConfigError: a dataset is given twice, or its settings make no task."""
     from mmkv_bench.datasets.specs import spec_from_config
 
     specs: dict[str, TaskSpec] = {}
@@ -176,8 +167,7 @@ def _outlined_part(
     """Return a dataset's part of a plan without opening data, and notes about what is unknown then.
 
     Pages are known exactly. For other datasets the number of samples is read from the footers of local parquet files,
-    or from the dataset's file (`about.samples`); a shard counts as the whole dataset.
-    """
+    or from the dataset's file (`about.samples`); a shard counts as the whole dataset."""
     from mmkv_bench.datasets.specs import limited
 
     if spec.is_pages:

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Parse `i/n`, part i (from 0) of n.
-
-    Raises:
-        ConfigError: not of the form i/n with 0 <= i < n.
-    """
+    """Parse `i/n`, part i (from 0) of n. Raises ConfigError: not of the form i/n with 0 <= i < n."""
     match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if not match or int(match[1]) >= int(match[2]):
         raise ConfigError(
@@ -52,15 +48,9 @@ def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
 
 
 def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
-    """Raise a selection's limit so that it includes all samples that are given by id.
+    """Raise a selection's limit so that it includes all samples that are given by id. Datasets that are not pages are opened.
 
-    Args:
-        selection: the selection.
-        specs: tasks of its datasets; those that are not pages are opened.
-
-    Raises:
-        ConfigError: a sample is in none of the datasets, or a dataset has none of the samples.
-    """
+    Raises ConfigError: a sample is in none of the datasets, or a dataset has none of the samples."""
     if selection.samples is None:
         return selection
     from mmkv_bench.evaluation.documents import sample_refs

@@ -34,9 +34,7 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
     """Return the stored answers of the plan's cells whose prompts have changed, of any shard, which this run must make again.
     Also return notes about such answers in other cells, which the run leaves unchanged.
 
-    Raises:
-        ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
-    """
+    Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out."""
     found: Samples = {}
     notes = []
     for part in plan.parts:
