@@ -81,23 +81,21 @@ def columns(files: Sequence[Path]) -> list[str]:
     Raises MissingDataError: a file is truncated or not parquet, or two files have different columns."""
     import pyarrow.parquet as pq
 
-    names_of: dict[Path, list[str]] = {}
+    first: list[str] = []
     for file in files:
         try:
-            names_of[file] = list(pq.read_schema(file).names)
+            names = list(pq.read_schema(file).names)
         except Exception as error:
             reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
             raise MissingDataError(
                 f"{file} is truncated or not a parquet file ({reason}); copy or download it again"
             ) from error
-    first = files[0]
-    for file, names in names_of.items():
-        if set(names) != set(names_of[first]):
-            odd = sorted(set(names) ^ set(names_of[first]))
+        first = first or names
+        if odd := sorted({*names} ^ {*first}):
             raise MissingDataError(
-                f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of the same version"
+                f"{file} and {files[0].name} differ in columns {', '.join(odd)}; give files of the same version"
             )
-    return names_of[first]
+    return first
 
 
 def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:

@@ -68,12 +68,9 @@ def _image(medium: Any, task: str) -> Image.Image:
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, AttributeError) as error:
         shown = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
-        raise DataError(f"task {task}: image {shown} cannot be read ({_reason(error)}); restore the file") from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the error's text without the path, which differs between machines."""
-    return getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
+        # without the path, which differs between machines
+        reason = getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
+        raise DataError(f"task {task}: image {shown} cannot be read ({reason}); restore the file") from error
 
 
 def stated(error: BaseException) -> str:

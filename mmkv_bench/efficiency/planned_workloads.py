@@ -76,9 +76,8 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
     entries = 0.0
     for cell in cells:
         units = [unit for unit in todo if (unit.cell, unit.tokens, unit.batch) == (cell.cell, tokens, batch)]
-        passes[cell.cell] = len(units) + any(
-            unit.repeat is not None for unit in units
-        )  # one to warm up if any is timed
+        warm_up = any(unit.repeat is not None for unit in units)
+        passes[cell.cell] = len(units) + warm_up
         kept = kept_entries(cell.budget, tokens)
         # `pixels` shrinks pictures before the prefill
         prefills[kept if cell.compressor.resamples else tokens] += passes[cell.cell] * batch

@@ -61,10 +61,6 @@ class Rules:
         parts["processor"] = {name: getattr(processor, name) for name in _READ if hasattr(processor, name)}
         return cls(model_type, parts, limits, frames)
 
-    @property
-    def _by_area(self) -> bool:
-        return family(self.model_type).pixel_limits
-
     def pictures(self, room: int, beside: int) -> list[Size]:
         """Return the sizes of the pictures of one prompt; none if even the smallest does not fit.
 
@@ -105,7 +101,7 @@ class Rules:
         """Return the size of one picture (images=1), or of as many as fit; with tiles, larger ones come first."""
         if room <= beside:
             return []
-        if self._by_area:
+        if family(self.model_type).pixel_limits:
             most = self.picture_tokens(self._shaped(room), images)
             count = 1 if images == 1 else max(1, math.ceil(room / (most + beside)))
             each = room // count - beside
@@ -141,7 +137,7 @@ class Rules:
 
     def _shaped(self, units: int) -> Size:
         """Return one tile, or for families that scale by area a nearly square size of at most `units` merged patches."""
-        if not self._by_area:
+        if not family(self.model_type).pixel_limits:
             return Size(self._tile(), self._tile())
         part = self.settings["image"]
         unit = part["patch_size"] * part["merge_size"]

@@ -144,10 +144,8 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step.
-
-    `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step."""
-    lines[["roofline_ms", "mbu", "prefill_mfu", "kv_bandwidth"]] = float("nan")
+    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step."""
+    lines[["roofline_ms", "mbu", "prefill_mfu"]] = float("nan")
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
         return lines
@@ -173,8 +171,7 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Compare the decode steps of a cell's shortest and longest prompt at one batch. Set `kv_bandwidth`, the bandwidth at which
-    the extra bytes are read, `launch_bound` and `launch_unknown`.
+    """Compare the decode steps of a cell's shortest and longest prompt at one batch. Set `launch_bound` and `launch_unknown`.
 
     If the quartiles of the step times overlap and the medians differ by at most `_ALIKE`, a step's time does not depend on its
     bytes: it is bound by kernel launches. If they overlap although the medians differ more, this is unknown. It is also unknown
@@ -191,9 +188,6 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
         alike = last["tpot_median"] <= (1 + _ALIKE) * first["tpot_median"]
         lines.loc[group.index, "launch_bound"] = not moves and alike
         lines.loc[group.index, "launch_unknown"] = not moves and not alike
-        if moves:
-            bandwidth = (last["read"] - first["read"]) / (last["tpot_median"] - first["tpot_median"])
-            lines.loc[group.index, "kv_bandwidth"] = bandwidth
     return lines
 
 

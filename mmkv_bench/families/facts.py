@@ -31,8 +31,8 @@ class ModelFacts:
 
     Attributes:
         name: the family's name in messages; model_type: `model_type` of config.json.
-        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them;
-            of a closing token whose id only the tokenizer knows only if `model_facts` was given a tokenizer.
+        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them
+            (if only the tokenizer knows the id, empty unless `model_facts` was given a tokenizer).
         num_layers: number of compressed layers of the text model, which are all layers but those in `states`.
         num_query_heads, num_kv_heads, head_dim: shape of each compressed layer.
         states: the layers that keep a window or a recurrent state instead.

@@ -154,17 +154,13 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
     place = device_of(setting)
     kind = devices.at(place).kind
     earlier = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
-    if earlier is not None and not again and not _disturbed(earlier):
+    now = _load()
+    disturbed = earlier and earlier.load is not None and now is not None and earlier.load > now + 1
+    if earlier is not None and not again and not disturbed:
         return earlier
     speed = measure(place)
     save(speed)
     return speed
-
-
-def _disturbed(known: DeviceSpeed) -> bool:
-    """Tell whether the load at the measurement was higher than now by more than 1; an unknown load counts as undisturbed."""
-    now = _load()
-    return known.load is not None and now is not None and known.load > now + 1
 
 
 def _load() -> float | None:

@@ -18,7 +18,6 @@ from mmkv_bench.forecast import prompt_length, roofline
 from mmkv_bench.forecast.passes import Passes, passes, questions_per_document
 from mmkv_bench.forecast.prompt_length import PromptLength
 from mmkv_bench.forecast.roofline import ModelBytes, model_sizes
-from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -226,13 +225,13 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     entries = 0.0
     for cell in part.cells:
         grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
-        read = math.ceil(length.tokens * (cell.stream.ask_at if protocol(cell.protocol).streams else 1.0))
+        read = math.ceil(length.tokens * (cell.stream.ask_at if cell.rule.streams else 1.0))
         entries += min(kept_entries(cell.budget, length.tokens), read) + grown + (new or 0) / 2
-    alone = sum(protocol(cell.protocol).apart for cell in part.cells)
-    once = sum(size > 1 and protocol(cell.protocol).serves_all_questions(reads_answer=False) for cell in part.cells)
+    alone = sum(cell.rule.apart for cell in part.cells)
+    once = sum(size > 1 and cell.rule.serves_all_questions(reads_answer=False) for cell in part.cells)
     batches = math.ceil((len(part.cells) - alone - once) / forks) + math.ceil(once * size / forks) / size
     steps = None if new is None else samples * int(new)
-    streaming = [cell for cell in part.cells if protocol(cell.protocol).streams]
+    streaming = [cell for cell in part.cells if cell.rule.streams]
     return Workload(
         part.dataset,
         length,
@@ -381,7 +380,7 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
             unstreamed = "full" if cell.budget is None else str(cell.allocation_scope)
-            scope = STREAM if protocol(cell.protocol).streams else unstreamed
+            scope = STREAM if cell.rule.streams else unstreamed
             groups.setdefault((cell.budget, scope), {})[cell.method] = None
     return [(budget, scope, list(methods)) for (budget, scope), methods in groups.items()]
 

@@ -23,7 +23,6 @@ from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
-from mmkv_bench.protocols import protocol
 from mmkv_bench.text_columns import aligned
 from mmkv_bench.text_columns import size as nbytes
 
@@ -264,7 +263,7 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
     for cell in plan.cells:
         label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
         label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
-        streams = protocol(cell.protocol).streams
+        streams = cell.rule.streams
         label += " stream" * streams
         cells.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget, streams))
     return cells
@@ -279,7 +278,7 @@ def _held(plan: Plan, cache: int) -> list[str]:
             f"documents' whole caches stay for further questions and come on top: {answering} while answers are decoded "
             f"({nbytes(answering * cache)}), {prefilling} during one more prefill ({nbytes(prefilling * cache)})"
         )
-    if any(protocol(cell.protocol).converses for cell in plan.cells):
+    if any(cell.rule.converses for cell in plan.cells):
         notes.append(
             "turns: a conversation holds one question and answer beside its budget; with full, those of all earlier turns"
         )
@@ -299,7 +298,7 @@ def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list
         notes.append("the vision tower runs before the text model and is counted only if --image gives its input")
     if {cell.protocol for cell in plan.cells} - {"paper", "stream"}:
         notes.append("counted under protocol=paper, whatever else the run has")
-    if any(protocol(cell.protocol).streams for cell in plan.cells):
+    if any(cell.rule.streams for cell in plan.cells):
         notes.append(
             "a stream is counted as a text of its length, in its chunks; a copy of its cache for each further ask_at comes on top"
         )

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 MS = 1000.0
 _KEY = ("model", "model_fingerprint", "dtype", "device")
 """Columns of a cell that determine its roofline; models of the same name may differ in their layers."""
-_KINDS = ((False, False), (True, False), (False, True), (True, True))
-"""Arguments of `Decoder.queries`."""
 _COUNTED = {
     "files": "counted in its files",
     "stated": "as its repository states",
@@ -124,7 +122,7 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
 
     entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`)."""
     products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
-    return batch * (products + 4 * sum(decoder.queries(near, reads) for near, reads in _KINDS) * entries)
+    return batch * (products + 4 * sum(one.count * one.queries for one in decoder.shapes) * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:

@@ -23,16 +23,6 @@ def is_gguf(path: str | Path) -> bool:
     return str(path).endswith(SUFFIX) and Path(path).is_file()
 
 
-def location(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the folder or hub id for `from_pretrained`, and the argument that names a GGUF file in the folder.
-
-    Raises ConfigError, UnsupportedError: see `tensor_types`."""
-    if not is_gguf(path):
-        return path, {}
-    tensor_types(Path(path))
-    return str(Path(path).parent), {"gguf_file": Path(path).name}
-
-
 def tensor_types(file: Path) -> str:
     """Return the types of a GGUF file's tensors with their counts, most frequent first: `Q4_1 210, F32 61`.
 

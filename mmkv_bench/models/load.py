@@ -101,7 +101,7 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
         raise UnsupportedError(
             f"{settings.name}: model.template is for text models only, but this model takes images; leave it out"
         )
-    folder, file = gguf.location(path)
+    folder, file = (str(Path(path).parent), {"gguf_file": Path(path).name}) if gguf.is_gguf(path) else (path, {})
     common = {"revision": revision, "trust_remote_code": False, **file}
     with _explained(path, revision, settings.name):
         if settings.tokenizer:

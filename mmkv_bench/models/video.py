@@ -119,7 +119,8 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
             streams[0].thread_type = "AUTO"
             yield container, streams[0]
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"video {name} cannot be decoded ({_reason(error)}); restore the file") from error
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]  # without the path that PyAV adds
+        raise DataError(f"video {name} cannot be decoded ({reason}); restore the file") from error
 
 
 def _announced(path: str | os.PathLike, name: str) -> int:
@@ -173,8 +174,3 @@ def _check_complete(container: Any, stream: av.VideoStream, times: list[float], 
         raise DataError(
             f"video {name} is truncated or corrupt: {decoded:.4g} of {announced:.4g} {unit} decode; restore the file"
         )
-
-
-def _reason(error: Exception) -> str:
-    """Return the error's reason without the path that PyAV adds."""
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]

@@ -118,6 +118,11 @@ class Cell:
         return made if asked is None else {**made, "budget_in_bytes": asked}
 
     @property
+    def rule(self) -> protocols.Protocol:
+        """Return the cell's protocol."""
+        return protocols.protocol(self.protocol)
+
+    @property
     def stream(self) -> protocols.StreamSettings:
         """Return the stream settings in the cell's generation settings; the defaults if there are none."""
         return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})

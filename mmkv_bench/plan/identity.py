@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +55,10 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
 
     specs: dataset label -> task. stored: the store's table `cells`."""
     described, fingerprint, commit = Source.of(model).outlined()
-    rows = stored.select(["model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint"])
-    newest = sorted(zip(stored["created_at"].to_pylist(), rows.to_pylist(), strict=True), key=lambda pair: pair[0])
-    of_model: dict[str, Any] = next((row for _, row in reversed(newest) if row["model"] == model.name), {})
-    known = {row["dataset"]: row["dataset_fingerprint"] for _, row in newest}
+    columns = ("model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint", "created_at")
+    rows = sorted(stored.select(columns).to_pylist(), key=itemgetter("created_at"))  # the newest row wins
+    of_model: dict[str, Any] = {row["model"]: row for row in rows}.get(model.name, {})
+    known = {row["dataset"]: row["dataset_fingerprint"] for row in rows}
     if fingerprint is None:
         fingerprint, commit = of_model.get("model_fingerprint", UNKNOWN), of_model.get("model_revision")
     if model.dtype == "auto" and described is None:

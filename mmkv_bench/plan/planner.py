@@ -18,7 +18,6 @@ from mmkv_bench.plan.cells import Cell, expand, expand_outline, method_entries
 from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.selection import chosen, reaching
 from mmkv_bench.plan.validate import validate_combinations, validate_decoding, validate_questions, validate_stream
-from mmkv_bench.protocols import protocol
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cel
         compressors = {(cell.method, cell.reading): cell.compressor for cell in cells}
         validate_combinations(config.protocol, family, compressors.values(), uncut)
         validate_decoding(family, config.answering)
-    streamed = [(cell.compressor, cell.budget) for cell in cells if protocol(cell.protocol).streams]
+    streamed = [(cell.compressor, cell.budget) for cell in cells if cell.rule.streams]
     validate_stream(config.decode, streamed, family, uncut)
 
 

@@ -14,6 +14,7 @@ from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.errors import MissingDataError
 from mmkv_bench.models.files import cached_folder
 from mmkv_bench.models.source import HUB, Source
+from mmkv_bench.text_columns import size
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model
@@ -125,18 +126,10 @@ def _bytes(file: Path) -> int:
 def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
     """Describe disk space and missing inputs as lines of a plan's text."""
     how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"assumed {ROW:,} bytes each, none is stored"
-    lines = [f"disk       {_size(disk.rows)} for the missing rows ({how}); {_size(disk.free)} free at {place}"]
+    lines = [f"disk       {size(disk.rows)} for the missing rows ({how}); {size(disk.free)} free at {place}"]
     return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
 
 
 def said(lacks: list[MissingInput]) -> list[str]:
     """Describe missing inputs as lines of a plan's text."""
     return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

@@ -147,7 +147,7 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
         kv = memory["decode"]["bytes_useful_step"]
         entries = kv / (2 * 4 * 2 * 32 * 4)
         read = 4 * (shape.blocks + 112 * 128) + kv
-        products = 2 * (4 * shape.matrices + 112 * 128) + 4 * 4 * 4 * 32 * entries
+        products = 2 * (shape.multiplied + 112 * 128) + 4 * 4 * 4 * 32 * entries
         assert math.isclose(line["mbu"], read / line["tpot_median"] / BANDWIDTH, rel_tol=1e-9)
         assert math.isclose(line["roofline_ms"], 1e3 * max(read / BANDWIDTH, products / RATE), rel_tol=1e-9)
         assert (line["status"], line["repeats"], line["bytes_useful_step"]) == ("ok", 2, kv)
@@ -205,14 +205,6 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
         and "under an unknown load" in exceeded
         and "tokens/s counts only decoding" in said
     )
-    assert ("From 40 to 96 prompt tokens (text, batch 1) a step reads what it has more of at: full " in said) is (
-        told is False
-    )
-    if told is False:
-        short, long = lines["bytes_useful_step"]
-        rate = (long - short) / (9 * 0.01 - 0.01)
-        assert list(lines["kv_bandwidth"]) == pytest.approx([rate] * 2)
-        assert f"full {rate / 1e9:.1f} GB/s ({rate / BANDWIDTH:.2f})" in said
 
 
 def test_what_is_printed_is_a_table_per_length_and_says_the_limit(ran):
