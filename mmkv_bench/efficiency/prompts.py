@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,15 +75,6 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     return prompt
 
 
-@dataclass(frozen=True)
-class _Media:
-    """The media of a prompt. visual: number of their visual tokens by the family's rule."""
-
-    kind: str
-    shown: list[Any]
-    visual: int
-
-
 def visual_prompt(
     loaded: LoadedModel,
     kind: str,
@@ -110,36 +101,33 @@ def visual_prompt(
     base, one, two = (len(_ids(loaded, [{"type": kind}] * count, "")) for count in range(3))
     each, fill = two - one - 1, _MORE  # a medium's marker is replaced by its visual tokens
     for _ in range(_TRIES):
-        media = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
-        if media is None:
+        media, visual = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
+        if not media:
             raise ConfigError(
                 f"lengths={tokens} is too short for any {kind} of {loaded.name}, with {base} tokens of its template "
                 f"and {LEAST_TEXT} of a question; give longer lengths, or prompts=text"
             )
-        text, count = _text(loaded, random.Random(f"{name}/text"), tokens - media.visual - base + fill)
-        prompt = _encoded(loaded, identity, media, text, video_max_pixels)
+        text, count = _text(loaded, random.Random(f"{name}/text"), tokens - visual - base + fill)
+        prompt = _encoded(loaded, identity, kind, media, text, video_max_pixels)
         fixed = prompt.length - count  # everything except the text
         if fixed + LEAST_TEXT <= tokens <= prompt.length:
-            return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media.shown)))
+            return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media)))
         fill += max(0, tokens - prompt.length)
-        each = max(each, -(-(fixed - base - media.visual) // len(media.shown)))
+        each = max(each, -(-(fixed - base - visual) // len(media)))
     raise ConfigError(
         f"lengths={tokens}: {type(loaded.processor).__name__} makes {kind}s of other lengths than its family's "
         "rule; use prompts=text"
     )
 
 
-def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> _Media | None:
-    """Return the media of a prompt with `room` tokens, or None if none fits. each: further tokens per medium (markers)."""
+def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> tuple[list[Any], int]:
+    """Return the media of a prompt with `room` tokens, none if none fits, and the number of their visual tokens by the family's
+    rule. each: further tokens per medium (markers)."""
     if kind == IMAGE:
         sizes = rules.pictures(room, each)
-        visual = sum(rules.picture_tokens(size, len(sizes)) for size in sizes)
-        return _Media(kind, [picture(size, draw) for size in sizes], visual) if sizes else None
+        return [picture(size, draw) for size in sizes], sum(rules.picture_tokens(size, len(sizes)) for size in sizes)
     video_size = rules.video(room - each)
-    if video_size is None:
-        return None
-    frames, size = video_size
-    return _Media(kind, [video(frames, size, draw)], rules.video_tokens(frames, size))
+    return ([video(*video_size, draw)], rules.video_tokens(*video_size)) if video_size else ([], 0)
 
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
@@ -152,11 +140,11 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
 
 
 def _encoded(
-    loaded: LoadedModel, identity: str, media: _Media, text: str, video_max_pixels: int | None
+    loaded: LoadedModel, identity: str, kind: str, media: list[Any], text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
     """Encode a prompt on the host, because the device's memory may hold only the prompt of the running pass."""
-    content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
-    images, videos = (media.shown, []) if media.kind == IMAGE else ([], media.shown)
+    content = [*({"type": kind} for _ in media), {"type": "text", "text": text}]
+    images, videos = (media, []) if kind == IMAGE else ([], media)
     return encode(
         loaded.processor,
         replace(loaded.family, max_context=None),  # the text is cut later

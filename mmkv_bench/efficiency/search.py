@@ -85,10 +85,8 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
     elif guess is None:
         search.next = (2 if limit is None else _GROWTH) * low
     else:
-        n_near = sum(
-            4 * size >= 3 * low for size in fits
-        )  # each size that fitted near the line's end doubles the stride
-        search.next = min(max(guess, low + 2 ** (n_near - 1)), _GROWTH * low)
+        near = sum(4 * size >= 3 * low for size in fits)  # each size that fitted near the line's end doubles the stride
+        search.next = min(max(guess, low + 2 ** (near - 1)), _GROWTH * low)
     return search
 
 

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from mmkv_bench.families.base import NO_LIMITS, PixelLimits
@@ -77,21 +78,15 @@ class Rules:
         """Return the number of frames and their size, or None if not even one small frame fits. room: tokens for the video."""
         if room < 1:
             return None
-        large = self._shaped(room)
-
-        def least(frames: int) -> int:
-            return self.video_tokens(frames, self._shaped(1))
-
+        least, large = (partial(self.video_tokens, size=self._shaped(units)) for units in (1, room))
         frames = self.frames or DEFAULT_FRAMES
         if least(frames) > room:
             frames = _most(lambda count: least(count) <= room, frames)
-        elif self.frames is None and self.video_tokens(frames, large) <= room:
-            while self.video_tokens(frames, large) < self.video_tokens(2 * frames, large) <= room:
+        elif self.frames is None and large(frames) <= room:
+            while large(frames) < large(2 * frames) <= room:
                 frames *= 2
-            if self.video_tokens(frames, large) < self.video_tokens(
-                2 * frames, large
-            ):  # otherwise the family's maximum is reached
-                frames = _most(lambda count: self.video_tokens(count, large) <= room, 2 * frames)
+            if large(frames) < large(2 * frames):  # otherwise the family's maximum is reached
+                frames = _most(lambda count: large(count) <= room, 2 * frames)
         if not frames or least(frames) > room:
             return None
         return frames, self._largest(lambda size: self.video_tokens(frames, size), room) or self._shaped(1)
@@ -107,24 +102,23 @@ class Rules:
             each = room // count - beside
             size = self._largest(lambda one: self.picture_tokens(one, images), each)
             return [size] * count if size else []
-        menu = sorted(((count, size) for size, count in self._menu(images).items()), reverse=True)
         sizes: list[Size] = []
-        for count, size in menu:
+        for count, size in sorted(self._menu(images).items(), reverse=True):
             fitting = room // (count + beside)
             taken = min(fitting, 1 - len(sizes)) if images == 1 else fitting
             sizes += [size] * taken
             room -= taken * (count + beside)
         return sizes
 
-    def _menu(self, images: int) -> dict[Size, int]:
-        """Map picture sizes in whole tiles to their visual tokens. Of sizes with equal tokens only the smallest is listed."""
+    def _menu(self, images: int) -> dict[int, Size]:
+        """Map numbers of visual tokens to the smallest picture in whole tiles that has as many."""
         edge = self._tile()
         counts: dict[int, Size] = {}
         shapes = [(c, r) for c in range(1, _GRID + 1) for r in range(1, _GRID + 1) if c * r <= _GRID and max(c, r) <= 6]
         for columns, rows in sorted(shapes, key=lambda shape: (shape[0] * shape[1], abs(shape[0] - shape[1]))):
             size = Size(columns * edge, rows * edge)
             counts.setdefault(self.picture_tokens(size, images), size)
-        return {size: count for count, size in counts.items()}
+        return counts
 
     def picture_tokens(self, size: Size, images: int) -> int:
         """Count the visual tokens of one of `images` pictures of this size."""

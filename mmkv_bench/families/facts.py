@@ -261,9 +261,8 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
     text = values.get("text_config", values)
     if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
         return None
-    if any(
-        name != known.model_class for name in values.get("architectures") or ()
-    ):  # perhaps the model brings its own code
+    # Another class: perhaps the model brings its own code.
+    if any(name != known.model_class for name in values.get("architectures") or ()):
         return None
     config, backbone = StatedConfig(values), known.text_model(str(text.get("model_type")))
     ids = (known.image_id_key, known.video_id_key, known.closing_id_key)
@@ -285,6 +284,4 @@ def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
     if text.get("layer_types") is not None:
         return FULL in text["layer_types"] and set(text["layer_types"]) <= {FULL, *backbone.beside}
     switch = backbone.window_switch
-    return not backbone.beside and (
-        switch is None or (switch in text and (text[switch] is False or text[switch] is None))
-    )
+    return not backbone.beside and (switch is None or text.get(switch, True) in (False, None))
