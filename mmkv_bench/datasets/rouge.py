@@ -21,7 +21,8 @@ EPSILON = 1e-8  # the package adds it to precision + recall
 def rouge_l(answer: str, reference: str) -> float:
     """Return the F-measure, 0 to 1 (an exact copy gives 1 - 5e-9).
 
-    An empty text or periods alone give 0; the package refuses them."""
+    An empty text or periods alone give 0; the package refuses them.
+    """
     answers, references = _sentences(answer), _sentences(reference)
     answer_words = {word for sentence in answers for word in sentence}
     reference_words = {word for sentence in references for word in sentence}

@@ -14,13 +14,13 @@ from mmkv_bench import devices, protocols
 from mmkv_bench.compression.budget import LARGEST
 from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, Model, RunConfig
 from mmkv_bench.efficiency.search import Search, search_state
-from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.methods.part_rules import visual_parts
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, DatasetIdentity, expand_outline, method_entries
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, expand, expand_outline, method_entries
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
@@ -177,11 +177,12 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     }
     stored = Store(Path(config.out).expanduser()).cells() if outline else None
     identity = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
-    entries = method_entries(config.method_config)
-    cells, notes, lacking = expand_outline(config.grid, replace(identity, datasets=made_up), entries)
-    if lacking and not outline:
-        raise CalibrationError(lacking[0])
-    notes = [*notes, *lacking]
+    identity, entries = replace(identity, datasets=made_up), method_entries(config.method_config)
+    if outline:
+        cells, notes, lacking = expand_outline(config.grid, identity, entries)
+        notes += lacking
+    else:
+        cells, notes = expand(config.grid, identity, entries)
     for kind in kinds:
         if kind != TEXT and kind not in (takes := family.rules.media):
             raise UnsupportedError(
