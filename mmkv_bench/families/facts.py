@@ -14,7 +14,6 @@ from mmkv_bench.families.registry import families, family
 from mmkv_bench.protocols import CUTTING, SINGLE, WHOLE
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -166,12 +165,10 @@ def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
     return end + 1 if end < len(ids) and int(ids[end]) in facts.closing_token_ids else end
 
 
-def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
-    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or its
-    config."""
+def kv_bytes_per_token(model: Any, dtype: str) -> int:
+    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or config."""
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
-    size = ITEMSIZE[dtype] if isinstance(dtype, str) else dtype.itemsize
-    return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * size
+    return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * ITEMSIZE[dtype]
 
 
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:

@@ -32,7 +32,7 @@ def test_facts_match_the_loaded_model_and_its_cache(name):
     groups = facts.text_model(model).layers[0].self_attn.num_key_value_groups
     assert (family.num_query_heads, family.groups) == (groups * heads, groups)
     stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert facts.kv_bytes_per_token(model.config, torch.float32) * length == stored
+    assert facts.kv_bytes_per_token(model.config, "float32") * length == stored
     assert facts.kv_bytes_per_token(model.config, "bfloat16") * length * 2 == stored
     assert family.multimodal == (name in zoo.MULTIMODAL)
 
