@@ -198,13 +198,14 @@ class Bench:
 def load(options: argparse.Namespace) -> LoadedModel:
     """The folder's model, or one of random weights."""
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.models.load import load_model
     from mmkv_bench.models.source import Source
 
     if options.pretrained is not None:
         return Source.of(compose([f"model={options.pretrained}", f"model.device={options.device}"]).model).load()
     if options.random is None:
-        return load_model("benchmark", str(options.model), device=options.device)
+        return load_model(Model(name="benchmark", device=options.device), str(options.model))
     settings = [f"model={options.random}", "model.weights=random", f"model.device={options.device}"]
     return Source.of(compose(settings).model).load()
 

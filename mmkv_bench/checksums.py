@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.file_state import cache_dir, outlives_the_process, state_of
+from mmkv_bench.file_state import cache_dir, outlives_the_process, replace_json, state_of
 
 
 def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:
@@ -80,16 +79,9 @@ class Checksums:
 
     def save(self) -> None:
         """Add the new checksums to the file, and keep those that other processes wrote."""
-        if not self.new:
-            return
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=".checksums")
-            with os.fdopen(handle, "w") as stream:
-                json.dump(self._read() | self.new, stream)
-            os.replace(name, self.file)
-        except OSError:
-            return
+        if self.new:
+            with suppress(OSError):
+                replace_json(self.file, self._read() | self.new)
 
 
 def file_sha256(file: Path) -> str:

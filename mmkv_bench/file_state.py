@@ -15,13 +15,15 @@ change (ctime), which no program can set. Exceptions:
 
 from __future__ import annotations
 
+import json
 import os
 import site
 import sysconfig
+import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SETTLED_NS = 2_000_000_000
 
@@ -65,6 +67,15 @@ def cache_dir() -> Path:
     chosen = os.environ.get("MMKV_BENCH_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(chosen).expanduser() if chosen else Path(base) / "mmkv_bench"
+
+
+def replace_json(file: Path, value: Any, indent: int | None = None) -> None:
+    """Write a value as JSON; one rename replaces an earlier file. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}")
+    with os.fdopen(handle, "w") as stream:
+        json.dump(value, stream, indent=indent)
+    os.replace(name, file)
 
 
 @cache

@@ -22,8 +22,8 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
 
 def size(number: float) -> str:
     """Format a number of bytes, as `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if number < 1024 or unit == "TiB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.4g} {unit}"
         number /= 1024
     raise AssertionError("unreachable")

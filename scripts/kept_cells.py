@@ -50,7 +50,7 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.session import Session
     from mmkv_bench.config.compose import method_defaults
-    from mmkv_bench.config.schema import resolve_path
+    from mmkv_bench.config.schema import Model, resolve_path
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import plan
     from mmkv_bench.generation.meter import Meter
@@ -61,7 +61,9 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
     from mmkv_bench.protocols import DEFAULT, protocol
     from mmkv_bench.tiny.pages import make_page
 
-    loaded = load_model("tiny", resolve_path("pkg://mmkv_bench/tiny/weights"), dtype="float32", device="cpu")
+    loaded = load_model(
+        Model(name="tiny", dtype="float32", device="cpu"), resolve_path("pkg://mmkv_bench/tiny/weights")
+    )
     nodes = method_defaults(METHODS)
     cells = [
         CellSpec(f"{name}@{budget}", build_compressor(name, nodes[name], "paper"), Budget.parse(budget))

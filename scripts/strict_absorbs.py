@@ -33,7 +33,7 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.session import Session
     from mmkv_bench.config.compose import method_defaults
-    from mmkv_bench.config.schema import resolve_path
+    from mmkv_bench.config.schema import Model, resolve_path
     from mmkv_bench.generation.decode import decode
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import gather, plan
@@ -48,7 +48,9 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
     from mmkv_bench.tiny.splits import generator
 
     new = 24
-    loaded = load_model("tiny", resolve_path("pkg://mmkv_bench/tiny/weights"), dtype="float32", device="cpu")
+    loaded = load_model(
+        Model(name="tiny", dtype="float32", device="cpu"), resolve_path("pkg://mmkv_bench/tiny/weights")
+    )
     rules = DecodeRules.read(loaded.model.generation_config, {"max_new_tokens": new}, loaded.processor.tokenizer)
     compressor = build_compressor(method, method_defaults([method])[method], "paper")
     cell = CellSpec(method, compressor, Budget.parse(budget), "strict")

@@ -86,6 +86,7 @@ ARROWS = {
         "evaluation",
         "judging",
         "store",
+        "text_columns",
     },
     "forecast": {
         "calibrate",

@@ -29,14 +29,15 @@ def main() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from mmkv_bench.config.schema import resolve_path
-    from mmkv_bench.models.gguf import location
+    from mmkv_bench.models.gguf import tensor_types
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=resolve_path, help="GGUF file with Q4_1 tensors, a path as in model.path")
     parser.add_argument("folder", type=Path, help="where the model goes, as safetensors in float32")
     given = parser.parse_args()
-    place, named = location(given.file)
-    here = {**named, "trust_remote_code": False}
+    file = Path(given.file)
+    tensor_types(file)  # refuses what is no GGUF file of a text model
+    place, here = str(file.parent), {"gguf_file": file.name, "trust_remote_code": False}
     model = AutoModelForCausalLM.from_pretrained(place, dtype="float32", **here)
     changes = []
     for layer in model.get_decoder().layers:

@@ -31,28 +31,21 @@ class DrawnSample:
     answer: str | None = None
 
 
-@dataclass(frozen=True)
-class AnsweredPrompt:
-    """The stored facts of the prompt that was answered; question and reference are None if no prompt is stored."""
-
-    prompt_hash: str
-    question: str | None = None
-    reference: str | None = None
+Drawer = Callable[["re.Match[str]", str, str, str], DrawnSample | None]
+"""Function from a matched sample id and the other arguments of `drawn` to the sample, or None if it cannot be drawn."""
 
 
-Drawer = Callable[["re.Match[str]", AnsweredPrompt], DrawnSample | None]
-"""Function from a matched sample id and the answered prompt to the sample, or None if it cannot be drawn."""
+def drawn(sample_id: str, prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
+    """Draw a sample again; return None if the sample id belongs to no drawn dataset.
 
-
-def drawn(sample_id: str, answered: AnsweredPrompt) -> DrawnSample | None:
-    """Draw a sample again; return None if the sample id belongs to no drawn dataset."""
+    prompt_hash, question, reference: of the prompt that was answered; empty if no prompt is stored."""
     for pattern, drawer in DRAWERS.items():
         if match := re.fullmatch(pattern, sample_id):
-            return drawer(match, answered)
+            return drawer(match, prompt_hash, question, reference)
     return None
 
 
-def _page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample | None:
+def _page(page: re.Match[str], prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
     """Draw a page of the embedded model; without images if the prompt's hash differs from the answered one."""
     from mmkv_bench.datasets.page_data import to_row
     from mmkv_bench.tiny.pages import make_sample
@@ -61,12 +54,12 @@ def _page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample | None:
         sample = make_sample(page["task"], page["size"], page["split"], int(page["index"]))
     except ConfigError:
         return None
-    if answered.prompt_hash and to_row(sample)["prompt_hash"] != answered.prompt_hash:
+    if prompt_hash and to_row(sample)["prompt_hash"] != prompt_hash:
         return DrawnSample([])
     return DrawnSample(sample.images, sample.question, sample.answer)
 
 
-def _reader_page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample | None:
+def _reader_page(page: re.Match[str], prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
     """Draw pages or frames of the reader model, from the split whose question and answer are the stored ones."""
     from PIL import Image
 
@@ -75,7 +68,7 @@ def _reader_page(page: re.Match[str], answered: AnsweredPrompt) -> DrawnSample |
     task, number = page["task"], int(page["number"])
     for split in ("test", "dev"):
         asked, answer = trial(task, split, number).turns[-1]
-        if asked in (answered.question or "") and answer == answered.reference:
+        if asked in question and answer == reference:
             return DrawnSample([Image.fromarray(one) for one in pictures(task, split, number)])
     return None
 

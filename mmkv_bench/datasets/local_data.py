@@ -54,12 +54,8 @@ def media_root(folder: Path) -> str | None:
 def find(folder: Path, config: str | None, split: str) -> LocalFiles:
     """Find the files of a split.
 
-    Args:
-        config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
-
-    Raises:
-        MissingDataError: the folder is empty, or has only other splits.
-    """
+    config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
+    Raises MissingDataError: the folder is empty, or has only other splits."""
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
         if split not in splits:
@@ -82,28 +78,24 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
 def columns(files: Sequence[Path]) -> list[str]:
     """Return the column names of parquet files, read from the footers.
 
-    Raises:
-        MissingDataError: a file is truncated or not parquet, or two files have different columns.
-    """
+    Raises MissingDataError: a file is truncated or not parquet, or two files have different columns."""
     import pyarrow.parquet as pq
 
-    names_of: dict[Path, list[str]] = {}
+    first: list[str] = []
     for file in files:
         try:
-            names_of[file] = list(pq.read_schema(file).names)
+            names = list(pq.read_schema(file).names)
         except Exception as error:
             reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
             raise MissingDataError(
                 f"{file} is truncated or not a parquet file ({reason}); copy or download it again"
             ) from error
-    first = files[0]
-    for file, names in names_of.items():
-        if set(names) != set(names_of[first]):
-            odd = sorted(set(names) ^ set(names_of[first]))
+        first = first or names
+        if odd := sorted({*names} ^ {*first}):
             raise MissingDataError(
-                f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of the same version"
+                f"{file} and {files[0].name} differ in columns {', '.join(odd)}; give files of the same version"
             )
-    return names_of[first]
+    return first
 
 
 def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:
@@ -127,9 +119,7 @@ def count_rows(files: Sequence[Path]) -> int:
 def require_readable(files: LocalFiles) -> None:
     """Read enough of each file to detect damage: the first and last row groups of parquet files, JSON files entirely.
 
-    Raises:
-        MissingDataError: the rows of a file cannot be read.
-    """
+    Raises MissingDataError: the rows of a file cannot be read."""
     import pyarrow.parquet as pq
 
     for file in files.files:
@@ -144,16 +134,11 @@ def require_readable(files: LocalFiles) -> None:
             json.loads(file.read_text())
         except ValueError as error:
             lines = [line for line in file.read_text(errors="replace").split("\n") if line.strip()]
-            if not lines or any(_is_damaged(line) for line in (lines[0], lines[-1])):  # may be JSON Lines
+            try:  # may be JSON Lines
+                for line in (lines[0], lines[-1]):
+                    json.loads(line)
+            except (IndexError, ValueError):
                 raise _damaged(file, error) from error
-
-
-def _is_damaged(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return True
-    return False
 
 
 def _damaged(file: Path, error: Exception) -> MissingDataError:
@@ -162,7 +147,7 @@ def _damaged(file: Path, error: Exception) -> MissingDataError:
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError if `rows`, the split's number of rows, is 0. None stands for an unknown number."""
+    """Raise MissingDataError if `rows`, the split's number of rows, is 0. None: the number is unknown."""
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
@@ -171,8 +156,7 @@ def picture_features(files: Sequence[str]) -> datasets.Features | None:
     """Return features that decode columns of plain {bytes, path}, or lists of them, as pictures.
 
     Files written by `datasets` declare their picture columns. Files written by pandas or pyarrow do not, so the task
-    would get dicts. Return None if no column has to be changed. As in `datasets`, the first file's schema holds for all.
-    """
+    would get dicts. Return None if no column has to be changed. As in `datasets`, the first file's schema holds for all."""
     import pyarrow.parquet as pq
     from datasets import Features, Image, List
 
@@ -221,9 +205,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
 
 
 def _named(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Return the files whose names contain the split. Exact names are preferred to synonyms, the configuration's folder to
-    others.
-    """
+    """Return the files whose names contain the split, preferably the exact name in the configuration's folder."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):

@@ -32,8 +32,7 @@ def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
     """Turn the result of a task's `doc_to_messages` ({"role", "content": text or parts}) into a `Conversation`.
 
     Images become RGB. A path of an image or video must be a local file.
-    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts.
-    """
+    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts."""
     images: list[Image.Image] = []
     videos: list[Any] = []
     turns = []
@@ -69,12 +68,9 @@ def _image(medium: Any, task: str) -> Image.Image:
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, AttributeError) as error:
         shown = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
-        raise DataError(f"task {task}: image {shown} cannot be read ({_reason(error)}); restore the file") from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the error's text without the path, which differs between machines."""
-    return getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
+        # without the path, which differs between machines
+        reason = getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
+        raise DataError(f"task {task}: image {shown} cannot be read ({reason}); restore the file") from error
 
 
 def stated(error: BaseException) -> str:
@@ -89,8 +85,7 @@ def stated(error: BaseException) -> str:
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
     """Return the video as a path, as frames, or as {"video": path, "start_time", "end_time"} if a time is given.
 
-    lmms-eval gives the times either beside the path (start_time) or in a dict with the path (video_start).
-    """
+    lmms-eval gives the times either beside the path (start_time) or in a dict with the path (video_start)."""
     fields = dict(part)
     if isinstance(medium, dict):
         fields |= medium
@@ -119,20 +114,17 @@ def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Co
     """
     if use is None:
         return prompt
-    change = _interleaved if use == "interleave" else _removed
-    turns = [turn | {"content": change(turn["content"], dataset)} for turn in prompt.messages]
+    turns = [turn | {"content": _placed(turn["content"], use, dataset)} for turn in prompt.messages]
     return prompt._replace(messages=turns)
 
 
-def _removed(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str, Any]]:
-    return [part | {"text": part["text"].replace(WORD, "")} if part["type"] == "text" else part for part in parts]
-
-
-def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str, Any]]:
+def _placed(parts: Sequence[dict[str, Any]], use: str, dataset: str) -> list[dict[str, Any]]:
     words = sum(part["text"].count(WORD) for part in parts if part["type"] == "text")
     images = sum(part["type"] == "image" for part in parts)
     if words == 0:
         return list(parts)
+    if use == "remove":
+        return [part | {"text": part["text"].replace(WORD, "")} if part["type"] == "text" else part for part in parts]
     if words != images:
         raise DataError(
             f"the text has {WORD} {words} times but comes with {images} images, so their positions are unknown; set "
@@ -153,9 +145,7 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
 
     The document ends with the text `context` in the last message, or with the last image or video there.
 
-    Raises:
-        DataError: the last message has neither.
-    """
+    Raises DataError: the last message has neither."""
     turns = [dict(turn, content=list(turn["content"])) for turn in messages]
     parts = turns[-1]["content"]
     for place in reversed(range(len(parts))):
@@ -175,9 +165,7 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
 def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
     """Return the text that `with_question` would replace: everything after the document.
 
-    Raises:
-        DataError: the last message does not end with one text after the document.
-    """
+    Raises DataError: the last message does not end with one text after the document."""
     parts = messages[-1]["content"]
     if parts and parts[-1]["type"] == "text":
         text = parts[-1]["text"]
@@ -194,8 +182,7 @@ def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
 def prompt_hash(prompt: Conversation) -> str:
     """Return a sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
 
-    For a video given as a path the file's content is hashed, not its name or folder. For decoded frames the values are.
-    """
+    For a video given as a path the file's content is hashed, not its name or folder. For decoded frames the values are."""
     digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
     for image in prompt.images:
         digest.update(f"image {image.width}x{image.height}".encode())

@@ -45,22 +45,19 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 
     Columns: TEXT_COLUMNS and `images`. Missing chunks are rendered (about 25 ms per small and 60 ms per large sample).
     Raises DataError if a cached file does not match its checksum, if a page differs from the frozen page, or if nothing
-    can be written.
-    """
+    can be written."""
     import datasets
     from tqdm import tqdm
 
     chunks = [DataChunk(folder(name, split), number) for number in range(-(-count // CHUNK))]
-    missing = [chunk for chunk in chunks if not chunk.exists()]
+    missing = [chunk for chunk in chunks if not chunk.path.exists()]
     for chunk in tqdm(missing, f"rendering {name} ({split})", unit="chunk", disable=len(missing) < 2, leave=False):
         chunk.publish(_table(chunk_samples(name, split, chunk.number)), manifest=generator())
     parts = [datasets.Dataset.from_file(str(chunk.verified())) for chunk in chunks]
     frozen = frozen_digests().get(frozen_name(name, split), [])
     for chunk, part, digest in zip(chunks, parts, frozen, strict=False):
         if content_digest(part.remove_columns("images").to_list()) != digest:
-            versions = ", ".join(
-                f"{library} {version}" for library, version in generator().items() if library != "source"
-            )
+            versions = ", ".join(f"{library} {generator()[library]}" for library in GENERATOR_LIBRARIES)
             first = chunk.number * CHUNK
             raise DataError(
                 f"{split} pages {first} to {first + CHUNK - 1} of {name} differ from the frozen pages ({versions} drew them); "
@@ -73,8 +70,7 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 def fingerprint(name: str, split: str) -> str:
     """Return the digest (hex) of the first chunk's content, which depends on the generator and not on the limit.
 
-    For frozen pages (stored digest) nothing is drawn here, because `load` refuses pages with another digest.
-    """
+    For frozen pages (stored digest) nothing is drawn here, because `load` refuses pages with another digest."""
     frozen = frozen_digests().get(frozen_name(name, split))
     return frozen[0] if frozen else content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
 
@@ -98,9 +94,8 @@ def generator() -> dict[str, str]:
     source = hashlib.sha256()
     for module in GENERATOR_MODULES:
         source.update((Path(mmkv_bench.tiny.__file__).parent / f"{module}.py").read_bytes())
-    return {"source": source.hexdigest()[:16]} | {
-        name: importlib.metadata.version(name) for name in GENERATOR_LIBRARIES
-    }
+    versions = {name: importlib.metadata.version(name) for name in GENERATOR_LIBRARIES}
+    return {"source": source.hexdigest()[:16], **versions}
 
 
 def chunk_samples(name: str, split: str, number: int) -> list[Sample]:
@@ -152,10 +147,8 @@ def _table(samples: list[Sample]) -> pa.Table:
     rows = [to_row(sample) for sample in samples]
     for row in rows:
         files = [io.BytesIO() for _ in row["images"]]
-        for image, file in zip(row["images"], files, strict=True):
-            image.save(
-                file, "PNG", compress_level=1
-            )  # noise hardly compresses: higher levels cost time and save a tenth
+        for image, file in zip(row["images"], files, strict=True):  # noise hardly compresses: level 9 saves a tenth
+            image.save(file, "PNG", compress_level=1)
         row["images"] = [{"bytes": file.getvalue(), "path": None} for file in files]
     return pa.Table.from_pylist(rows, schema)
 
@@ -176,15 +169,10 @@ class DataChunk:
         """The chunk's folder."""
         return self.parent / f"{self.number:05d}"
 
-    def exists(self) -> bool:
-        """Tell whether the chunk was published."""
-        return self.path.exists()
-
     def publish(self, table: pa.Table, manifest: dict[str, Any]) -> None:
         """Write the table and a manifest with its checksum into a new folder, then rename it; the first process wins.
 
-        Equal tables give equal bytes. Raises DataError if nothing can be written.
-        """
+        Equal tables give equal bytes. Raises DataError if nothing can be written."""
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
@@ -202,7 +190,7 @@ class DataChunk:
             _write(unfinished / MANIFEST, json.dumps(manifest, indent=1).encode())
             os.rename(unfinished, self.path)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and self.exists():
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and self.path.exists():
                 return
             raise DataError(
                 f"{self.parent} cannot be written ({error.strerror}); make room there, or set MMKV_BENCH_CACHE to a "

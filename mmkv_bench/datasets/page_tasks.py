@@ -6,14 +6,8 @@ from __future__ import annotations
 # prefix of a mix is balanced and a larger limit never changes earlier samples
 PAGE_TASKS: dict[str, tuple[str, ...]] = {
     "pages": (
-        "lookup",
-        "walk3",
-        "chain3",
-        "mi_lookup",
-        "mi_walk3",
-        "handwritten",
-        "redundant_lookup",
-        "redundant_walk3",
+        *("lookup", "walk3", "chain3", "mi_lookup", "mi_walk3"),
+        *("handwritten", "redundant_lookup", "redundant_walk3"),
     ),
     "pages_lookup": ("lookup",),
     "pages_walk": ("walk3",),

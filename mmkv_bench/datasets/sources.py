@@ -30,9 +30,7 @@ def of_hub(dataset_path: str) -> bool:
 def preflight(spec: TaskSpec) -> None:
     """Check that a task's data are available, before lmms-eval or a model is imported.
 
-    Raises:
-        MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist.
-    """
+    Raises MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist."""
     if not spec.is_pages:
         path = task_file(spec)
         source(spec, path)
@@ -42,9 +40,7 @@ def preflight(spec: TaskSpec) -> None:
 def local_rows(spec: TaskSpec) -> int | None:
     """Count the rows of a task's split if its data are local parquet files, from the footers; return None for other data.
 
-    Raises:
-        MissingDataError: see `source`.
-    """
+    Raises MissingDataError: see `source`."""
     if spec.is_pages or not spec.dataset_path:
         return None
     keys = source(spec, task_file(spec))
@@ -57,13 +53,9 @@ def local_rows(spec: TaskSpec) -> int | None:
 def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
     """Return the YAML keys that make a task read `spec.dataset_path`; no keys if the task keeps its own source.
 
-    Args:
-        path: the task's YAML file.
-
-    Raises:
-        MissingDataError: the data or their videos are missing or truncated, or the data have no rows, lack the split, or lack a
-            column.
-    """
+    path: the task's YAML file.
+    Raises MissingDataError: the data or their videos are missing or truncated, or the data have no rows, lack the split, or lack
+    a column."""
     if spec.is_pages or not spec.dataset_path:
         return {}
     config = plain_config(path)
@@ -93,8 +85,7 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
 def data_files(spec: TaskSpec) -> list[Path]:
     """Return the local files that a task's rows are read from, sorted, without media that rows name by path.
 
-    The list is empty for embedded pages and repositories of the hub. Raises what `source` raises.
-    """
+    The list is empty for embedded pages and repositories of the hub. Raises what `source` raises."""
     if spec.is_pages:
         return []
     path = task_file(spec)
@@ -133,9 +124,7 @@ def _matching(base: Path, name: str) -> list[Path]:
 def require_upstream(spec: TaskSpec, path: Path) -> bool:
     """Tell whether a task takes its data from the hub, after checking that they are available.
 
-    Raises:
-        MissingDataError: the repository is neither in a cache nor on the hub, or the files must be fetched by hand.
-    """
+    Raises MissingDataError: the repository is neither in a cache nor on the hub, or the files must be fetched by hand."""
     config = plain_config(path)
     repository = str(config.get("dataset_path"))
     if spec.dataset_path:
@@ -197,8 +186,7 @@ def converted(repository: str) -> bool:
 def refusal(repository: str, offline: bool) -> str | None:
     """Return a clause that says why a repository's data are not available; None if they are cached or on the hub.
 
-    If nothing is cached, one request is made. Without it, libraries would retry for minutes before they fail.
-    """
+    If nothing is cached, one request is made. Without it, libraries would retry for minutes before they fail."""
     if snapshot(repository) is not None or converted(repository):
         return None
     if offline:

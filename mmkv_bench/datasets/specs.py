@@ -89,22 +89,8 @@ class TaskSpec:
 
 
 KEYS = (
-    "task",
-    "size",
-    "split",
-    "count",
-    "generation",
-    "metrics",
-    "offline",
-    "dataset_path",
-    "folder",
-    "include_path",
-    "cluster_key",
-    "context_key",
-    "questions_key",
-    "measures",
-    "placeholders",
-    "about",
+    *("task", "size", "split", "count", "generation", "metrics", "offline", "dataset_path", "folder", "include_path"),
+    *("cluster_key", "context_key", "questions_key", "measures", "placeholders", "about"),
 )
 MEASURES = ("ppl", "self_rouge", "continuation")
 PLACEHOLDERS = ("interleave", "remove", "keep")
@@ -136,16 +122,12 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
         example = f"datasets.{name}.task=docvqa_val"
         raise ConfigError(f"datasets.{name}.task is empty; name an lmms-eval task, for example {example}")
     use = _one_of(f"datasets.{name}.placeholders", str(node.get("placeholders") or "keep"), PLACEHOLDERS)
-    common: dict[str, Any] = {
+    unchanged = ("dataset_path", "include_path", "cluster_key", "context_key", "questions_key")
+    common: dict[str, Any] = {key: node.get(key) for key in unchanged} | {
         "count": _positive(f"datasets.{name}.count", node.get("count")),
         "generation": dict(node.get("generation") or {}),
         "metrics": tuple(node.get("metrics") or ()),
         "offline": bool(node.get("offline", True) or node.get("dataset_path")),
-        "dataset_path": node.get("dataset_path"),
-        "include_path": node.get("include_path"),
-        "cluster_key": node.get("cluster_key"),
-        "context_key": node.get("context_key"),
-        "questions_key": node.get("questions_key"),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
         "placeholders": None if use == "keep" else use,  # `keep` equals leaving the setting out
         "columns": tuple((node.get("about") or {}).get("columns") or ()),
@@ -170,8 +152,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
 def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
     """Return the spec's fields that locate the data of dataset `name`; none if the task's own source (the hub) is used.
 
-    below: the dataset's folder under data.root.
-    """
+    below: the dataset's folder under data.root."""
     if data.get("source") == "fixture":
         folder = fixtures.folder(name)
     elif data.get("root"):

@@ -22,8 +22,7 @@ def task_file(spec: TaskSpec) -> Path:
     """Return the YAML file that defines the task `spec.name`.
 
     `spec.include_path` is searched first, then this project's tasks, then lmms-eval's.
-    Raises ConfigError with the nearest names for an unknown task, UnsupportedError for a group of tasks.
-    """
+    Raises ConfigError with the nearest names for an unknown task, UnsupportedError for a group of tasks."""
     if spec.is_pages:
         return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
     tasks_here = own_tasks()
@@ -95,8 +94,7 @@ def _text(path: Path) -> str:
 def plain_config(path: Path) -> dict[str, Any]:
     """Return a task's YAML as plain data, merged with the files it includes.
 
-    `!function` values stay text, so no code of the task is executed.
-    """
+    `!function` values stay text, so no code of the task is executed."""
     import yaml
 
     # The C parser, if it was built: a run reads its tasks' files many times.

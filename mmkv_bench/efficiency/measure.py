@@ -148,8 +148,7 @@ class Bench:
 
         With a compiled step, an uncounted pass runs first, so that caches' storages and graphs exist as in timed passes. On the
         host, memory is counted per operation, but a compiled program hides its operations. There the step runs eagerly on the
-        same storages.
-        """
+        same storages."""
         step, pool = self.step, pool_of(self.loaded.model)
         pool.clear()
         if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):

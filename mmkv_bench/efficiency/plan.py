@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench import devices, protocols
 from mmkv_bench.compression.budget import LARGEST
-from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, GridConfig, Model, RunConfig
+from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, EfficiencyConfig, Model, RunConfig
 from mmkv_bench.efficiency.search import Search, search_state
-from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.methods.part_rules import visual_parts
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, MethodEntry, expand, method_entries
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, expand, expand_outline, method_entries
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
@@ -34,36 +34,30 @@ DATASETS = {TEXT: "made_up_text", IMAGE: "made_up_image", VIDEO: "made_up_video"
 """Kind of prompts to the dataset's name in rows."""
 SCHEMES = {TEXT: 1, IMAGE: 1, VIDEO: 1}
 """Versions of how prompts of a kind are made, part of every cell's identity."""
-_KINDS = {name: kind for kind, name in DATASETS.items()}
 
 
 def kind_of(dataset: str) -> str:
     """Return the kind of prompts (text, image or video) for the dataset name of a cell."""
-    return _KINDS[dataset]
-
-
-class Shape(NamedTuple):
-    """One cell over `batch` prompts of `tokens` tokens each. `prefill`: how the batch is built, None for one prompt."""
-
-    cell: str
-    tokens: int
-    batch: int
-    prefill: str | None = None
+    return next(kind for kind, name in DATASETS.items() if name == dataset)
 
 
 class PassId(NamedTuple):
-    """One pass of a `Shape`. `repeat`: None for the pass that counts memory."""
+    """One pass of one cell over `batch` prompts of `tokens` tokens each.
+
+    repeat: number of the timed pass; None for the pass that counts memory, which also stands for the shape of its repeats.
+    prefill: how the batch is built, None for one prompt.
+    """
 
     cell: str
     tokens: int
     batch: int
-    repeat: int | None
+    repeat: int | None = None
     prefill: str | None = None
 
     @property
-    def shape(self) -> Shape:
-        """Return the shape that all repeats of the pass share."""
-        return Shape(self.cell, self.tokens, self.batch, self.prefill)
+    def shape(self) -> PassId:
+        """Return the pass that counts memory, which all repeats share."""
+        return self._replace(repeat=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +84,14 @@ class EfficiencyPlan(Plan):
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     room: int | None = None
 
-    def shape(self, cell: str, tokens: int, batch: int) -> Shape:
-        """Return the shape of a batch, with this run's way of building batches."""
-        return Shape(cell, tokens, batch, self.pass_config.batch_prefill if batch > 1 else None)
+    def shape(self, cell: str, tokens: int, batch: int) -> PassId:
+        """Return the pass over a batch that counts memory, with this run's way of building batches."""
+        return PassId(cell, tokens, batch, prefill=self.pass_config.batch_prefill if batch > 1 else None)
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Return each cell at each length."""
+        return list(product(self.names, self.lengths))
 
     @property
     def kinds(self) -> list[str]:
@@ -100,10 +99,9 @@ class EfficiencyPlan(Plan):
         return list(dict.fromkeys(kind_of(cell.dataset) for cell in self.cells))
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[PassId]:
         """Return the shapes of the requested batches. Batches that a search tries are not among them."""
-        names = [cell.cell for cell in self.cells]
-        return [self.shape(*one) for one in product(names, self.lengths, self.batches)]
+        return [self.shape(*place, batch) for place, batch in product(self.places, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
         """Return the state of the search for a cell's largest batch. outcomes: how passes ended."""
@@ -119,9 +117,8 @@ class EfficiencyPlan(Plan):
         sequences. The repeated pass prefills every sequence."""
         if not self.searches:
             return set()
-        places = [*product([cell.cell for cell in self.cells], self.lengths)]
-        ends = [(place, search) for place in places if (search := self.search(outcomes, *place)).next is None]
-        units = {counting(self.shape(*place, search.largest)) for place, search in ends if search.largest}
+        ends = [(place, search) for place in self.places if (search := self.search(outcomes, *place)).next is None]
+        units = {self.shape(*place, search.largest) for place, search in ends if search.largest}
         return {unit for unit in units if getattr(outcomes.get(unit), "copied", False)}
 
     @property
@@ -133,19 +130,15 @@ class EfficiencyPlan(Plan):
         """Return all known passes in the order in which they run. While a cell's largest batch is searched, no pass is timed."""
         shapes, units = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
-            places = [*product([cell.cell for cell in self.cells], self.lengths)]
-            searches = [self.search(outcomes, *place) for place in places]
+            searches = [self.search(outcomes, *place) for place in self.places]
             steps = [[*one.tried, *([] if one.next is None else [one.next])] for one in searches]
             for level in range(max(map(len, steps))):
-                units += [
-                    counting(self.shape(*place, sizes[level]))
-                    for place, sizes in zip(places, steps, strict=True)
-                    if level < len(sizes)
-                ]
+                tried = [(place, sizes) for place, sizes in zip(self.places, steps, strict=True) if level < len(sizes)]
+                units += [self.shape(*place, sizes[level]) for place, sizes in tried]
             if any(one.next is not None for one in searches) or self.unconfirmed(outcomes):
                 return [*dict.fromkeys(units)]
-            most = [self.shape(*place, one.largest) for place, one in zip(places, searches, strict=True) if one.largest]
-            shapes = [*dict.fromkeys([*shapes, *most])]
+            largest = [(place, one.largest) for place, one in zip(self.places, searches, strict=True) if one.largest]
+            shapes = [*dict.fromkeys([*shapes, *(self.shape(*place, size) for place, size in largest)])]
         timed = order(shapes, self.pass_config.repeats, self.pass_config.order_seed)[len(shapes) :]
         return [*dict.fromkeys([*units, *timed])]
 
@@ -163,19 +156,15 @@ class EfficiencyPlan(Plan):
 def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     """Return the scenario's plan for a validated configuration. The model's files are read, but its weights are not loaded.
 
-    Args:
-        outline: plan only what is known without a connection, as `plan.plan.outline`.
-
-    Raises:
-        MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context.
-    """
+    outline: plan only what is known without a connection, as `plan.plan.outline`.
+    Raises MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context."""
     _refuse_others(config)
     quiet_libraries()
     kinds = list(dict.fromkeys(config.prompts))
     # All ratios are relative to the full cache.
     config = config.updated(baseline="full", datasets={DATASETS[kind]: {} for kind in kinds})
     source = Source.of(config.model)
-    described = source.outlined()[0] if outline else source.described
+    described = source.described_here() if outline else source.described
     if described is None:
         raise ConfigError(
             f"scenario=efficiency cannot plan {config.model.name}: its config.json is not on this machine; "
@@ -188,8 +177,12 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     }
     stored = Store(Path(config.out).expanduser()).cells() if outline else None
     identity = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
-    entries = method_entries(config.method_config)
-    cells, notes = _expanded(config.grid, replace(identity, datasets=made_up), entries, outline)
+    identity, entries = replace(identity, datasets=made_up), method_entries(config.method_config)
+    if outline:
+        cells, notes, lacking = expand_outline(config.grid, identity, entries)
+        notes += lacking
+    else:
+        cells, notes = expand(config.grid, identity, entries)
     for kind in kinds:
         if kind != TEXT and kind not in (takes := family.rules.media):
             raise UnsupportedError(
@@ -202,10 +195,9 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     lengths = _fitting(config.model, config.new_tokens, list(dict.fromkeys(config.lengths)), family)
     _refuse_long(config.model, config.new_tokens, lengths, family)
     if len(lengths) < len(set(config.lengths)):
-        notes = [
-            *notes,
-            f"default lengths beyond the limit of {config.model.name} are left out; lengths=[...] sets other lengths",
-        ]
+        notes.append(
+            f"default lengths beyond the limit of {config.model.name} are left out; lengths=[...] sets other lengths"
+        )
     batches = list(dict.fromkeys(config.batch))
     sizes, limit = [batch for batch in batches if isinstance(batch, int)], bytes_of(config.memory_limit, "memory_limit")
     for cell in cells if batches != [1] else ():
@@ -229,31 +221,13 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     )
 
 
-def _expanded(
-    grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], outline: bool
-) -> tuple[list[Cell], list[str]]:
-    """Return all cells of a run, and notes. For an outline, a missing calibration becomes a note instead of an error."""
-    try:
-        return expand(grid, identity, entries)
-    except CalibrationError as error:
-        if not outline:
-            raise
-        cells, notes = expand(grid, identity, entries, calibrated=False)
-        return cells, [*notes, str(error)]
-
-
-def counting(shape: Shape) -> PassId:
-    """Return a shape's pass that counts memory."""
-    return PassId(shape.cell, shape.tokens, shape.batch, None, shape.prefill)
-
-
-def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[PassId]:
+def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
     """Return all passes in order. Passes that count memory come first and also show which shapes run out of memory. Then come the
     repeats, each with all shapes in a new random order, so that drift affects all shapes alike."""
     draw = random.Random(f"order/{seed}")
     units = []
     for repeat in (None, *range(repeats)):
-        block = [counting(shape)._replace(repeat=repeat) for shape in shapes]
+        block = [shape._replace(repeat=repeat) for shape in shapes]
         draw.shuffle(block)
         units += block
     return units
@@ -279,9 +253,7 @@ def _refuse_others(config: RunConfig) -> None:
 
 
 def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Return the memory that the largest batch may use, in bytes. Raises ConfigError for a search without an end, and for an
-    impossible limit.
-    """
+    """Return the memory that the largest batch may use, in bytes. Refuse a search without an end and an impossible limit."""
     if limit is None and not searches:
         return None
     kind = devices.kind_of(model.device)
@@ -297,9 +269,7 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """Refuse a decode policy that cannot act in a batch, and a scorer that feeds the context again if prompts are prefilled
-    together.
-    """
+    """Refuse a method that cannot act in a batch that is built in this way."""
     policy = cell.compressor.decoding
     if cell.compressor.needs.replay and way == TOGETHER:
         raise UnsupportedError(
@@ -321,9 +291,7 @@ def _refuse_policy(cell: Cell, way: str) -> None:
 
 
 def _refuse_method(cell: Cell) -> None:
-    """Refuse a method without a meaningful latency (it reads the full cache's answer first), and a method that needs visual
-    tokens if the prompts have none.
-    """
+    """Refuse a method without a meaningful latency, and a method that needs visual tokens if the prompts have none."""
     made = cell.compressor
     if made.needs.answer:
         raise UnsupportedError(
@@ -341,15 +309,7 @@ def _profiled(
     folder: str | None, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
 ) -> tuple[list[Cell], dict[str, Profile]]:
     """Divide budgets as stored rows of real prompts did, for methods whose division among heads depends on the prompt. Only
-    random weights need this.
-
-    Returns:
-        All cells, and cell to the row whose division it uses.
-
-    Raises:
-        UnsupportedError: random weights and such a method, but no rows.
-        ConfigError: rows that no method uses.
-    """
+    random weights need this. Return all cells, and cell to the row whose division it uses."""
     from mmkv_bench.efficiency.profiles import refuse_unprofiled, with_profile
 
     divided, profiles = [], {}
@@ -377,9 +337,7 @@ def _profiled(
 
 
 def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
-    """Drop default lengths beyond the model's limit. Lengths that the user chose are returned unchanged, and refused later if too
-    long.
-    """
+    """Drop default lengths beyond the model's limit. Lengths that the user chose stay; `_refuse_long` checks them."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     room = min(

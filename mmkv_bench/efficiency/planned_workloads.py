@@ -12,11 +12,10 @@ from mmkv_bench.efficiency.plan import DATASETS, TEXT, EfficiencyPlan, PassId, k
 from mmkv_bench.efficiency.run import card
 from mmkv_bench.forecast.forecast import Workload, kept_entries
 from mmkv_bench.forecast.prompt_length import PromptLength
-from mmkv_bench.forecast.weights import weights_text
+from mmkv_bench.forecast.roofline import weights_text
 
 if TYPE_CHECKING:
     from mmkv_bench.forecast.memory import DryPrompt
-    from mmkv_bench.plan.cells import Cell
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
@@ -54,56 +53,47 @@ def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
 def prompts(plan: EfficiencyPlan) -> list[DryPrompt]:
     """Make the measured prompts for a dry run. This loads torch and the processor.
 
-    Raises:
-        ConfigError: the model's shape or processor is not on this machine, or a length is too short for a picture.
-    """
+    Raises ConfigError: the model's shape or processor is not on this machine, or a length is too short for a picture."""
     from mmkv_bench.efficiency.prompts import visual_prompt
+    from mmkv_bench.forecast.dry_run import prompt_types
     from mmkv_bench.forecast.memory import DryPrompt, without_weights
 
-    config, kinds = plan.model, plan.kinds
-    loaded = without_weights(plan) if set(kinds) != {TEXT} else None
-    found = []
-    for kind, tokens in product(kinds, sorted(plan.lengths)):
+    loaded = without_weights(plan) if plan.kinds != [TEXT] else None
+    made = []
+    for kind, tokens in product(plan.kinds, sorted(plan.lengths)):
         if loaded is None or kind == TEXT:
-            found.append(DryPrompt.of_text(tokens))
+            made.append(DryPrompt(prompt_types(tokens, 0)))
         else:
-            prompt = visual_prompt(loaded, kind, tokens, config.frames, config.video_max_pixels)
-            found.append(DryPrompt(prompt.types, prompt.inputs))
-    return found
+            prompt = visual_prompt(loaded, kind, tokens, plan.model.frames, plan.model.video_max_pixels)
+            made.append(DryPrompt(prompt.types, prompt.inputs))
+    return made
 
 
 def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: int, batch: int) -> Workload:
     new, cells = int(plan.pass_config.new_tokens), [cell for cell in plan.cells if kind_of(cell.dataset) == kind]
-    passes = {cell.cell: _passes(cell, tokens, batch, todo) for cell in cells}
+    passes: Counter[str] = Counter()
     prefills: Counter[int] = Counter()
+    entries = 0.0
     for cell in cells:
-        prefills[_prefilled(cell, tokens)] += passes[cell.cell] * batch
-    entries = sum(passes[cell.cell] * batch * (kept_entries(cell, tokens) + new / 2) for cell in cells)
+        units = [unit for unit in todo if (unit.cell, unit.tokens, unit.batch) == (cell.cell, tokens, batch)]
+        warm_up = any(unit.repeat is not None for unit in units)
+        passes[cell.cell] = len(units) + warm_up
+        kept = kept_entries(cell.budget, tokens)
+        # `pixels` shrinks pictures before the prefill
+        prefills[kept if cell.compressor.resamples else tokens] += passes[cell.cell] * batch
+        entries += passes[cell.cell] * batch * (kept + new / 2)
     return Workload(
         DATASETS[kind],
         PromptLength(tokens, "lengths"),
         new,
         cells,
         prefills,
-        new * sum(passes.values()),
+        new * passes.total(),
         new * entries,
         batch,
         plan.pass_config.batch_prefill == TOGETHER,
-        state_reads=new * batch * sum(passes.values()),
+        state_reads=new * batch * passes.total(),
     )
-
-
-def _passes(cell: Cell, tokens: int, batch: int, todo: Sequence[PassId]) -> int:
-    """Return the number of a cell's missing passes, plus one to warm up if any is timed."""
-    units = [unit for unit in todo if (unit.cell, unit.tokens, unit.batch) == (cell.cell, tokens, batch)]
-    return len(units) + any(unit.repeat is not None for unit in units)
-
-
-def _prefilled(cell: Cell, tokens: int) -> int:
-    """Return the number of prompt tokens that a cell prefills. For `pixels`, which shrinks pictures before the prefill, it is the
-    budget.
-    """
-    return kept_entries(cell, tokens) if cell.compressor.resamples else tokens
 
 
 def _warm(todo: Sequence[PassId]) -> int:

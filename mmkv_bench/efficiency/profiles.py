@@ -59,13 +59,9 @@ class Profile:
 
 
 def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
-    """Return the cell with its budget divided as in a stored row of its method, and that division.
+    """Return the cell with its budget divided as in a stored row of its method, and that division. `refuse_unprofiled` first.
 
-    Raises:
-        ConfigError: no store, or no row that matches the cell.
-        UnsupportedError: the method's rows do not determine its division.
-    """
-    refuse_unprofiled(cell)
+    Raises ConfigError: no store, or no row that matches the cell."""
     profile = _profile(cell, folder, family)
     made = cell.compressor
     assert made.allocator is not None, "a division is an allocator's"
@@ -124,19 +120,14 @@ def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
     """Return the rows with status ok, a prompt longer than the budget, and this number of layers and KV heads."""
     ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(ok, False))
-    layers = pc.list_value_length(rows["kept"])
-    rows = rows.filter(pc.equal(layers, shape[0]))
-    return (
-        rows.filter(pc.equal(pc.list_value_length(pc.list_element(rows["kept"], 0)), shape[1]))
-        if rows.num_rows
-        else rows
-    )
+    rows = rows.filter(pc.equal(pc.list_value_length(rows["kept"]), shape[0]))
+    if not rows.num_rows:
+        return rows
+    return rows.filter(pc.equal(pc.list_value_length(pc.list_element(rows["kept"], 0)), shape[1]))
 
 
 def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
-    """Return the row with the median padding. Padding is the number of entries if each layer's heads are padded to the longest,
-    divided by the number of entries.
-    """
+    """Return the row with the median padding: entries with each layer's heads padded to the longest, over entries."""
     flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
     kept = flat.reshape(-1, *shape).astype(np.int64)
     padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)

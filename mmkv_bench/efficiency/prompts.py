@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from mmkv_bench.efficiency.plan import DATASETS, IMAGE, SCHEMES, TEXT, VIDEO
 from mmkv_bench.efficiency.sizing import Rules, Size
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.base import PixelLimits
-from mmkv_bench.families.registry import image_tokens, video_tokens
 from mmkv_bench.generation.encode import EncodedPrompt, encode, from_tensors
 from mmkv_bench.models.chat_template import rendered
 from mmkv_bench.models.load import LoadedModel
@@ -29,34 +28,13 @@ _MORE = 64  # extra tokens of text: where words meet, the tokenizer may make few
 _TRIES = 4  # media are resized if the processor writes more tokens beside them than expected
 _SENTENCES = 64  # sentences added at a time, until there are enough tokens
 _RECTANGLES, _STEP = 80, 4  # rectangles of a picture; pixels that a scene moves between two frames
-_WHO = [
-    "The baker",
-    "A sailor",
-    "Her uncle",
-    "The old clock",
-    "Our neighbour",
-    "The engine",
-    "A small dog",
-    "The council",
-]
+# fmt: off
+_WHO = ["The baker", "A sailor", "Her uncle", "The old clock", "Our neighbour", "The engine", "A small dog", "The council"]
 _DID = ["found", "carried", "described", "painted", "counted", "lost", "repaired", "sold"]
-_WHAT = [
-    "a red lamp",
-    "the wooden bridge",
-    "seven letters",
-    "two green doors",
-    "the harbour map",
-    "a silver coin",
-    "the roof",
-]
-_WHERE = [
-    "near the station",
-    "behind the mill",
-    "in the north of the town",
-    "at the river",
-    "under the stairs",
-    "in the square",
-]
+_WHAT = ["a red lamp", "the wooden bridge", "seven letters", "two green doors", "the harbour map", "a silver coin", "the roof"]
+_WHERE = ["near the station", "behind the mill", "in the north of the town", "at the river", "under the stairs",
+          "in the square"]
+# fmt: on
 
 
 def sentences(count: int, draw: random.Random) -> str:
@@ -71,12 +49,8 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     """Return a prompt of exactly `tokens` tokens: made-up sentences, cut behind the last token. `encode_s` is the tokenizer's
     time.
 
-    Args:
-        number: index of the sequence in its batch, from 0. Each sequence has its own sentences and random streams.
-
-    Raises:
-        UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English.
-    """
+    number: index of the sequence in its batch, from 0. Each sequence has its own sentences and random streams.
+    Raises UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English."""
     suffix = f"/{number}" if number else ""
     draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{suffix}"), "", -1
     while True:
@@ -101,15 +75,6 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     return prompt
 
 
-@dataclass(frozen=True)
-class _Media:
-    """The media of a prompt. visual: number of their visual tokens by the family's rule."""
-
-    kind: str
-    shown: list[Any]
-    visual: int
-
-
 def visual_prompt(
     loaded: LoadedModel,
     kind: str,
@@ -130,44 +95,39 @@ def visual_prompt(
         UnsupportedError: the processor does not take such media.
     """
     limits = PixelLimits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
-    name = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{f'/{number}' if number else ''}"
-    identity = f"{DATASETS[kind]}/{tokens}{f'/{number}' if number else ''}"
+    suffix = f"/{number}" if number else ""
+    name, identity = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{suffix}", f"{DATASETS[kind]}/{tokens}{suffix}"
     rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)
-    marker = {"type": kind}
-    base, one, two = (len(_ids(loaded, [marker] * count, "")) for count in range(3))
+    base, one, two = (len(_ids(loaded, [{"type": kind}] * count, "")) for count in range(3))
     each, fill = two - one - 1, _MORE  # a medium's marker is replaced by its visual tokens
     for _ in range(_TRIES):
-        media = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
-        if media is None:
+        media, visual = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
+        if not media:
             raise ConfigError(
                 f"lengths={tokens} is too short for any {kind} of {loaded.name}, with {base} tokens of its template "
                 f"and {LEAST_TEXT} of a question; give longer lengths, or prompts=text"
             )
-        text, count = _text(loaded, random.Random(f"{name}/text"), tokens - media.visual - base + fill)
-        prompt = _encoded(loaded, identity, media, text, video_max_pixels)
+        text, count = _text(loaded, random.Random(f"{name}/text"), tokens - visual - base + fill)
+        prompt = _encoded(loaded, identity, kind, media, text, video_max_pixels)
         fixed = prompt.length - count  # everything except the text
         if fixed + LEAST_TEXT <= tokens <= prompt.length:
-            return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media.shown)))
+            return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media)))
         fill += max(0, tokens - prompt.length)
-        each = max(each, -(-(fixed - base - media.visual) // len(media.shown)))
+        each = max(each, -(-(fixed - base - visual) // len(media)))
     raise ConfigError(
         f"lengths={tokens}: {type(loaded.processor).__name__} makes {kind}s of other lengths than its family's "
         "rule; use prompts=text"
     )
 
 
-def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> _Media | None:
-    """Return the media of a prompt with `room` tokens, or None if none fits. each: further tokens per medium (markers)."""
+def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> tuple[list[Any], int]:
+    """Return the media of a prompt with `room` tokens, none if none fits, and the number of their visual tokens by the family's
+    rule. each: further tokens per medium (markers)."""
     if kind == IMAGE:
         sizes = rules.pictures(room, each)
-        visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
-        return _Media(kind, [picture(size, draw) for size in sizes], visual) if sizes else None
+        return [picture(size, draw) for size in sizes], sum(rules.picture_tokens(size, len(sizes)) for size in sizes)
     video_size = rules.video(room - each)
-    if video_size is None:
-        return None
-    frames, size = video_size
-    visual = video_tokens(rules.model_type, rules.settings, frames, *size, rules.limits)
-    return _Media(kind, [video(frames, size, draw)], visual)
+    return ([video(*video_size, draw)], rules.video_tokens(*video_size)) if video_size else ([], 0)
 
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
@@ -180,12 +140,11 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
 
 
 def _encoded(
-    loaded: LoadedModel, identity: str, media: _Media, text: str, video_max_pixels: int | None
+    loaded: LoadedModel, identity: str, kind: str, media: list[Any], text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
     """Encode a prompt on the host, because the device's memory may hold only the prompt of the running pass."""
-    content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
-    images = media.shown if media.kind == IMAGE else []
-    videos = media.shown if media.kind == VIDEO else []
+    content = [*({"type": kind} for _ in media), {"type": "text", "text": text}]
+    images, videos = (media, []) if kind == IMAGE else ([], media)
     return encode(
         loaded.processor,
         replace(loaded.family, max_context=None),  # the text is cut later

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 from mmkv_bench import devices
 from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER, RunConfig
 from mmkv_bench.devices.requirements import COMPILED, check_compiler
-from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan, PassId, Shape, counting, kind_of, plan_passes
+from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan, PassId, kind_of, plan_passes
 from mmkv_bench.efficiency.search import PassOutcome
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.load import computing_with, threads_for
@@ -33,20 +32,19 @@ if TYPE_CHECKING:
     from mmkv_bench.efficiency.measure import Bench, CacheBytes
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.result import CellSpec
+    from mmkv_bench.plan.cells import Cell
 
 
 def run(config: RunConfig) -> int:
     """Run a validated configuration of `scenario=efficiency`. Return 0, or 1 if a pass failed (its row has the reason).
 
-    Raises:
-        MMKVError: the run as a whole stops. The exception has the exit code.
-    """
+    Raises MMKVError: the run as a whole stops. The exception has the exit code."""
     started = time.perf_counter()
     plan = plan_passes(config)
     store = Store(plan.out)
     store.check_writable()
-    rows = store.timings([cell.cell for cell in plan.cells])
-    todo, outcomes = missing(plan, rows, plan.retry), stored_outcomes(rows, plan.memory_limit, plan.retry)
+    outcomes = stored_outcomes(plan, store.timings(plan.names))
+    todo = missing(plan, outcomes)
     track, ran = tracker(settings(plan.logger, plan.answering.selection.shard), store.root), 0
     print(card(plan, len(todo)), flush=True)
     if todo:
@@ -69,34 +67,30 @@ PREFILLED = 3
 _UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
-def stored_outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[PassId, str]:
-    """Map each pass with rows to its outcome. Passes to repeat are left out: passes with a status in `retry`, and memory
-    passes under another limit than `memory_limit`."""
+def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
+    """Map each pass with rows to its outcome. Passes to repeat are left out: passes with a status in the plan's `retry`, and
+    memory passes under another limit."""
     outcomes: dict[PassId, str] = {}
     names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated", "copied")
     for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
         made = PassId(*unit)
-        if phase == "total" and status not in retry and (made.repeat is not None or limit == memory_limit):
+        if phase == "total" and status not in plan.retry and (made.repeat is not None or limit == plan.memory_limit):
             outcomes[made] = PassOutcome(status, peak, bool(copied))
     return outcomes
 
 
-def missing(plan: EfficiencyPlan, rows: pa.Table, retry: Sequence[str] = ()) -> list[PassId]:
-    """Return the known passes without rows, including those that wait for a search."""
-    outcomes = stored_outcomes(rows, plan.memory_limit, retry)
-    return _unfinished(plan, [*plan.passes(outcomes), *plan.units], outcomes)
+def missing(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
+    """Return the known passes without an outcome, including those that wait for a search."""
+    return left(plan, outcomes, plan.units)
 
 
-def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Return the passes that can run now and have not run, in order."""
-    return _unfinished(plan, plan.passes(outcomes), outcomes)
-
-
-def _unfinished(plan: EfficiencyPlan, units: Sequence[PassId], outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Drop passes that have an outcome, and all passes of a shape of which one has failed."""
+def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[PassId] = ()) -> list[PassId]:
+    """Return the passes that can run now and have not run, in order, then those of `more`. All passes of a shape are left out
+    if one of them has failed."""
     failed = {unit.shape for unit, status in outcomes.items() if status != "ok"}
     known = outcomes.keys() - plan.unconfirmed(outcomes)
-    return [unit for unit in dict.fromkeys(units) if unit not in known and unit.shape not in failed]
+    units = dict.fromkeys([*plan.passes(outcomes), *more])
+    return [unit for unit in units if unit not in known and unit.shape not in failed]
 
 
 # ---------------------------------------------------------------------- before work
@@ -144,22 +138,19 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
             "served model; unset it"
         )
     store.write_cells(stored_rows(plan.cells, plan.resolved, provenance))
-    refuse_other_machine(store, [cell.cell for cell in plan.cells], provenance, times=True)
+    refuse_other_machine(store, plan.names, provenance, times=True)
     with computing_with(threads_for(loaded, model.threads)):
         return _Passes(plan, store, bench, outcomes, track).run()
 
 
 class _Passes:
-    """Runs passes in order, stores each pass when it ends, and sends its numbers to the tracker. `outcomes`: how passes ended so
-    far.
-    """
+    """Runs passes in order, stores each when it ends, and sends its numbers to the tracker. outcomes: how passes ended."""
 
     def __init__(self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: Tracker):
         self.plan, self.store, self.bench, self.outcomes, self.track = plan, store, bench, outcomes, track
         self.places: dict[PassId, int] = {}
         self.prompts: dict[tuple[str, int, int], EncodedPrompt] = {}
-        self.datasets = {cell.cell: cell.dataset for cell in plan.cells}
-        self.warm: set[Shape] = set()
+        self.warm: set[PassId] = set()
 
     def run(self) -> int:
         """Run all missing passes, and those that a search then adds. Return their number."""
@@ -206,12 +197,13 @@ class _Passes:
         return [common | row for row in rows]
 
     def _common(self, unit: PassId) -> dict[str, Any]:
+        cell = self.plan.cell(unit.cell)
         return {
             "cell": unit.cell,
-            "dataset": self.datasets[unit.cell],
-            "prompts": kind_of(self.datasets[unit.cell]),
+            "dataset": cell.dataset,
+            "prompts": kind_of(cell.dataset),
             "prompt_tokens": unit.tokens,
-            "visual_tokens": self._whole(unit.cell, unit.tokens).visual_tokens,
+            "visual_tokens": self._whole(cell, unit.tokens).visual_tokens,
             "profile": self.plan.profiles[unit.cell].digest if unit.cell in self.plan.profiles else None,
             "batch": unit.batch,
             "batch_prefill": unit.prefill,
@@ -227,7 +219,7 @@ class _Passes:
         }
 
     def _pass(self, unit: PassId) -> list[dict[str, Any]]:
-        prompts, cell = [self._prompt(unit, number) for number in range(unit.batch)], self._spec(unit.cell)
+        prompts, cell = [self._prompt(unit, number) for number in range(unit.batch)], _spec(self.plan.cell(unit.cell))
         if unit.repeat is None:
             counted = self.bench.counted(prompts, cell, self.plan.memory_limit, self._distinct(unit))
             peaks = {name: peak for name, peak in counted.peaks.items() if name != "account"}
@@ -249,16 +241,14 @@ class _Passes:
         )
 
     def _distinct(self, unit: PassId) -> int | None:
-        """Return how many prompts of a batch are prefilled while a search tries its size; the other sequences are copies. None
-        means all."""
+        """Return how many prompts are prefilled while a search tries a size; the others are copies. None: all are prefilled."""
         looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
         few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
         return PREFILLED if few else None
 
     def _forget_storages(self) -> None:
         """Free the storages of compiled steps, which would otherwise take memory besides those of a new shape. Passes then warm
-        up again.
-        """
+        up again."""
         if self.bench.step is not None:
             from mmkv_bench.compression.fixed_layer import pool_of
 
@@ -278,28 +268,24 @@ class _Passes:
         """Return the prompt of one sequence of the batch. For the method `pixels` the prompt has as many tokens as the budget,
         with smaller pictures and less text.
 
-        Raises:
-            ConfigError: the budget is too small for a picture.
-        """
+        Raises ConfigError: the budget is too small for a picture."""
         cell = self.plan.cell(unit.cell)
         entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
         if not cell.compressor.resamples or entries >= unit.tokens:
-            return self._whole(unit.cell, unit.tokens, number)
+            return self._whole(cell, unit.tokens, number)
         try:
-            return self._whole(unit.cell, entries, number)
+            return self._whole(cell, entries, number)
         except ConfigError as error:
             raise ConfigError(
                 f"{cell.label} makes a prompt of {entries} tokens from {unit.tokens} tokens, which is too short "
                 "for a picture; raise the budget, or leave pixels out"
             ) from error
 
-    def _whole(self, cell: str, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return a prompt of `tokens` tokens. Each prompt is made once and kept on the host, so that pictures of other passes
-        take no device memory.
-        """
+    def _whole(self, cell: Cell, tokens: int, number: int = 0) -> EncodedPrompt:
+        """Return a prompt of `tokens` tokens. Each is made once and kept on the host, where it takes no device memory."""
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
-        kind = kind_of(self.datasets[cell])
+        kind = kind_of(cell.dataset)
         drawn = number if kind == TEXT else number % DISTINCT
         if (kind, tokens, drawn) not in self.prompts:
             loaded, model = self.bench.loaded, self.plan.model
@@ -311,14 +297,14 @@ class _Passes:
         made = self.prompts[kind, tokens, drawn]
         return made if drawn == number else replace(made, identity=f"{made.identity}/again/{number}")
 
-    def _spec(self, name: str) -> CellSpec:
-        from mmkv_bench.compression.compressor import full
-        from mmkv_bench.generation.result import CellSpec
 
-        cell = self.plan.cell(name)
-        if cell.compressor.resamples:  # the full cache of a smaller prompt
-            return CellSpec(cell.cell, full(), None, cell.protocol)
-        return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
+def _spec(cell: Cell) -> CellSpec:
+    from mmkv_bench.compression.compressor import full
+    from mmkv_bench.generation.result import CellSpec
+
+    if cell.compressor.resamples:  # the full cache of a smaller prompt
+        return CellSpec(cell.cell, full(), None, cell.protocol)
+    return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
 
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -337,9 +323,7 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a pass's rows, one per phase, after adding cache bytes to the row `decode` and the values of `last` to the row
-    `total`.
-    """
+    """Return a pass's rows, one per phase. The row `decode` has the bytes of the cache, the row `total` the values of `last`."""
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
     more = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
     return [{"phase": name} | row | more.get(name, {}) for name, row in rows.items()]
@@ -351,7 +335,7 @@ def _close(plan: EfficiencyPlan, store: Store, outcomes: Mapping[PassId, str], r
     from mmkv_bench.efficiency.text import text
     from mmkv_bench.forecast.roofline import measured_roofline, stored_roofline
 
-    rows = store.timings([cell.cell for cell in plan.cells])
+    rows = store.timings(plan.names)
     if not ran:
         print("every pass has its rows; nothing to do")
     limits = measured_roofline(plan.model, plan.cells[0].dtype, rows) if ran else stored_roofline(store, rows)
@@ -361,9 +345,9 @@ def _close(plan: EfficiencyPlan, store: Store, outcomes: Mapping[PassId, str], r
         summary.loc[summary["cell"].isin(smaller), "prefill_mfu"] = float("nan")
     print(text(plan, summary, limits))
     expected = {
-        counting(plan.shape(cell.cell, tokens, batch))
-        for cell, tokens in product(plan.cells, plan.lengths if plan.searches else ())
-        for batch in plan.search(outcomes, cell.cell, tokens).tried[1:]
+        plan.shape(*place, batch)
+        for place in (plan.places if plan.searches else ())
+        for batch in plan.search(outcomes, *place).tried[1:]
         if batch not in plan.batches
     }  # that a search ends where memory does is no failure
     asked = plan.passes(outcomes)
@@ -372,9 +356,6 @@ def _close(plan: EfficiencyPlan, store: Store, outcomes: Mapping[PassId, str], r
         print(f"{failed} of {len(asked)} passes failed; retry=[oom,error] runs them again")
     print(f"{ran} passes in {seconds:.1f} s; raw times in the table timings of {plan.out}")
     if plan.json:
-        print(
-            json.dumps(
-                {"out": str(plan.out), "ran": ran, "failed": failed, "efficiency": document(summary, plan.cells)}
-            )
-        )
+        numbers = {"out": str(plan.out), "ran": ran, "failed": failed, "efficiency": document(summary, plan.cells)}
+        print(json.dumps(numbers))
     return 1 if failed else 0

@@ -68,8 +68,7 @@ def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Searc
 
 def _stands(known: Mapping[int, str], limit: int | None) -> Search:
     """Return the state of a search after these outcomes. known: number of sequences to status, in the order in which they were
-    tried.
-    """
+    tried."""
     fails = min((size for size, status in known.items() if status == "oom"), default=None)
     fits = sorted(size for size, status in known.items() if status == "ok" and (fails is None or size < fails))
     search = Search([*known], None, fits[-1] if fits else 0)
@@ -86,17 +85,14 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
     elif guess is None:
         search.next = (2 if limit is None else _GROWTH) * low
     else:
-        n_near = sum(
-            4 * size >= 3 * low for size in fits
-        )  # each size that fitted near the line's end doubles the stride
-        search.next = min(max(guess, low + 2 ** (n_near - 1)), _GROWTH * low)
+        near = sum(4 * size >= 3 * low for size in fits)  # each size that fitted near the line's end doubles the stride
+        search.next = min(max(guess, low + 2 ** (near - 1)), _GROWTH * low)
     return search
 
 
 def _on_the_line(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
     """Return the largest batch whose peak, by a line through the peaks of two batches, is within the limit. None if the line does
-    not rise.
-    """
+    not rise."""
     if len(peaks) < 2 or limit is None:
         return None
     (one, low), (other, high) = peaks.items()

@@ -9,8 +9,10 @@ more if frames cannot be large enough and their number is not given.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from mmkv_bench.families.base import NO_LIMITS, PixelLimits
@@ -51,8 +53,7 @@ class Rules:
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
         """Return the rules of a transformers processor, including its own limits. `limits`: further limits, applied at
-        each call.
-        """
+        each call."""
         parts = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")
@@ -60,10 +61,6 @@ class Rules:
         }
         parts["processor"] = {name: getattr(processor, name) for name in _READ if hasattr(processor, name)}
         return cls(model_type, parts, limits, frames)
-
-    @property
-    def _by_area(self) -> bool:
-        return family(self.model_type).pixel_limits
 
     def pictures(self, room: int, beside: int) -> list[Size]:
         """Return the sizes of the pictures of one prompt; none if even the smallest does not fit.
@@ -74,73 +71,67 @@ class Rules:
         """
         alone = self._greedy(room, beside, 1)
         several = self._greedy(room, beside, 2)
-        counts = [sum(self._picture(size, len(sizes)) for size in sizes) for sizes in (alone, several)]
+        counts = [sum(self.picture_tokens(size, len(sizes)) for size in sizes) for sizes in (alone, several)]
         return alone if counts[0] >= counts[1] else several
 
     def video(self, room: int) -> tuple[int, Size] | None:
         """Return the number of frames and their size, or None if not even one small frame fits. room: tokens for the video."""
         if room < 1:
             return None
-        large = self._shaped(room)
-
-        def least(frames: int) -> int:
-            return self._video(frames, self._shaped(1))
-
+        least, large = (partial(self.video_tokens, size=self._shaped(units)) for units in (1, room))
         frames = self.frames or DEFAULT_FRAMES
         if least(frames) > room:
             frames = _most(lambda count: least(count) <= room, frames)
-        elif self.frames is None and self._video(frames, large) <= room:
-            while self._video(frames, large) < self._video(2 * frames, large) <= room:
+        elif self.frames is None and large(frames) <= room:
+            while large(frames) < large(2 * frames) <= room:
                 frames *= 2
-            if self._video(frames, large) < self._video(2 * frames, large):  # otherwise the family's maximum is reached
-                frames = _most(lambda count: self._video(count, large) <= room, 2 * frames)
+            if large(frames) < large(2 * frames):  # otherwise the family's maximum is reached
+                frames = _most(lambda count: large(count) <= room, 2 * frames)
         if not frames or least(frames) > room:
             return None
-        return frames, self._largest(lambda size: self._video(frames, size), room) or self._shaped(1)
+        return frames, self._largest(lambda size: self.video_tokens(frames, size), room) or self._shaped(1)
 
     # ------------------------------------------------------------------ pictures
     def _greedy(self, room: int, beside: int, images: int) -> list[Size]:
-        """Return the size of one picture (images=1), or the sizes of as many pictures as fit. By area, all are equal; with tiles,
-        larger ones come first."""
+        """Return the size of one picture (images=1), or of as many as fit; with tiles, larger ones come first."""
         if room <= beside:
             return []
-        if self._by_area:
-            most = self._picture(self._shaped(room), images)
+        if family(self.model_type).pixel_limits:
+            most = self.picture_tokens(self._shaped(room), images)
             count = 1 if images == 1 else max(1, math.ceil(room / (most + beside)))
             each = room // count - beside
-            size = self._largest(lambda one: self._picture(one, images), each)
+            size = self._largest(lambda one: self.picture_tokens(one, images), each)
             return [size] * count if size else []
-        menu = sorted(((count, size) for size, count in self._menu(images).items()), reverse=True)
         sizes: list[Size] = []
-        for count, size in menu:
+        for count, size in sorted(self._menu(images).items(), reverse=True):
             fitting = room // (count + beside)
             taken = min(fitting, 1 - len(sizes)) if images == 1 else fitting
             sizes += [size] * taken
             room -= taken * (count + beside)
         return sizes
 
-    def _menu(self, images: int) -> dict[Size, int]:
-        """Map picture sizes in whole tiles to their visual tokens. Of sizes with equal tokens only the smallest is listed."""
+    def _menu(self, images: int) -> dict[int, Size]:
+        """Map numbers of visual tokens to the smallest picture in whole tiles that has as many."""
         edge = self._tile()
         counts: dict[int, Size] = {}
         shapes = [(c, r) for c in range(1, _GRID + 1) for r in range(1, _GRID + 1) if c * r <= _GRID and max(c, r) <= 6]
         for columns, rows in sorted(shapes, key=lambda shape: (shape[0] * shape[1], abs(shape[0] - shape[1]))):
             size = Size(columns * edge, rows * edge)
-            counts.setdefault(self._picture(size, images), size)
-        return {size: count for count, size in counts.items()}
+            counts.setdefault(self.picture_tokens(size, images), size)
+        return counts
 
-    def _picture(self, size: Size, images: int) -> int:
+    def picture_tokens(self, size: Size, images: int) -> int:
+        """Count the visual tokens of one of `images` pictures of this size."""
         return image_tokens(self.model_type, self.settings, *size, images, self.limits)
 
     # ------------------------------------------------------------------ videos
-    def _video(self, frames: int, size: Size) -> int:
+    def video_tokens(self, frames: int, size: Size) -> int:
+        """Count the visual tokens of a video."""
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
     def _shaped(self, units: int) -> Size:
-        """Return a nearly square size. For families that scale by area it has at most `units` merged patches; otherwise it is one
-        tile.
-        """
-        if not self._by_area:
+        """Return one tile, or for families that scale by area a nearly square size of at most `units` merged patches."""
+        if not family(self.model_type).pixel_limits:
             return Size(self._tile(), self._tile())
         part = self.settings["image"]
         unit = part["patch_size"] * part["merge_size"]
@@ -165,8 +156,4 @@ class Rules:
 def _most(fits: Callable[[int], bool], high: int) -> int:
     """Return the largest number from 1 to `high` for which `fits` is true; 0 if there is none. `fits` must hold up to some number
     and fail above it."""
-    low = 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(1, high + 1), True, key=lambda number: not fits(number))

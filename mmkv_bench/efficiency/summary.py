@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
-from mmkv_bench.efficiency.plan import TEXT
-from mmkv_bench.forecast.roofline import mbu, mfu, prefill_operations
+from mmkv_bench.forecast.roofline import prefill_operations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +86,6 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
     ended = table[table["phase"] == "total"]
     lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
     state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
-    state["prompts"] = state["prompts"].fillna(TEXT)  # rows may be older than the column
     repeats = ended[ended["repeat"].notna() & (ended["status"] == "ok")].groupby(LINE).size()
     state["repeats"] = repeats.reindex(state.index, fill_value=0)
     state = state.join(ended[[*LINE, "load"]].groupby(LINE).median()).join(
@@ -99,23 +97,18 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the ratios of each cell's values to those of `full` at the same length, batch and repeat; null if `full` has no such
-    pass.
-    """
+    """Return the ratios of each cell's values to those of `full` in the same repeat; null if `full` has no such pass."""
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
     others = [wide.index.get_level_values(name) for name in (*LINE[1:], "repeat")]
     full = pd.MultiIndex.from_arrays([cells.map(baselines), *others], names=wide.index.names)
-    names = ["tpot", "second_token", "total"]
-    ratios = wide[names] / wide[names].reindex(full).to_numpy()
-    return ratios.add_suffix("_ratio")
+    values = wide[["tpot", "second_token", "total"]]
+    return (values / values.reindex(full).to_numpy()).add_suffix("_ratio")
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return, for each cell, length and way of building the batch, the largest batch that fits. Null unless one more sequence ran
-    out of memory.
-    """
+    """Return the largest batch that fits for each `WAY`, and its ratio to full's. Null unless one more ran out of memory."""
     import pandas as pd
 
     alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
@@ -151,37 +144,23 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step.
-
-    `kv_bandwidth` is the rate at which the extra bytes of a longer prompt lengthen a step.
-    """
-    import pandas as pd
-
-    nothing = pd.Series(float("nan"), lines.index)
-    for name in ("roofline_ms", "mbu", "prefill_mfu", "kv_bandwidth"):
-        lines[name] = nothing
+    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step."""
+    lines[["roofline_ms", "mbu", "prefill_mfu"]] = float("nan")
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
         return lines
-    pairs = [*zip(lines["bytes_useful_step"], lines["batch"], strict=True)]
-    read = [limits.step_bytes(*pair) for pair in pairs]
-    lines["roofline_ms"] = [limits.step_ms(*pair) for pair in pairs]
-    lines["mbu"] = [
-        mbu(nbytes, seconds, limits.bandwidth) for nbytes, seconds in zip(read, lines["tpot_median"], strict=True)
-    ]
+    read = limits.weights + lines["bytes_useful_step"]
+    lines["roofline_ms"] = list(map(limits.step_ms, lines["bytes_useful_step"], lines["batch"]))
+    lines["mbu"] = read / lines["tpot_median"] / limits.bandwidth
     if limits.rate is not None:
-        operations = (
-            lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens)) * lines["batch"]
-        )
+        operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens))
         text = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
-        lines["prefill_mfu"] = mfu(operations, text, limits.rate)
-    return _between_lengths(lines, pd.Series(read, lines.index))
+        lines["prefill_mfu"] = operations * lines["batch"] / text / limits.rate
+    return _between_lengths(lines, read)
 
 
 def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Add `speed_up_allowed`: the roofline time of `full` at the same length and batch, divided by the line's. Null for `full`
-    itself.
-    """
+    """Add `speed_up_allowed`: the roofline time of `full` at the same length and batch over the line's; null for `full`."""
     import pandas as pd
 
     places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
@@ -192,13 +171,11 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Compare the decode steps of a cell's shortest and longest prompt at one batch. Set `kv_bandwidth`, the bandwidth at which
-    the extra bytes are read, `launch_bound` and `launch_unknown`.
+    """Compare the decode steps of a cell's shortest and longest prompt at one batch. Set `launch_bound` and `launch_unknown`.
 
     If the quartiles of the step times overlap and the medians differ by at most `_ALIKE`, a step's time does not depend on its
     bytes: it is bound by kernel launches. If they overlap although the medians differ more, this is unknown. It is also unknown
-    with few repeats, because their steps were measured close in time.
-    """
+    with few repeats, because their steps were measured close in time."""
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
@@ -211,9 +188,6 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
         alike = last["tpot_median"] <= (1 + _ALIKE) * first["tpot_median"]
         lines.loc[group.index, "launch_bound"] = not moves and alike
         lines.loc[group.index, "launch_unknown"] = not moves and not alike
-        if moves:
-            bandwidth = (last["read"] - first["read"]) / (last["tpot_median"] - first["tpot_median"])
-            lines.loc[group.index, "kv_bandwidth"] = bandwidth
     return lines
 
 

@@ -62,8 +62,6 @@ def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> 
             texts += ["", title, *_table(group.to_dict("records"))]
     if plan.searches and len(lines):
         texts += _largest(plan, lines)
-    if len(lines) and limits is not None:
-        texts += _read_at(lines, limits)
     return "\n".join([*texts, "", *_notes(lines, limits)])
 
 
@@ -73,11 +71,9 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return text with the share of windows and recurrent states in the state of all layers, and the share that each budget
-    leaves.
-    """
+    """Describe the share of windows and recurrent states in the state of all layers, and the share that each budget leaves."""
     family, dtype = plan.family, plan.cells[0].dtype
-    if family is None or not family.states.layers:
+    if not family.states.layers:
         return ""
     shares = {"windows and recurrent states": share_of_all_state(family, tokens, 0, dtype)}
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
@@ -149,19 +145,6 @@ def _batch(line: dict[str, Any], full: dict[str, Any]) -> str:
         f"TPOT {_number(line, 'tpot_median', MS)} ms, TTFT {_number(line, 'ttft_median', MS)} ms, "
         f"peak {_number(line, 'peak_total', _MIB)} MiB, KV held {_number(line, 'bytes_held', _MIB)} MiB"
     )
-
-
-def _read_at(lines: pd.DataFrame, limits: Roofline) -> list[str]:
-    """Return the rate at which extra keys and values are read, for cells measured at several lengths."""
-    texts = []
-    for (kind, batch), group in lines.dropna(subset=["kv_bandwidth"]).groupby(["prompts", "batch"]):
-        ends = f"{group['prompt_tokens'].min()} to {group['prompt_tokens'].max()}"
-        rates = ", ".join(
-            f"{line['label']} {line['kv_bandwidth'] / 1e9:.1f} GB/s ({line['kv_bandwidth'] / limits.bandwidth:.2f})"
-            for line in group.drop_duplicates("cell").to_dict("records")
-        )
-        texts.append(f"From {ends} prompt tokens ({kind}, batch {batch}) a step reads what it has more of at: {rates}")
-    return ["", *texts, "  (in brackets the share of the read-only bandwidth)"] if texts else []
 
 
 def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:

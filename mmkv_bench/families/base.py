@@ -7,7 +7,7 @@ folder.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,12 +58,9 @@ class ImagePrompt(NamedTuple):
     sizes: Sequence[Size]
 
     def tower_edge(self) -> int:
-        """Return the side in pixels of the square image that the vision tower takes, after checking that the processor
-        makes it.
+        """Return the side in pixels of the square image that the vision tower takes, after checking that the processor makes it.
 
-        Raises:
-            UnsupportedError: the sides differ, or images are not scaled.
-        """
+        Raises UnsupportedError: the sides differ, or images are not scaled."""
         part, edge = self.processor.image_processor, self.config.vision_config.image_size
         edge = edge if isinstance(edge, int) else edge[0]
         made = {value for size in (part.size, getattr(part, "crop_size", None)) for value in dict(size or {}).values()}
@@ -111,35 +108,24 @@ class States:
     def nbytes(self, tokens: int, entry: int, itemsize: int) -> int:
         """Return the bytes stored after a prompt of `tokens`. entry: numbers in one token's keys and values in one layer."""
         windows = self.windows * min(tokens, self.window) * (self.entry or entry) * itemsize
-        return windows + self.linear * (self.conv * itemsize + self.recurrent * 4)
+        return windows + self.linear_bytes(itemsize)
+
+    def linear_bytes(self, itemsize: int) -> int:
+        """Return the bytes of all recurrent layers."""
+        return self.linear * (self.conv * itemsize + self.recurrent * 4)
 
 
 NO_STATES = States()
 
 
 @dataclass(frozen=True)
-class Experts:
-    """A mixture of experts in place of each layer's MLP.
-
-    Attributes:
-        count, active: experts of a layer, and experts that one token uses.
-        matrices, biases: parameters of one expert; router: parameters of the router.
-    """
-
-    count: int
-    active: int
-    matrices: int
-    biases: int
-    router: int
-
-
-@dataclass(frozen=True)
 class Layer:
-    """Layers of one shape, in a text model whose layers have several shapes.
+    """The layers of a text model that have one shape.
 
     Attributes:
         count: number of these layers.
-        matrices, vectors: parameters of one layer: those that are multiplied with each token, and norms.
+        matrices, vectors: parameters of one layer: those that are multiplied with each token, and norms and biases. Of experts
+            only those that a token takes count; idle: parameters of the others.
         queries: numbers in a token's queries, all heads together.
         near: a query sees a window. reads: the layer stores nothing, see READER.
     """
@@ -150,6 +136,7 @@ class Layer:
     queries: int = 0
     near: bool = False
     reads: bool = False
+    idle: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,9 +179,17 @@ class TextModel:
     def shorten(self, text: dict[str, Any], cut: int) -> None:
         """Adapt the keys of a config.json, in place, whose last `cut` layers were left out."""
 
-    def layers(self, text: Any) -> tuple[Layer, ...]:
-        """Return the layers of each shape, and a last item for what all layers share; () if all layers have one shape."""
-        return ()
+    def layers(self, text: Any, states: States) -> tuple[Layer, ...]:
+        """Return the layers of each shape, and perhaps an item for what all layers share. states: as from `states`."""
+        kv_heads, width = self.heads(text)
+        queries, entries = text.num_attention_heads * width, kv_heads * width
+        mlp, norms = 3 * text.hidden_size * text.intermediate_size, self.norms * text.hidden_size
+        linear = Layer(states.linear, mlp + states.weights, norms)
+        matrices = text.hidden_size * ((2 + self.gated) * queries + 2 * entries) + mlp
+        biases = queries + 2 * entries if self.qkv_bias or getattr(text, "attention_bias", False) else 0
+        vectors = norms + biases + 2 * width * self.qk_norm
+        full = Layer(text.num_hidden_layers - states.layers, matrices, vectors, queries)
+        return tuple(one for one in (full, replace(full, count=states.windows, near=True), linear) if one.count)
 
     def rows(self, text: Any) -> int:
         """Count the parameters of tables of embeddings besides the first, of which a token reads one row."""
@@ -211,15 +206,6 @@ class TextModel:
         query_heads: int = text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // query_heads
         return getattr(text, "num_key_value_heads", None) or query_heads, width
-
-    def experts(self, text: Any) -> Experts | None:
-        """Return the mixture of experts of each layer; None for an MLP."""
-        return None
-
-    def attention_vectors(self, text: Any) -> int:
-        """Count the parameters of one layer's attention that are not in matrices, norms or the biases of queries, keys
-        and values (for example sinks)."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -284,9 +270,7 @@ class Family:
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
         """Count the visual tokens of one image in a prompt of `images` images; 0 for a model without images.
 
-        Raises:
-            UnsupportedError: one side is more than 200 times the other, and the family refuses such images.
-        """
+        Raises UnsupportedError: one side is more than 200 times the other, and the family refuses such images."""
         return 0
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
@@ -296,9 +280,7 @@ class Family:
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
         """Return the part of an image that each visual token shows, in prompt order; None for a token that shows no part.
 
-        Raises:
-            UnsupportedError: the processor cuts images differently from the family's processor.
-        """
+        Raises UnsupportedError: the processor cuts images differently from the family's processor."""
         raise UnsupportedError(
             f"{self.model_type} models have no rule for the places of visual tokens; choose a model of another family"
         )
@@ -309,8 +291,7 @@ class Family:
         """Return images and keyword arguments of the image processor, with sides or tiles of at most this share, 0 < share
         <= 1.
 
-        Sides are rounded to whole pixels, at least one, and scaled by Pillow's bicubic filter.
-        """
+        Sides are rounded to whole pixels, at least one, and scaled by Pillow's bicubic filter."""
         if self.smaller_by == TILES:
             part = processor.image_processor
             most = max(1, round(share * part.max_patches))

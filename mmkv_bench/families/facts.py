@@ -14,12 +14,12 @@ from mmkv_bench.families.registry import families, family
 from mmkv_bench.protocols import CUTTING, SINGLE, WHOLE
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
 
-_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Dtype -> bytes of a number."""
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types of `token_types`; equal to the `mm_token_type_ids` of Hugging Face processors."""
 
@@ -30,9 +30,8 @@ class ModelFacts:
 
     Attributes:
         name: the family's name in messages; model_type: `model_type` of config.json.
-        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them.
-        closing_marker: text of a closing token whose id only the tokenizer knows; the id is in `closing_token_ids` if
-            `model_facts` was given a tokenizer.
+        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them
+            (if only the tokenizer knows the id, empty unless `model_facts` was given a tokenizer).
         num_layers: number of compressed layers of the text model, which are all layers but those in `states`.
         num_query_heads, num_kv_heads, head_dim: shape of each compressed layer.
         states: the layers that keep a window or a recurrent state instead.
@@ -45,7 +44,6 @@ class ModelFacts:
     image_token_ids: tuple[int, ...]
     video_token_ids: tuple[int, ...]
     closing_token_ids: tuple[int, ...]
-    closing_marker: str | None
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
@@ -112,7 +110,6 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         image_token_ids=_ids(config, known.image_id_key),
         video_token_ids=_ids(config, known.video_id_key),
         closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),
-        closing_marker=known.closing_marker,
         num_layers=kinds.count(FULL),
         num_query_heads=text.num_attention_heads,
         num_kv_heads=kv_heads,
@@ -131,8 +128,7 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
 def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
     """Return the type of each token, int64 of the shape of `input_ids`: 0 text, 1 image, 2 video.
 
-    Markers around visual tokens (start, end) count as text, as in Hugging Face's `mm_token_type_ids`.
-    """
+    Markers around visual tokens (start, end) count as text, as in Hugging Face's `mm_token_type_ids`."""
     import torch
 
     types = torch.full_like(input_ids, TEXT, dtype=torch.long)
@@ -142,12 +138,10 @@ def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
     return types
 
 
-def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) -> int:
+def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
     """Count the tokens of the prompt's context, after which a protocol cuts the prompt.
 
-    The context ends with the last visual token, or with its closing token if that follows directly. InternVL's closing
-    token is known only if this function or `model_facts` gets a tokenizer; otherwise its context ends with the last
-    visual token.
+    The context ends with the last visual token, or with its closing token if that follows directly.
 
     Args:
         input_ids: [T] or [1, T], one prompt without padding on the right.
@@ -168,21 +162,18 @@ def context_length(input_ids: Tensor, facts: ModelFacts, tokenizer: Any = None) 
             "datasets.<name>.context_key"
         )
     end = int(visual[-1]) + 1
-    closing = facts.closing_token_ids or _marker_ids(facts.closing_marker, tokenizer)
-    return end + 1 if end < len(ids) and int(ids[end]) in closing else end
+    return end + 1 if end < len(ids) and int(ids[end]) in facts.closing_token_ids else end
 
 
-def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
-    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or its
-    config."""
+def kv_bytes_per_token(model: Any, dtype: str) -> int:
+    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or config."""
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
-    size = _BYTES[dtype] if isinstance(dtype, str) else dtype.itemsize
-    return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * size
+    return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * ITEMSIZE[dtype]
 
 
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
     """Return the bytes of windows and recurrent states after a prompt of `tokens`; 0 if every layer is compressed."""
-    return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, _BYTES[dtype])
+    return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, ITEMSIZE[dtype])
 
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
@@ -267,9 +258,8 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
     text = values.get("text_config", values)
     if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
         return None
-    if any(
-        name != known.model_class for name in values.get("architectures") or ()
-    ):  # perhaps the model brings its own code
+    # Another class: perhaps the model brings its own code.
+    if any(name != known.model_class for name in values.get("architectures") or ()):
         return None
     config, backbone = StatedConfig(values), known.text_model(str(text.get("model_type")))
     ids = (known.image_id_key, known.video_id_key, known.closing_id_key)
@@ -291,6 +281,4 @@ def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
     if text.get("layer_types") is not None:
         return FULL in text["layer_types"] and set(text["layer_types"]) <= {FULL, *backbone.beside}
     switch = backbone.window_switch
-    return not backbone.beside and (
-        switch is None or (switch in text and (text[switch] is False or text[switch] is None))
-    )
+    return not backbone.beside and (switch is None or text.get(switch, True) in (False, None))

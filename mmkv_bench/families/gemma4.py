@@ -62,7 +62,7 @@ class Gemma4Text(TextModel):
             full_readers=readers.count(FULL),
         )
 
-    def layers(self, text: Any) -> tuple[Layer, ...]:
+    def layers(self, text: Any, states: States) -> tuple[Layer, ...]:
         storing = text.num_hidden_layers - text.num_kv_shared_layers
         pairs = Counter((kind, i >= storing) for i, kind in enumerate(text.layer_types))
         beside, hidden = text.hidden_size_per_layer_input, text.hidden_size

@@ -8,28 +8,27 @@ the model computes cos and sin for half of a head's dimensions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mmkv_bench.families.base import SLIDING, Experts, Family, TextModel
+from mmkv_bench.families.base import SLIDING, Family, Layer, States, TextModel
 
 
 @dataclass(frozen=True)
 class GptOssText(TextModel):
     """The text model of gpt-oss."""
 
-    def experts(self, text: Any) -> Experts:
+    def layers(self, text: Any, states: States) -> tuple[Layer, ...]:
+        """Count the experts of a token, with their router, in place of the MLP, which is as large as one expert."""
         hidden, width, count = text.hidden_size, text.intermediate_size, text.num_local_experts
-        return Experts(
-            count=count,
-            active=text.num_experts_per_tok,
-            matrices=3 * hidden * width,
-            biases=2 * width + hidden,
-            router=count * (hidden + 1),
+        expert, biases, active = 3 * hidden * width, 2 * width + hidden, text.num_experts_per_tok
+        more = (active - 1) * expert + count * (hidden + 1)
+        vectors = active * biases + text.num_attention_heads + hidden  # sinks, and the bias of the output
+        idle = (count - active) * (expert + biases)
+        return tuple(
+            replace(one, matrices=one.matrices + more, vectors=one.vectors + vectors, idle=idle)
+            for one in super().layers(text, states)
         )
-
-    def attention_vectors(self, text: Any) -> int:
-        return int(text.num_attention_heads + text.hidden_size)  # sinks, and the bias of the output
 
 
 FAMILIES = (

@@ -94,8 +94,7 @@ def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_
     within the limits `low` and `high`.
 
     As in transformers' video processor, the limits are compared with the rounded area times `whole_pairs`, but the
-    scale is computed from the unrounded area times `frames`.
-    """
+    scale is computed from the unrounded area times `frames`."""
     width, height = size
     if max(size) > 200 * min(size):
         raise UnsupportedError(

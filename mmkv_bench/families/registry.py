@@ -30,7 +30,6 @@ from mmkv_bench.families.base import (
     Settings,
     Size,
 )
-from mmkv_bench.families.refused import REFUSED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +46,27 @@ FAMILIES = (
 """Text models, which have no file of their own."""
 
 
+_REASONS: dict[str, tuple[str, ...]] = {
+    "its scores are capped softly, which no scorer here does": ("gemma2",),
+    "its later layers read the keys of an earlier one and would inherit what that evicts": ("gemma3n", "gemma3n_text"),
+    "its pictures and sounds are not tested here; its text model alone, gemma4_text, is supported, and `python -m "
+    "tools.gemma4_text` of this project's repository takes it out": ("gemma4",),
+    "its pictures and sounds are not tested here": ("gemma4_unified",),
+    "its other layers are short convolutions, which are not tested here": ("lfm2", "lfm2_moe", "lfm2_vl"),
+    "its other layers are Mamba blocks, which are not tested here": (
+        *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba", "zamba2"),
+    ),
+    "it has no keys and values that could be compressed": ("falcon_mamba", "mamba", "mamba2"),
+    "its other layers are recurrent blocks, which are not tested here": ("recurrent_gemma",),
+    "its other layers attend in chunks, which are not tested here": ("llama4", "llama4_text"),
+    "its attention chooses keys by an index of its own": ("deepseek_v32", "glm_moe_dsa"),
+    "its cache holds latent vectors, not keys and values of heads": ("deepseek_v2", "deepseek_v3"),
+    "its experts are not tested here": ("minimax", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+}
+REFUSED = {model_type: reason for reason, refused in _REASONS.items() for model_type in refused}
+"""`model_type` of models of transformers that are refused by name -> the reason."""
+
+
 @cache
 def families() -> dict[str, Family]:
     """Map `model_type` to family, for all files of this folder that have a list `FAMILIES`."""
@@ -59,11 +79,7 @@ def families() -> dict[str, Family]:
 
 
 def family(model_type: str) -> Family:
-    """Return the family of a `model_type`.
-
-    Raises:
-        UnsupportedError: no family has this `model_type`.
-    """
+    """Return the family of a `model_type`. Raises UnsupportedError: no family has this `model_type`."""
     if model_type not in families():
         names = ", ".join(one.name for one in families().values())
         why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
@@ -86,10 +102,8 @@ def image_tokens(
 ) -> int:
     """Count the visual tokens of one image of width x height pixels in a prompt of `images` images.
 
-    Raises:
-        UnsupportedError: a model without images, or an image with one side more than 200 times the other, if the family
-            refuses such images.
-    """
+    Raises UnsupportedError: a model without images, or an image with one side more than 200 times the other, if the family
+    refuses such images."""
     _check_takes(model_type, "image")
     return family(model_type).image_tokens(settings, (width, height), images, limits)
 
@@ -99,10 +113,8 @@ def video_tokens(
 ) -> int:
     """Count the visual tokens of a video of `frames` >= 1 frames (after sampling) of width x height pixels.
 
-    Raises:
-        UnsupportedError: a model without videos, or frames with one side more than 200 times the other, if the family
-            refuses such frames.
-    """
+    Raises UnsupportedError: a model without videos, or frames with one side more than 200 times the other, if the family refuses
+    such frames."""
     _check_takes(model_type, "video")
     return family(model_type).video_tokens(settings, frames, (width, height), limits)
 

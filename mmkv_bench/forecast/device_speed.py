@@ -15,14 +15,13 @@ import datetime
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.file_state import cache_dir
+from mmkv_bench.file_state import cache_dir, replace_json
 from mmkv_bench.store.provenance import device_name
 
 if TYPE_CHECKING:
@@ -97,11 +96,7 @@ def stored() -> dict[str, DeviceSpeed]:
 
 
 def named(slug: str) -> DeviceSpeed:
-    """Return the stored speed with this slug.
-
-    Raises:
-        ConfigError: the device was not measured.
-    """
+    """Return the stored speed with this slug. Raises ConfigError: the device was not measured."""
     speeds = stored()
     if slug not in speeds:
         help = nearest(slug, speeds) if speeds else "none was measured"
@@ -116,16 +111,10 @@ def named(slug: str) -> DeviceSpeed:
 def save(speed: DeviceSpeed) -> Path:
     """Write a speed to its file, and replace an earlier measurement of the same device.
 
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    Raises ConfigError: the folder cannot be written."""
     file = folder() / f"{speed.slug}.json"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".device")
-        with os.fdopen(handle, "w") as stream:
-            json.dump({"scheme": SCHEME, **asdict(speed)}, stream, indent=1)
-        os.replace(name, file)
+        replace_json(file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be written ({error.strerror}); set MMKV_BENCH_CACHE to a writable folder"
@@ -165,17 +154,13 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
     place = device_of(setting)
     kind = devices.at(place).kind
     earlier = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
-    if earlier is not None and not again and not _disturbed(earlier):
+    now = _load()
+    disturbed = earlier and earlier.load is not None and now is not None and earlier.load > now + 1
+    if earlier is not None and not again and not disturbed:
         return earlier
     speed = measure(place)
     save(speed)
     return speed
-
-
-def _disturbed(known: DeviceSpeed) -> bool:
-    """Tell whether the load at the measurement was higher than now by more than 1; an unknown load counts as undisturbed."""
-    now = _load()
-    return known.load is not None and now is not None and known.load > now + 1
 
 
 def _load() -> float | None:
@@ -232,13 +217,10 @@ def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
 def _seconds(run: Callable[[], object], device: Device) -> float:
     """Return the least time of one call, over rounds with enough calls to be timed."""
     run()
-    calls, best = 1, float("inf")
+    calls = 1
     while (taken := _round(run, calls, device)) < _LEAST_S / _ROUNDS:
         calls *= 2
-    for _ in range(_ROUNDS):
-        best = min(best, taken / calls)
-        taken = _round(run, calls, device)
-    return best
+    return min(taken, *(_round(run, calls, device) for _ in range(_ROUNDS - 1))) / calls
 
 
 def _round(run: Callable[[], object], calls: int, device: Device) -> float:

@@ -29,7 +29,7 @@ from mmkv_bench.families.facts import model_facts, text_model
 from mmkv_bench.generation import stream_pass
 from mmkv_bench.generation.fake_values import FakeValuesMode
 from mmkv_bench.generation.one_pass import DECODE, REDUCE, SELECT, Peaks, run
-from mmkv_bench.models.load import stock
+from mmkv_bench.models.load import set_attention
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -114,8 +114,7 @@ class DryPeaks(Peaks):
 @contextmanager
 def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
     """Enter a context in which new tensors are fake. `counter` counts the storages on its kind of device. Yield the mode that
-    makes up numbers.
-    """
+    makes up numbers."""
     made_up = FakeValuesMode()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up
@@ -141,8 +140,7 @@ class DryModel:
         with counter.place:
             self.model = classes.from_config(copy.deepcopy(config), dtype=dtype).eval()
         made_up.carries = True
-        alone = self.model.config is text_model(self.model).config
-        self.model.set_attn_implementation(stock(attention) if alone else {"text_config": stock(attention)})
+        set_attention(self.model, attention)
         if getattr(self.model.config, "num_local_experts", None):
             ExpertsInterface.register("mmkv_grouped", grouped_experts)
             self.model.config._experts_implementation = "mmkv_grouped"
@@ -153,7 +151,6 @@ class DryModel:
         budget: Budget | None,
         types: Tensor,
         inputs: Mapping[str, Tensor] | None = None,
-        steps: int = 2,
         reserve: int = 32,
         chunk: int = 0,
     ) -> dict[str, int]:
@@ -163,7 +160,7 @@ class DryModel:
             compressor, budget: the method.
             types: int `[1, T]`, 0 text, 1 image, 2 video, with numbers.
             inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower runs.
-            steps, reserve: see `one_pass.run`.
+            reserve: see `one_pass.run`.
             chunk: tokens per chunk if the prompt is read as a stream of text; 0: no stream.
         """
         place = self.counter.place
@@ -174,9 +171,8 @@ class DryModel:
         kinds = self.made_up.hold(self._text(types)["input_ids"] if chunk else types, place)
         if chunk:
             stream_pass.run(self.model, held["input_ids"], kinds, compressor, budget, peaks, chunk, reserve)
-            gc.collect()
-            return {name: peak.allocated for name, peak in peaks.of.items()}
-        run(self.model, held, compressor, budget, peaks, types=kinds, steps=steps, reserve=reserve)
+        else:
+            run(self.model, held, compressor, budget, peaks, types=kinds, reserve=reserve)
         gc.collect()
         return {name: peak.allocated for name, peak in peaks.of.items()}
 

@@ -17,8 +17,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast import prompt_length, roofline
 from mmkv_bench.forecast.passes import Passes, passes, questions_per_document
 from mmkv_bench.forecast.prompt_length import PromptLength
-from mmkv_bench.forecast.weights import ModelBytes, model_sizes
-from mmkv_bench.protocols import protocol
+from mmkv_bench.forecast.roofline import ModelBytes, model_sizes
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 HOUR = 3600.0
-_LARGEST = 1 << 24  # largest batch that the search considers
+LARGEST_BATCH = 1 << 24
+"""Largest batch that a search considers."""
 STREAM = "stream"
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
@@ -183,9 +183,7 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
 def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumptions) -> list[Workload]:
     """Return the remaining work of a run for each dataset, at each planned prompt length.
 
-    Raises:
-        ConfigError: a prompt is longer than the model's context, or has fewer tokens than visual tokens.
-    """
+    Raises ConfigError: a prompt is longer than the model's context, or has fewer tokens than visual tokens."""
     _check(plan, given)
     if given.images:
         lengths = [prompt_length.of_images(plan, given.images)]
@@ -201,9 +199,9 @@ def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumption
     return workloads
 
 
-def kept_entries(cell: Cell, tokens: int) -> int:
-    """Return the number of entries per KV head that a cell keeps of a prompt."""
-    return tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))
+def kept_entries(budget: Budget | None, tokens: int) -> int:
+    """Return the number of entries per KV head that are kept of a prompt."""
+    return tokens if budget is None else min(tokens, budget.entries_for(tokens))
 
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
@@ -219,20 +217,21 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
-    turn = _turn(length, new)
+    # A lower bound on a question and its answer: without pictures a question's length is unknown and counts as 0.
+    turn = (length.tokens - length.visual if length.visual else 0) + (new or 0)
     questions = questions_per_document(part) or 1.0
     size = questions if plan.answering.shares_prefill else 1.0
     earlier = questions / 2 - 0.5  # mean number of earlier turns
     entries = 0.0
     for cell in part.cells:
         grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
-        read = math.ceil(length.tokens * (cell.stream.ask_at if protocol(cell.protocol).streams else 1.0))
-        entries += min(kept_entries(cell, length.tokens), read) + grown + (new or 0) / 2
-    alone = sum(protocol(cell.protocol).apart for cell in part.cells)
-    once = sum(size > 1 and protocol(cell.protocol).serves_all_questions(reads_answer=False) for cell in part.cells)
+        read = math.ceil(length.tokens * (cell.stream.ask_at if cell.rule.streams else 1.0))
+        entries += min(kept_entries(cell.budget, length.tokens), read) + grown + (new or 0) / 2
+    alone = sum(cell.rule.apart for cell in part.cells)
+    once = sum(size > 1 and cell.rule.serves_all_questions(reads_answer=False) for cell in part.cells)
     batches = math.ceil((len(part.cells) - alone - once) / forks) + math.ceil(once * size / forks) / size
     steps = None if new is None else samples * int(new)
-    streaming = [cell for cell in part.cells if protocol(cell.protocol).streams]
+    streaming = [cell for cell in part.cells if cell.rule.streams]
     return Workload(
         part.dataset,
         length,
@@ -249,17 +248,8 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     )
 
 
-def _turn(length: PromptLength, new: int | None) -> int:
-    """Return a lower bound on the tokens of a question and its answer. All text beside pictures is the question; without pictures
-    its length is unknown and counts as 0.
-    """
-    return (length.tokens - length.visual if length.visual else 0) + (new or 0)
-
-
 def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Return `Workload.fed`: (tokens, entries before them) -> number of pieces fed after prefills. Pieces are chunks of contexts
-    and turns.
-    """
+    """Return `Workload.fed`, from chunks of contexts and turns of `turn` tokens."""
     fed: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -267,7 +257,7 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
         fed[chunk, length.tokens] += count * whole
         fed[rest, length.tokens] += count * bool(rest)
     for cell, count in made.turns.items():
-        fed[turn, kept_entries(cell, length.tokens)] += count
+        fed[turn, kept_entries(cell.budget, length.tokens)] += count
     return {piece: count for piece, count in fed.items() if count and piece[0]}
 
 
@@ -325,7 +315,7 @@ def _budget(
 ) -> BudgetForecast:
     per_token, read = model.kv_per_token, model.step_weights
     tokens, batch = work.length.tokens, work.batch
-    kept = tokens if budget is None else min(tokens, budget.entries_for(tokens))
+    kept = kept_entries(budget, tokens)
     states = model.state_bytes(tokens)
     kv, full = float(kept * per_token + states), float(tokens * per_token + states)  # of one sequence
     ms = whole = None
@@ -347,7 +337,7 @@ def _budget(
         ms=ms,
         speed_up=roofline.speed_up_allowed(read, full, kv, batch) if ms is None or whole is None else whole / ms,
         needs=needs(batch),
-        batch=None if given.memory is None else bisect_right(range(1, _LARGEST), given.memory, key=needs),
+        batch=None if given.memory is None else bisect_right(range(1, LARGEST_BATCH), given.memory, key=needs),
     )
 
 
@@ -356,8 +346,7 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     were prefilled one by one are joined layer by layer, with one layer held twice; and while the last prompt is prefilled.
 
     The last prompt holds its keys and values (with a method of scope `layer`, one whole layer at a time) and the tensors
-    of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times.
-    """
+    of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times."""
     decoder, states = model.decoder, model.state_bytes(work.length.tokens)
     if scope == STREAM:
         return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token
@@ -390,8 +379,8 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
-            scope = "full" if cell.budget is None else str(cell.allocation_scope)
-            scope = STREAM if protocol(cell.protocol).streams else scope
+            unstreamed = "full" if cell.budget is None else str(cell.allocation_scope)
+            scope = STREAM if cell.rule.streams else unstreamed
             groups.setdefault((cell.budget, scope), {})[cell.method] = None
     return [(budget, scope, list(methods)) for (budget, scope), methods in groups.items()]
 
@@ -413,19 +402,13 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     """Return a sentence about streams whose chunk is counted as the whole prompt."""
-    names = dict.fromkeys(
-        work.dataset
-        for work in workloads
-        if work.streams
-        and work.chunk == work.length.tokens
-        and all(cell.stream.every is not None for cell in work.cells)
-    )
-    if not names:
-        return []
-    return [
+    whole = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
+    names = dict.fromkeys(work.dataset for work in whole if all(cell.stream.every is not None for cell in work.cells))
+    sentence = (
         f"{', '.join(names)}: the tokens of a frame are unknown without --image or stored rows, so a stream's chunk is counted "
         "as the whole prompt"
-    ]
+    )
+    return [sentence] if names else []
 
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:

@@ -9,15 +9,13 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from mmkv_bench.calibrate.artefact import StandIns
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
+from mmkv_bench.forecast.forecast import LARGEST_BATCH
 from mmkv_bench.forecast.passes import caches_held
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
@@ -25,19 +23,20 @@ from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
-from mmkv_bench.protocols import protocol
 from mmkv_bench.text_columns import aligned
 from mmkv_bench.text_columns import size as nbytes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.forecast.forecast import Forecast
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.plan import Plan
 
 GIB = 2**30
-_LARGEST = 1 << 24  # largest batch that the search considers
 JOIN = "join"  # phase in which the caches of a batch are joined
 VISUAL = 0.8
 """Assumed share of visual tokens in a prompt of which nothing is known."""
@@ -56,11 +55,6 @@ class DryPrompt:
     types: Tensor
     inputs: Mapping[str, Tensor] | None = None
     chunk: int = 0
-
-    @classmethod
-    def of_text(cls, tokens: int) -> DryPrompt:
-        """Make a prompt without media."""
-        return cls(torch.zeros(1, tokens, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
@@ -127,8 +121,8 @@ def count_peaks(
             of_batch = partial(_of_batch, one, slots=slots, together=together, layers=plan.family.num_layers)
             made = [of_batch(size) for size in batches]
             if one.peaks and memory is not None:
-                most = _largest_batch(of_batch, memory)
-                made = [replace(own, fits=own.largest <= memory, largest_batch=most) for own in made]
+                most = bisect_right(range(1, LARGEST_BATCH), memory, key=lambda size: of_batch(size).largest)
+                made = [replace(each, fits=each.largest <= memory, largest_batch=most) for each in made]
             counted += made
     counted.sort(key=lambda one: one.batch)
     longest = max((one.tokens for one in counted), default=0) * (forecast.kv_per_token or 0)
@@ -139,12 +133,10 @@ def count_peaks(
 def without_weights(plan: Plan) -> LoadedModel:
     """Load a plan's model as far as prompts need it: its processor and its facts, without weights.
 
-    Raises:
-        ConfigError: the model's shape or processor is not on this machine.
-    """
+    Raises ConfigError: the model's shape or processor is not on this machine."""
     from transformers import AutoProcessor
 
-    from mmkv_bench.models.load import LoadedModel, device_of
+    from mmkv_bench.models.load import LoadedModel, device_of, limit
 
     model, source, config = plan.model, Source.of(plan.model), _transformers_config(plan)
     if model.processor:
@@ -156,30 +148,20 @@ def without_weights(plan: Plan) -> LoadedModel:
         )
     else:
         processor = AutoProcessor.from_pretrained(source.place, trust_remote_code=False)
-    apply_limits(processor, model.min_pixels, model.max_pixels, model.video_max_pixels, model.frames)
+    limit(processor, model)
     tokenizer = getattr(processor, "tokenizer", processor)
     family, cpu = model_facts(config, tokenizer), device_of("cpu")
     return LoadedModel(model.name, None, processor, tokenizer, family, cpu, plan.cells[0].dtype)  # type: ignore[arg-type]
 
 
-def blank_prompt(
-    config: Any, settings: Mapping[str, Any], images: Sequence[tuple[int, int]], limits: Mapping[str, int | None]
-) -> DryPrompt:
-    """Make a prompt of blank images and a question, encoded by the model's processor.
+def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) -> DryPrompt:
+    """Make a prompt of blank images (width and height in pixels) and a question, encoded by the model's processor.
 
-    Args:
-        config: transformers config.
-        settings: `model.processor`.
-        images: width and height in pixels of each image.
-        limits: arguments of `families.registry.apply_limits`.
-
-    Raises:
-        UnsupportedError: the prompt is longer than the model's context, or the model reads no images.
-    """
+    Raises UnsupportedError: the prompt is longer than the model's context, or the model reads no images."""
     from PIL import Image
 
-    processor = build_processor(config, settings)
-    apply_limits(processor, **limits)
+    processor = build_processor(config, model.processor or {})
+    apply_limits(processor, model.min_pixels, model.max_pixels)
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": QUESTION}]
     blank = [Image.new("RGB", size) for size in images]
     prompt = encode(processor, model_facts(config), "planned", [{"role": "user", "content": content}], blank)
@@ -191,19 +173,18 @@ def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | Non
     shown = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
     heads = ["cell", *shown, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
     lines = ["", "peak memory in GiB, counted in a dry run without numbers"]
-    for tokens, visual, batch in dict.fromkeys((one.tokens, one.visual_tokens, one.batch) for one in counted):
-        here = [one for one in counted if (one.tokens, one.visual_tokens, one.batch) == (tokens, visual, batch)]
+    groups: dict[tuple[int, int, int], list[CellPeaks]] = {}
+    for one in counted:
+        groups.setdefault((one.tokens, one.visual_tokens, one.batch), []).append(one)
+    for (tokens, visual, batch), here in groups.items():
         rows = []
         for one in here:
             row = [one.cell, *(_gib(one.peaks.get(phase)) for phase in shown), _gib(one.largest or None)]
             fits = [] if memory is None else ["-" if one.fits is None else "fits" if one.fits else "too large"]
             rows.append([*row, *fits])
         several = f", {batch} at a time" if batch > 1 else ""
-        lines += [
-            "",
-            f"prompts of {tokens:,} tokens, {visual:,} of them visual{several}",
-            *aligned(heads, rows, words=1),
-        ]
+        lines += ["", f"prompts of {tokens:,} tokens, {visual:,} of them visual{several}"]
+        lines += aligned(heads, rows, words=1)
         lines += [f"  {one.cell}: {one.error}" for one in here if one.error]
     return "\n".join([*lines, "", *(f"note       {note}" for note in notes)])
 
@@ -219,8 +200,7 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
     except the weights. If they are prefilled one by one, each prefill comes on top of the kept entries of the sequences before
     it. At the end the caches are joined layer by layer.
 
-    slots: bytes of one answer's slots, which are allocated when caches are joined.
-    """
+    slots: bytes of one answer's slots, which are allocated when caches are joined."""
     if batch == 1 or not one.peaks:
         return replace(one, batch=batch)
     load = one.peaks[LOAD]
@@ -235,16 +215,10 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
     return replace(one, peaks=peaks, batch=batch)
 
 
-def _largest_batch(of_batch: Callable[[int], CellPeaks], memory: float) -> int:
-    return bisect_right(range(1, _LARGEST), memory, key=lambda size: of_batch(size).largest)
-
-
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
     """Return a prompt for each length of a forecast, with images if their sizes are given."""
-    model = plan.model
     if forecast.given.images:
-        limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
-        prompt = blank_prompt(config, model.processor or {}, forecast.given.images, limits)
+        prompt = _blank_prompt(config, plan.model, forecast.given.images)
         return [replace(prompt, chunk=max((one.chunk for one in forecast.datasets), default=0))]
     assert plan.family is not None
     share = VISUAL if plan.family.multimodal else 0
@@ -280,8 +254,7 @@ def _transformers_config(plan: Plan) -> Any:
 
 
 def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
-    """Map labels to (method, budget, whether the cell reads a stream), one label per combination. Dataset, seed and other
-    protocols do not change a peak."""
+    """Map labels to (method, budget, whether the cell reads a stream). Dataset, seed and other protocols change no peak."""
     built = {
         (method.name, method.compressor.reading): method.compressor for method in build_methods(plan.entries, stand_ins)
     }
@@ -289,17 +262,14 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
     for cell in plan.cells:
         label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
         label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
-        streams = protocol(cell.protocol).streams
+        streams = cell.rule.streams
         label += " stream" * streams
         cells.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget, streams))
     return cells
 
 
 def _held(plan: Plan, cache: int) -> list[str]:
-    """Return sentences about the caches that a run holds in addition to the cache of one cell.
-
-    cache: bytes of the longest prompt's whole cache.
-    """
+    """Describe the caches that a run holds beside one cell's. cache: bytes of the longest prompt's whole cache."""
     answering, prefilling = caches_held(plan)
     notes = []
     if answering:
@@ -307,7 +277,7 @@ def _held(plan: Plan, cache: int) -> list[str]:
             f"documents' whole caches stay for further questions and come on top: {answering} while answers are decoded "
             f"({nbytes(answering * cache)}), {prefilling} during one more prefill ({nbytes(prefilling * cache)})"
         )
-    if any(protocol(cell.protocol).converses for cell in plan.cells):
+    if any(cell.rule.converses for cell in plan.cells):
         notes.append(
             "turns: a conversation holds one question and answer beside its budget; with full, those of all earlier turns"
         )
@@ -327,7 +297,7 @@ def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list
         notes.append("the vision tower runs before the text model and is counted only if --image gives its input")
     if {cell.protocol for cell in plan.cells} - {"paper", "stream"}:
         notes.append("counted under protocol=paper, whatever else the run has")
-    if any(protocol(cell.protocol).streams for cell in plan.cells):
+    if any(cell.rule.streams for cell in plan.cells):
         notes.append(
             "a stream is counted as a text of its length, in its chunks; a copy of its cache for each further ask_at comes on top"
         )

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mmkv_bench.protocols import Protocol, protocol
-
 if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.plan import DatasetShare, Plan
+    from mmkv_bench.protocols import Protocol
 
 
 @dataclass
@@ -51,12 +50,11 @@ def questions_per_document(part: DatasetShare) -> float | None:
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
     """Count what is fed to the model for `samples` samples of a dataset, assuming that they include all questions of each
-    document.
-    """
+    document."""
     made = Passes()
     if not plan.answering.shares_prefill:
         for cell in part.cells:
-            if protocol(cell.protocol).streams:
+            if cell.rule.streams:
                 made.streams[_cap(cell)] += samples
             else:
                 made.prefills += samples
@@ -66,7 +64,7 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
     documents = math.ceil(samples / size)
     several = bool(part.spec.questions_key)
     shared: list[Cell] = []
-    for name, rule in {cell.protocol: protocol(cell.protocol) for cell in part.cells}.items():
+    for name, rule in {cell.protocol: cell.rule for cell in part.cells}.items():
         cells = [cell for cell in part.cells if cell.protocol == name]
         if rule.streams:
             readings = {
@@ -88,18 +86,17 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
             made.prefills += samples if rule.knows == "paraphrase" else documents
         made.replays.update(dict.fromkeys(_replaying(others), samples))
         made.replays.update(dict.fromkeys(_replaying(once), samples if rule.knows == "paraphrase" else documents))
-    again = sum(protocol(cell.protocol).prefills_again and cell.budget is not None for cell in shared)
-    made.prefills += samples * (len({_prefill_of(plan, protocol(cell.protocol)) for cell in shared}) + again)
+    again = sum(cell.rule.prefills_again and cell.budget is not None for cell in shared)
+    made.prefills += samples * (len({_prefill_of(plan, cell.rule) for cell in shared}) + again)
     return made
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
     """Count the uncompressed document caches that a run holds while questions are answered, and during one more prefill.
 
-    If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
-    """
+    If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol."""
     several = {part.dataset for part in plan.parts if part.spec.questions_key}
-    rules = {cell.protocol: protocol(cell.protocol) for cell in plan.cells if cell.dataset in several}
+    rules = {cell.protocol: cell.rule for cell in plan.cells if cell.dataset in several}
     once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]
     if not once or not plan.answering.shares_prefill:
         return 0, 0
@@ -111,7 +108,7 @@ def notes_of(plan: Plan) -> list[str]:
     return [
         f"the number of questions per document of {part.dataset} is known only from its data: every question counts as a document"
         for part in plan.parts
-        if questions_per_document(part) is None and any(protocol(cell.protocol).knows != "own" for cell in part.cells)
+        if questions_per_document(part) is None and any(cell.rule.knows != "own" for cell in part.cells)
     ]
 
 
@@ -120,9 +117,7 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return a key that is equal for two protocols if they share a prefill: the lengths that the protocol prefills of an example
-    prompt (four tokens, two of them context).
-    """
+    """Return a key of the prefill that protocols may share: what they prefill of a prompt of four tokens, two of them context."""
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     states = plan.family is not None and bool(plan.family.states.layers)

@@ -31,11 +31,8 @@ ASSUMED, QUESTION = 2048, 64
 _PAGE_TEXT, _PAGE_MARKERS = 10, 2  # tokens of the embedded model's template and question, and beside each of its images
 _SHOWN = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
 """Settings of `model` that change the number of tokens of an image or a video."""
-_SHAPES = (
-    (336, 336),
-    (1344, 896),
-    (300, 1500),
-)  # pixels; a model with equal token counts for these scales all images to one size
+_SHAPES = ((336, 336), (1344, 896), (300, 1500))
+"""Sizes in pixels; a model with equal token counts for these scales all images to one size."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,8 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
         if cell["config"] in same and cell["base"] not in RESAMPLING  # these controls have smaller prompts
     ]
     rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens", "frames_left", "ask_at"), coded=True)
-    rows = rows.filter(pc.fill_null(pc.equal(rows["ask_at"], 1.0), True)).drop_columns(
-        "ask_at"
-    )  # earlier questions cut the prompt
+    # Earlier questions cut the prompt.
+    rows = rows.filter(pc.fill_null(pc.equal(rows["ask_at"], 1.0), True)).drop_columns("ask_at")
     lengths = {}
     for part in plan.parts:
         prompts = rows.filter(pc.equal(rows["dataset"].cast("string"), part.dataset)).drop_columns("dataset")
@@ -122,9 +118,7 @@ def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
 
 
 def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Return the image sizes in pixels of a prompt with drawn pages. If a task mixes kinds with one and several images, assume
-    one image.
-    """
+    """Return the image sizes in pixels of a prompt with drawn pages; one image if a task mixes kinds with one and several."""
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 

@@ -1,5 +1,5 @@
-"""The roofline of a model on a device: bytes and operations of a decode step and of a prefill, their least time, and how near a
-measured time comes to it.
+"""The roofline of a model on a device: bytes of its weights before it is loaded, bytes and operations of a decode step and of a
+prefill, and their least time.
 
 A decode step reads every weight of the text model that it uses once for the whole batch, and the keys and values
 of each sequence once. It does not use the vision tower. Of an embedding table that is not tied to the head it reads only
@@ -17,25 +17,94 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.forecast.weights import ITEMSIZE
-from mmkv_bench.models.shape import Decoder, decoder_of
-from mmkv_bench.models.source import Source
+from mmkv_bench.families.facts import ITEMSIZE, kv_bytes_per_token, stated
+from mmkv_bench.models.files import cached_folder
+from mmkv_bench.models.shape import Decoder, Sizes, decoder_of, sizes_of, values_of
+from mmkv_bench.models.source import FOLDER, HUB, RANDOM, Source
+from mmkv_bench.text_columns import size
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from mmkv_bench.families.facts import ModelFacts
+    from mmkv_bench.forecast.device_speed import DeviceSpeed
+    from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
 
 MS = 1000.0
 _KEY = ("model", "model_fingerprint", "dtype", "device")
 """Columns of a cell that determine its roofline; models of the same name may differ in their layers."""
-_KINDS = ((False, False), (True, False), (False, True), (True, True))
-"""Arguments of `Decoder.queries`."""
+_COUNTED = {
+    "files": "counted in its files",
+    "stated": "as its repository states",
+    "shape": "from its shape",
+    "bound": "at most, a share of the whole model's",
+}
 
 
+@dataclass(frozen=True)
+class ModelBytes:
+    """Bytes of a model before it is loaded.
+
+    Attributes:
+        decoder: shape of the text model.
+        itemsize: bytes of a number.
+        weights: bytes of all parameters; None if their number is unknown.
+        step_weights: bytes of weights that a decode step reads.
+        kv_per_token: bytes of a token's keys and values in the compressed layers.
+    """
+
+    decoder: Decoder
+    itemsize: int
+    weights: int | None
+    step_weights: int
+    kv_per_token: int
+
+    def state_bytes(self, tokens: int) -> int:
+        """Return the bytes of windows and recurrent states of one sequence of `tokens` tokens."""
+        return self.decoder.states.nbytes(tokens, self.decoder.entry, self.itemsize)
+
+    @classmethod
+    def of(cls, sizes: Sizes, dtype: str, family: ModelFacts | None) -> ModelBytes | None:
+        """Compute the bytes from a model's sizes; None if its shape or dtype is unknown."""
+        itemsize, decoder = ITEMSIZE.get(dtype), sizes.decoder
+        if decoder is None or itemsize is None or family is None:
+            return None
+        weights = None if sizes.parameters is None else sizes.parameters * itemsize
+        return cls(decoder, itemsize, weights, decoder.read * itemsize, kv_bytes_per_token(family, dtype))
+
+
+def model_sizes(model: Any) -> Sizes:
+    """Return the sizes of a model from its files. model: the `model` node of a configuration."""
+    source = Source.of(model)
+    folder: str | Path | None = source.place if source.kind == FOLDER else None
+    if source.kind == HUB:
+        folder = cached_folder(source.place, model.revision)
+    whole = stated(values_of(model.shape)) if model.layers is not None and model.shape else None
+    return sizes_of(vars(model), source.described_here(), whole, folder)
+
+
+def weights_text(plan: Plan, loaded: int | None = None) -> str:
+    """Describe the weights: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
+
+    loaded: bytes of all parameters, if the model is loaded."""
+    model, sizes = plan.model, model_sizes(plan.model)
+    known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
+    weights = known.weights if loaded is None and known is not None else loaded
+    read = f", {size(known.step_weights)} read by a decode step" if known else ""
+    if Source.of(model).kind == RANDOM:
+        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only){read}"
+    if weights is None:
+        return "weights of unknown size"
+    counted = f" ({_COUNTED[sizes.source]})" if loaded is None and sizes.source else ""
+    return f"{size(weights)} weights{counted}{read}"
+
+
+# ---------------------------------------------------------------------- limits
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
     """Return the useful bytes of one decode step.
 
@@ -51,19 +120,16 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
     """Return the operations of one decode step: its matrices and the head, two products with each stored entry, and three with
     each number of a recurrent state.
 
-    entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`).
-    """
+    entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`)."""
     products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
-    return batch * (products + 4 * sum(decoder.queries(near, reads) for near, reads in _KINDS) * entries)
+    return batch * (products + 4 * sum(one.count * one.queries for one in decoder.shapes) * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
     """Return the operations of the text model for a causal prompt of `tokens`, with the logits of only the last token and without
     the vision tower.
 
-    Args:
-        cap, chunk: for a stream: it is read `chunk` tokens at a time, and a KV head keeps at most `cap` entries after each.
-    """
+    cap, chunk: for a stream: it is read `chunk` tokens at a time, and a KV head keeps at most `cap` entries after each."""
     unseen = tokens * (tokens + 1) // 2 - stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
     saved = 4 * decoder.queries(near=False) * unseen
     return fed_operations(decoder, tokens, 0) - saved + last_operations(decoder, tokens)
@@ -93,7 +159,7 @@ def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
 
 
 def _recurrent(decoder: Decoder) -> int:
-    """Return the operations of one token on the recurrent states, which are read twice and written once."""
+    """Return the operations of one token on the recurrent states, each read twice and written once."""
     return 6 * decoder.states.linear * decoder.states.recurrent
 
 
@@ -107,17 +173,6 @@ def speed_up_allowed(weights: float, kv_full: float, kv_kept: float, batch: int 
     """Return how much faster a step with `kv_kept` bytes per sequence can be than one with `kv_full`, if only reading takes
     time. No method at this budget and batch can exceed this factor."""
     return step_bytes(weights, kv_full, batch) / step_bytes(weights, kv_kept, batch)
-
-
-def mbu(useful_bytes: float, seconds: float, bandwidth: float) -> float:
-    """Return the model bandwidth utilisation: useful bytes per second over `bandwidth` (bytes/s, read-only), 1 at the limit."""
-    return useful_bytes / seconds / bandwidth
-
-
-def mfu(operations: float, seconds: float, rate: float) -> float:
-    """Return the model FLOPs utilisation: operations per second over `rate` (operations/s, of a large product), 1 at the
-    limit."""
-    return operations / seconds / rate
 
 
 @dataclass(frozen=True)
@@ -145,22 +200,22 @@ class Roofline:
         """Bytes of weights that a decode step reads."""
         return self.decoder.read * self.itemsize
 
-    def step_bytes(self, useful: float, batch: int = 1) -> float:
-        """Return the useful bytes of a decode step. useful: bytes of keys, values, windows and states of all sequences
-        together."""
-        return step_bytes(self.weights, useful / batch, batch)
-
     def step_ms(self, useful: float, batch: int = 1) -> float:
-        """Return the least milliseconds of a decode step. Arguments as in `step_bytes`."""
-        states, decoder = self.decoder.states, self.decoder
-        linear = states.linear * (states.conv * self.itemsize + states.recurrent * 4)
-        entries = decoder.mean_entries((useful / batch - linear) / self.itemsize)
+        """Return the least milliseconds of a decode step. useful: bytes of keys, values, windows and states of all sequences
+        together."""
+        linear = self.decoder.states.linear_bytes(self.itemsize)
+        entries = self.decoder.mean_entries((useful / batch - linear) / self.itemsize)
         operations = step_operations(self.decoder, entries, batch)
-        return roofline_ms(self.step_bytes(useful, batch), self.bandwidth, operations, self.rate)
+        return roofline_ms(self.weights + useful, self.bandwidth, operations, self.rate)
 
     def step_s(self, useful: float, batch: int) -> float:
-        """Return the least seconds of a decode step. Arguments as in `step_bytes`."""
+        """Return the least seconds of a decode step. Arguments as in `step_ms`."""
         return self.step_ms(useful, batch) / MS
+
+    @classmethod
+    def of(cls, decoder: Decoder, dtype: str, speed: DeviceSpeed) -> Roofline:
+        """Return the limits on a measured device."""
+        return cls(decoder, ITEMSIZE[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug, speed.load)
 
 
 def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None:
@@ -184,15 +239,13 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
         return None
     with computing_with(threads):
         speed = measured(model.device)
-    return Roofline(decoder, ITEMSIZE[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug, speed.load)
+    return Roofline.of(decoder, dtype, speed)
 
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
-    """Return the roofline of timed rows from a stored measurement of their device. Return None if there is none or the rows have
-    different ones.
-    """
-    found = set(stored_rooflines(store, rows).values())
-    return found.pop() if len(found) == 1 else None
+    """Return the roofline of timed rows from a stored measurement of their device; None without one, or with several."""
+    rooflines = set(stored_rooflines(store, rows).values())
+    return rooflines.pop() if len(rooflines) == 1 else None
 
 
 def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
@@ -206,8 +259,7 @@ def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roof
     """Map the values of the columns `_KEY` to a roofline, for timed cells whose model's shape is on this machine and whose device
     was measured before.
 
-    No connection is made, and nothing is measured. rows: rows of the table `timings`.
-    """
+    No connection is made, and nothing is measured. rows: rows of the table `timings`."""
     from mmkv_bench.config.run_config import stored_config
     from mmkv_bench.forecast.device_speed import slug_of, stored
 
@@ -224,8 +276,5 @@ def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roof
             config = Source.of(stored_config({"model": json.loads(cell["config"])["model"]}).model).described_here()
             decoder = None if config is None else decoder_of(config)
             if decoder is not None:
-                rate = speed.rates.get(cell["dtype"])
-                rooflines[key] = Roofline(
-                    decoder, ITEMSIZE[cell["dtype"]], speed.bandwidth, rate, speed.slug, speed.load
-                )
+                rooflines[key] = Roofline.of(decoder, cell["dtype"], speed)
     return rooflines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.text_columns import aligned, size
@@ -38,8 +37,7 @@ _BOUNDS = (
 def text(forecast: Forecast, tables: str | None = None) -> str:
     """Format the forecast for a terminal: the device, a table per group of datasets with equal numbers, and notes.
 
-    tables: text to print instead of these tables.
-    """
+    tables: text to print instead of these tables."""
     given = forecast.given
     lines = [f"device     {_device(given)}"] if forecast.read is not None else []
     sections = [_section(datasets, given) for datasets in _alike(forecast.datasets)]
@@ -53,17 +51,15 @@ def text(forecast: Forecast, tables: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def document(forecast: Forecast) -> dict[str, Any]:
-    """Return the forecast as data: bytes, milliseconds and hours, null for what is unknown."""
-    return asdict(forecast)
-
-
 def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
     """Group datasets whose tables would be equal."""
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
-        place = next((place for place, group in enumerate(groups) if _table(group[0]) == _table(one)), len(groups))
-        groups[place : place + 1] = [[*(groups[place] if place < len(groups) else []), one]]
+        alike = next((group for group in groups if _table(group[0]) == _table(one)), None)
+        if alike is None:
+            groups.append([one])
+        else:
+            alike.append(one)
     return groups
 
 

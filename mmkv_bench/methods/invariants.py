@@ -20,7 +20,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import resolve_path
+from mmkv_bench.config.schema import Model, resolve_path
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.encode import encode
@@ -281,7 +281,7 @@ def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
 def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
     """Return the embedded model, its family, rules and tokenizer, and `PAGES` encoded pages."""
     quiet_transformers()
-    loaded = load_model("tiny", resolve_path("pkg://mmkv_bench/tiny/weights"), device="cpu")
+    loaded = load_model(Model(name="tiny", device="cpu"), resolve_path("pkg://mmkv_bench/tiny/weights"))
     pages = []
     for kind in list(TASKS)[:PAGES]:
         _, turn, images = make_page(kind, "small", "train", 0)

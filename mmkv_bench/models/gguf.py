@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.file_state import cache_dir, outlives_the_process, state_of
+from mmkv_bench.file_state import cache_dir, outlives_the_process, replace_json, state_of
 
 SUFFIX = ".gguf"
 
@@ -25,24 +23,10 @@ def is_gguf(path: str | Path) -> bool:
     return str(path).endswith(SUFFIX) and Path(path).is_file()
 
 
-def location(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the folder or hub id for `from_pretrained`, and the argument that names a GGUF file in the folder.
-
-    Raises:
-        ConfigError, UnsupportedError: see `tensor_types`.
-    """
-    if not is_gguf(path):
-        return path, {}
-    tensor_types(Path(path))
-    return str(Path(path).parent), {"gguf_file": Path(path).name}
-
-
 def tensor_types(file: Path) -> str:
     """Return the types of a GGUF file's tensors with their counts, most frequent first: `Q4_1 210, F32 61`.
 
-    Raises:
-        ConfigError, UnsupportedError: see `_header`.
-    """
+    Raises ConfigError, UnsupportedError: see `_header`."""
     return str(_header(file)[0])
 
 
@@ -57,9 +41,7 @@ def check_tokenizer(file: Path) -> None:
 def config_values(file: Path) -> dict[str, Any]:
     """Return the keys of config.json that transformers derives from a GGUF file.
 
-    Raises:
-        Exception: any error of transformers for an unsupported file.
-    """
+    Raises Exception: any error of transformers for an unsupported file."""
 
     def read() -> dict[str, Any]:
         from transformers import AutoConfig
@@ -94,10 +76,8 @@ def _header(file: Path) -> tuple[str, bool]:
                 f"{file} has the vision tower of a multimodal model, but only text models are read from GGUF files; give "
                 "the model's folder in Hugging Face format"
             )
-        types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-        return ", ".join(f"{name} {count}" for name, count in types.most_common()), (
-            "tokenizer.ggml.tokens" in reader.fields
-        )
+        counts = Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()
+        return ", ".join(f"{name} {count}" for name, count in counts), "tokenizer.ggml.tokens" in reader.fields
 
     types, tokenizer = _remembered(file, "header", read)
     return types, tokenizer
@@ -110,8 +90,7 @@ _here: dict[str, Any] = {}
 def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
     """Return the result of `read`, cached as JSON under the file's state, because reading a file's texts takes seconds.
 
-    Without a writable cache `read` only runs more often. Raises OSError, and what `read` raises.
-    """
+    Without a writable cache `read` only runs more often. Raises OSError, and what `read` raises."""
     state = state_of(file)
     key = hashlib.sha256(repr((kind, str(file.resolve()), *state)).encode()).hexdigest()
     memory = cache_dir() / "gguf" / f"{key[:32]}.json"
@@ -122,8 +101,5 @@ def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
     value = _here[key] = read()
     if outlives_the_process(file, state):
         with suppress(OSError):
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as stream:
-                json.dump(value, stream)
-            os.replace(stream.name, memory)
+            replace_json(memory, value)
     return value

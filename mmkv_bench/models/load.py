@@ -13,19 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
 from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
 from mmkv_bench.families.registry import apply_limits, families, family
 from mmkv_bench.models import files, gguf
-from mmkv_bench.models.adapter import merged
 from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.files import cached_folder
+from mmkv_bench.models.processor import chat_template
+from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from mmkv_bench.config.schema import Model
 
 
 TEMPLATE_S = 20.0
@@ -57,25 +61,16 @@ def load_config(path: str, revision: str | None = None) -> Any:
         UnsupportedError: the family, backbone or layer type is not supported, or the weights need a class that transformers
             does not have.
     """
-    try:
+    with _explained(path, revision):
         config = _auto_config(path, revision)
-    except MMKVError:
-        raise
-    except Exception as error:  # a config may say anything, and libraries raise what they like
-        if out_of_memory(error):  # no fault of the folder
-            raise
-        raise ConfigError(files.sentence(path, revision, error)) from error
     model_facts(config)
     # A checkpoint may have the model_type of a text model although its repository's code adds a vision tower (LLaVA-NeXT's does).
     # Loaded as that text model it would silently ignore images.
     import transformers
 
     classes = list(getattr(config, "architectures", None) or [])
-    if (
-        classes
-        and family(config.model_type).classes_version is None
-        and not any(hasattr(transformers, name) for name in classes)
-    ):
+    lacking = classes and not any(hasattr(transformers, name) for name in classes)
+    if lacking and family(config.model_type).classes_version is None:
         raise UnsupportedError(
             f"{path} has weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
             "never run; give a checkpoint in Hugging Face format (for LLaVA: one of llava-hf; `python -m "
@@ -84,35 +79,13 @@ def load_config(path: str, revision: str | None = None) -> Any:
     return config
 
 
-def load_model(
-    name: str,
-    path: str,
-    *,
-    revision: str | None = None,
-    adapter: str | None = None,
-    tokenizer: str | None = None,
-    dtype: str = "auto",
-    attention: str = "sdpa",
-    device: str = "auto",
-    device_map: Any = None,
-    min_pixels: int | None = None,
-    max_pixels: int | None = None,
-    video_max_pixels: int | None = None,
-    frames: int | None = None,
-    template: str | None = None,
-) -> LoadedModel:
+def load_model(settings: Model, path: str, revision: str | None = None) -> LoadedModel:
     """Load weights and processor.
 
     Args:
+        settings: the run's `model` node. Its attention is wrapped (`set_attention`); the vision tower keeps transformers'.
         path: local folder, GGUF file or hub id.
-        adapter: folder of a LoRA adapter (see `models.adapter`).
-        tokenizer: folder of a text model's tokenizer, if it is not in `path`.
-        template: text of a chat template that replaces a text model's.
-        dtype: float32, bfloat16, float16, or auto for the checkpoint's dtype.
-        attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
-        device: auto, cpu or cuda.
-        device_map: device map of accelerate, instead of `device`.
-        min_pixels, max_pixels, video_max_pixels, frames: see `families.registry.apply_limits`.
+        revision: commit of a hub id.
 
     Raises:
         ConfigError, UnsupportedError: see `load_config`; also no CUDA device, weights without safetensors, or a limit that
@@ -122,57 +95,82 @@ def load_model(
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     config = load_config(path, revision)
-    where = device_of(device)
+    where = device_of(settings.device)
     multimodal = model_facts(config).multimodal
-    if template is not None and multimodal:
+    if settings.template and multimodal:
         raise UnsupportedError(
-            f"{name}: model.template is for text models only, but this model takes images; leave it out"
+            f"{settings.name}: model.template is for text models only, but this model takes images; leave it out"
         )
-    folder, file = gguf.location(path)
+    folder, file = (str(Path(path).parent), {"gguf_file": Path(path).name}) if gguf.is_gguf(path) else (path, {})
     common = {"revision": revision, "trust_remote_code": False, **file}
-    try:
-        if tokenizer is None:
-            processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
+    with _explained(path, revision, settings.name):
+        if settings.tokenizer:
+            place = resolve_path(settings.tokenizer)
+            processor = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
         else:
-            processor = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False, local_files_only=True)
-        if template is not None:
-            processor.chat_template = template
-        apply_limits(processor, min_pixels, max_pixels, video_max_pixels, frames)
+            processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
+        if settings.template:
+            processor.chat_template = chat_template(settings.template)
+        limit(processor, settings)
         loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
         model = loader.from_pretrained(
             folder,
             **common,
             **({"config": config} if file else {}),
             use_safetensors=None if file else True,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            device_map=device_map,
+            dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
+            device_map=settings.device_map,
             disable_mmap=not file and where.type == "cpu" and _fits(path, revision),  # dequantised weights are copies
         )
-        model = model if adapter is None else merged(model, adapter)
-    except (MMKVError, MemoryError):
-        raise
-    except ImportError as error:  # a package that one family's processor needs; the message names it
-        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
-    except Exception as error:  # a config may say anything, and libraries raise what they like
-        if out_of_memory(error):  # no fault of the folder
-            raise
-        raise ConfigError(files.sentence(path, revision, error)) from error
-    if device_map is None:
+        model = _merged(model, settings.adapter) if settings.adapter else model
+    if settings.device_map is None:
         model = model.to(where)
-    return set_up(name, model, processor, config, attention, where, device_map)
+    return set_up(settings, model, processor, config, where)
 
 
-def set_up(
-    name: str, model: Any, processor: Any, config: Any, attention: str, where: torch.device, device_map: Any
-) -> LoadedModel:
+def limit(processor: Any, settings: Model) -> None:
+    """Set a processor's pixel limits to those of a run's `model` node. Raises the errors of `apply_limits`."""
+    frames = settings.frames or DEFAULT_FRAMES
+    apply_limits(processor, settings.min_pixels, settings.max_pixels, settings.video_max_pixels, frames)
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def adapter_files(setting: str) -> list[Path]:
+    """Return the files of a LoRA adapter, as PEFT writes them.
+
+    setting: `model.adapter`, a local folder or `pkg://package/folder`.
+    Raises ConfigError: a file is missing from the folder; only safetensors weights are read."""
+    folder = Path(resolve_path(setting))
+    missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"model.adapter={setting} has no {' and no '.join(missing)}; give the folder that PEFT's save_pretrained wrote"
+        )
+    return [folder / name for name in ADAPTER_FILES]
+
+
+def _merged(model: nn.Module, setting: str) -> Any:
+    """Add an adapter's products to the model's weights; layers and their classes do not change. Raises ConfigError."""
+    from peft import PeftModel
+
+    folder = adapter_files(setting)[0].parent
+    try:
+        return PeftModel.from_pretrained(model, str(folder), local_files_only=True).merge_and_unload(safe_merge=True)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"model.adapter={setting} does not fit this model ({reason}); give an adapter trained on this model"
+        ) from error
+
+
+def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torch.device) -> LoadedModel:
     """Prepare a model and its processor for prompts: eval mode, and the wrapped attention in the text layers.
 
-    Raises:
-        UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`.
-    """
-    model = model.eval()
-    alone = model.config is text_model(model).config
-    model.set_attn_implementation(stock(attention) if alone else {"text_config": stock(attention)})
+    Raises UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`."""
+    model, name = model.eval(), settings.name
+    set_attention(model, settings.attention)
     tokenizer = getattr(processor, "tokenizer", processor)
     try:
         with time_limit(TEMPLATE_S, "the chat template"):
@@ -185,7 +183,7 @@ def set_up(
         ) from error
     except UnsupportedError as error:
         raise UnsupportedError(f"{name}: {error}") from error
-    if device_map is not None:
+    if settings.device_map is not None:
         where = model.get_input_embeddings().weight.device
     family = model_facts(config, tokenizer)
     dtype = str(model.dtype).removeprefix("torch.")
@@ -195,8 +193,7 @@ def set_up(
 def _fits(path: str, revision: str | None) -> bool:
     """Tell whether the weights and one more shard fit into free memory, so that the weights can be read instead of memory-mapped.
 
-    Mapped weights would change with their file.
-    """
+    Mapped weights would change with their file."""
     import psutil
 
     folder = Path(path) if Path(path).is_dir() else cached_folder(path, revision)
@@ -204,20 +201,36 @@ def _fits(path: str, revision: str | None) -> bool:
     return bool(sizes) and sum(sizes) + max(sizes) < psutil.virtual_memory().available
 
 
-def stock(attention: str) -> str:
-    """Return the transformers attention to use outside a compression session. Inside, the session runs the requested attention.
+@contextmanager
+def _explained(path: str, revision: str | None, name: str | None = None) -> Iterator[None]:
+    """Turn errors of libraries into a ConfigError that names the model; a config may say anything, and they raise what they like.
 
-    For flash-attn this is sdpa, because transformers would look for its own kernels.
-    """
-    return "sdpa" if attention == "flash_attention_2" else attention
+    name: the model's, if a package that its processor needs may be missing."""
+    try:
+        yield
+    except (MMKVError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, ImportError) and name is not None:  # its message names the package
+            raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
+        if out_of_memory(error):  # no fault of the folder
+            raise
+        raise ConfigError(files.sentence(path, revision, error)) from error
+
+
+def set_attention(model: Any, attention: str) -> None:
+    """Set the attention of a model's text layers outside a compression session. Inside, the session runs the requested one.
+
+    For flash-attn this is sdpa, because transformers would look for its own kernels."""
+    stock = "sdpa" if attention == "flash_attention_2" else attention
+    alone = model.config is text_model(model).config
+    model.set_attn_implementation(stock if alone else {"text_config": stock})
 
 
 def device_of(setting: str) -> torch.device:
     """Return the device that `model.device` names; auto is cuda if the machine has a CUDA device.
 
-    Raises:
-        ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`.
-    """
+    Raises ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`."""
     check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
@@ -266,8 +279,7 @@ def quiet_transformers() -> None:
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
     """Return the number of threads of a run: `model.threads` if set, else `OMP_NUM_THREADS` if set, else torch's default.
 
-    Without these settings, a small model on a CPU gets one thread.
-    """
+    Without these settings, a small model on a CPU gets one thread."""
     import torch
 
     if setting is not None:

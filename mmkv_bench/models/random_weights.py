@@ -75,8 +75,7 @@ def build(
 def values(name: str, count: int, device: torch.device, start: int = 0) -> Tensor:
     """Return float32 `[count]`: entries `start`, `start + 1`, ... of a parameter, uniform on [-sqrt(3), sqrt(3)) (deviation 1).
 
-    An entry is a 32-bit integer hash of its index, keyed by `name` and `SEED`.
-    """
+    An entry is a 32-bit integer hash of its index, keyed by `name` and `SEED`."""
     import torch
 
     first, second = _keys(name)
@@ -178,9 +177,7 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 def _place(places: Mapping[str, Any], name: str) -> Any:
     """Return a parameter's device: that of the innermost module in the map that contains the parameter.
 
-    Raises:
-        ConfigError: no entry of the map contains the parameter.
-    """
+    Raises ConfigError: no entry of the map contains the parameter."""
     while name not in places:
         if not name:
             raise ConfigError("model.device_map has no device for some weights; name every module, or write auto")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.families.base import FULL, NO_STATES, Experts, Layer, States
+from mmkv_bench.families.base import FULL, NO_STATES, Layer, States
 from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import families
 
@@ -75,10 +75,8 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
     for key in _PER_LAYER:
         if text.get(key) is not None:
             text[key] = text[key][:layers]
-    if FULL not in (
-        text.get("layer_types") or [FULL]
-    ):  # the last layer becomes a full one, so that there is something to compress
-        text["layer_types"][-1] = FULL
+    if FULL not in (text.get("layer_types") or [FULL]):
+        text["layer_types"][-1] = FULL  # so that there is something to compress
     if "max_window_layers" in text:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
     known = families().get(values["model_type"])
@@ -100,40 +98,23 @@ class Decoder:
 
     Attributes:
         layers, hidden, intermediate: number of blocks, width of the residual stream, width of the MLP.
-        query_heads, kv_heads, head_dim: sizes of the attention.
+        kv_heads, head_dim: sizes of the attention in a compressed layer.
         vocabulary: rows of the embedding table and of the head.
         tied: the head is the embedding table.
-        qkv_bias: queries, keys and values have biases (Qwen2).
-        qk_norm: queries and keys are normalised per head (Qwen3).
-        gated, norms: see `families.base.TextModel`.
-        states: the layers among `layers` that are not compressed.
-        experts: the experts that replace each MLP, if any.
-        vectors: see `families.base.TextModel.attention_vectors`.
         shapes, rows: see `families.base.TextModel.layers` and `rows`.
+        states: the layers among `layers` that are not compressed.
     """
 
     layers: int
     hidden: int
     intermediate: int
-    query_heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
     tied: bool
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    gated: bool = False
-    norms: int = 2
+    shapes: tuple[Layer, ...]
     states: States = NO_STATES
-    experts: Experts | None = None
-    vectors: int = 0
-    shapes: tuple[Layer, ...] = ()
     rows: int = 0
-
-    @property
-    def attention(self) -> int:
-        """Number of layers with keys and values, including sliding-window layers. The other layers have linear attention."""
-        return self.layers - self.states.linear
 
     @property
     def compressed(self) -> int:
@@ -146,57 +127,30 @@ class Decoder:
         return self.vocabulary * self.hidden
 
     @property
-    def matrices(self) -> int:
-        """Number of parameters in the matrices that one layer with attention applies to a token. Of experts, only the ones that a
-        token is routed to count.
-        """
-        queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * ((2 + self.gated) * queries + 2 * entries) + self._mlp
-
-    @property
-    def _mlp(self) -> int:
-        if self.experts is None:
-            return 3 * self.hidden * self.intermediate
-        return self.experts.active * self.experts.matrices + self.experts.router
-
-    @property
     def multiplied(self) -> int:
-        """Parameters that all layers multiply with each token."""
-        if self.shapes:
-            return sum(one.count * one.matrices for one in self.shapes)
-        linear = self.states.linear * (3 * self.hidden * self.intermediate + self.states.weights)
-        return self.attention * self.matrices + linear
+        """Parameters that all layers multiply with each token; of the experts only those that a token takes."""
+        return sum(one.count * one.matrices for one in self.shapes)
 
     @property
     def prefilled(self) -> int:
         """Parameters that the layers multiply with each token of a prompt; layers that read another layer's keys run for the
         last token only."""
-        return self.multiplied - sum(one.count * one.matrices for one in self.shapes if one.reads)
+        return sum(one.count * one.matrices for one in self.shapes if not one.reads)
 
     @property
     def blocks(self) -> int:
         """Parameters of all layers and of the last norm; of the experts only those that a token takes."""
-        if self.shapes:
-            return self.multiplied + sum(one.count * one.vectors for one in self.shapes) + self.hidden
-        biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
-        norms = 2 * self.head_dim if self.qk_norm else 0
-        residual = self.norms * self.layers * self.hidden
-        taken = 0 if self.experts is None else self.experts.active * self.experts.biases
-        return self.multiplied + self.attention * (biases + norms + self.vectors + taken) + residual + self.hidden
+        return self.multiplied + sum(one.count * one.vectors for one in self.shapes) + self.hidden
 
     @property
     def parameters(self) -> int:
         """Number of all parameters of the text model. A tied embedding table counts once."""
-        idle = 0
-        if self.experts is not None:
-            idle = (self.experts.count - self.experts.active) * (self.experts.matrices + self.experts.biases)
-        return self.blocks + self.attention * idle + self.table * (1 if self.tied else 2) + self.rows
+        idle = sum(one.count * one.idle for one in self.shapes)
+        return self.blocks + idle + self.table * (1 if self.tied else 2) + self.rows
 
     @property
     def read(self) -> int:
-        """Number of parameters that a decode step of one sequence reads: layers, last norm and head. A batch may read more
-        experts.
-        """
+        """Number of parameters that a decode step of one sequence reads. A batch may read more experts."""
         return self.blocks + self.table
 
     @property
@@ -207,16 +161,12 @@ class Decoder:
     def queries(self, near: bool, reads: bool = False) -> int:
         """Count the numbers in a token's queries, of all layers that see a window (`near`) or the whole prompt, and that
         store keys and values or read those of another layer (`reads`)."""
-        if self.shapes:
-            return sum(one.count * one.queries for one in self.shapes if (one.near, one.reads) == (near, reads))
-        return 0 if reads else (self.states.windows if near else self.compressed) * self.query_heads * self.head_dim
+        return sum(one.count * one.queries for one in self.shapes if (one.near, one.reads) == (near, reads))
 
     def mean_entries(self, numbers: float) -> float:
         """Return the mean entries per KV head in layers with attention, if one sequence stores `numbers` in keys and values.
-        Layers of several shapes are weighted by their queries, and windows are taken as full."""
-        if not self.shapes:
-            return numbers / (self.attention * self.entry)
-        width = self.states.windows * self.states.entry
+        Layers are weighted by their queries, and windows are taken as full."""
+        width = self.states.windows * (self.states.entry or self.entry)
         near = min(numbers, self.states.window * width)
         entries = {True: near / max(width, 1), False: (numbers - near) / (self.compressed * self.entry)}
         queries = {kind: self.queries(kind) + self.queries(kind, True) for kind in entries}
@@ -235,9 +185,9 @@ class Sizes:
         missing: one sentence about what is unknown, empty if nothing is.
     """
 
-    decoder: Decoder | None
-    parameters: int | None
-    source: str
+    decoder: Decoder | None = None
+    parameters: int | None = None
+    source: str = ""
     missing: str = ""
 
 
@@ -255,19 +205,12 @@ def decoder_of(config: Any) -> Decoder | None:
         layers=facts.all_layers,
         hidden=values["hidden_size"],
         intermediate=values["intermediate_size"],
-        query_heads=facts.num_query_heads,
         kv_heads=facts.num_kv_heads,
         head_dim=facts.head_dim,
         vocabulary=values["vocab_size"],
         tied=bool(tied),
-        qkv_bias=backbone.qkv_bias or bool(getattr(text, "attention_bias", False)),
-        qk_norm=backbone.qk_norm,
-        gated=backbone.gated,
-        norms=backbone.norms,
+        shapes=backbone.layers(text, facts.states),
         states=facts.states,
-        experts=backbone.experts(text),
-        vectors=backbone.attention_vectors(text),
-        shapes=backbone.layers(text),
         rows=backbone.rows(text),
     )
 
@@ -282,17 +225,12 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
         folder: the local folder of the weights, if there is one.
     """
     if config is None:
-        return Sizes(
-            None, None, "", f"the files of model {model['name']} are not on this machine, so its shape is unknown"
-        )
+        return Sizes(missing=f"the files of model {model['name']} are not on this machine, so its shape is unknown")
     decoder = decoder_of(config)
     if decoder is None:
         return Sizes(
-            None,
-            None,
-            "",
-            f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings are "
-            "tied, so its bytes are unknown before it is loaded",
+            missing=f"config.json of model {model['name']} does not state its widths, its vocabulary or whether its embeddings "
+            "are tied, so its bytes are unknown before it is loaded"
         )
     stored = None if folder is None else stored_parameters(folder)
     if stored is not None:
@@ -305,12 +243,8 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
     complete = None if full_config is None else decoder_of(full_config)
     if stated and complete is not None:
         return Sizes(decoder, int(stated) - complete.parameters + decoder.parameters, "bound")
-    return Sizes(
-        decoder,
-        None,
-        "",
-        f"the number of parameters of {model['name']}'s vision tower is unknown until the model is loaded",
-    )
+    missing = f"the number of parameters of {model['name']}'s vision tower is unknown until the model is loaded"
+    return Sizes(decoder, missing=missing)
 
 
 def stored_parameters(folder: str | Path) -> int | None:

@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.checksums import digest_of
-from mmkv_bench.config.files import options
+from mmkv_bench.config.files import content, options
 from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.facts import read, stated, text_config
-from mmkv_bench.families.registry import apply_limits, family
-from mmkv_bench.models import adapter
-from mmkv_bench.models.files import (
-    cached_folder,
-    folder_fingerprint,
-    hub_fingerprint,
-    hub_folder,
-    model_files,
-)
+from mmkv_bench.families.registry import family
+from mmkv_bench.models.files import cached_folder, folder_fingerprint, hub_fingerprint, hub_folder, model_files
 from mmkv_bench.models.gguf import check_tokenizer, config_values, is_gguf, tensor_types
-from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, quiet_transformers, set_up
-from mmkv_bench.models.processor import chat_template
+from mmkv_bench.models.load import (
+    LoadedModel,
+    adapter_files,
+    device_of,
+    limit,
+    load_config,
+    load_model,
+    quiet_transformers,
+    set_up,
+)
+from mmkv_bench.models.processor import build_processor, chat_template
 from mmkv_bench.models.shape import GENERATION, config_of, plain, values_of
-from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:
     import torch
@@ -56,13 +57,19 @@ class Source:
     def of(cls, model: Any) -> Source:
         """Read the `model` node of a configuration. Nothing is loaded.
 
-        Raises:
-            ConfigError: `weights` is neither hub, random nor a folder; `layers` without random weights; random weights of a
-                model without a shape; a model without path; a revision of anything but a hub repository.
-        """
+        Raises ConfigError: `weights` is neither hub, random nor a folder; `layers` without random weights; random weights of a
+        model without a shape; a model without path; a revision of anything but a hub repository."""
         source = cls._located(model)
-        if model.tokenizer is not None:
-            source._check_named_tokenizer()
+        gguf = source.path is not None and is_gguf(source.path)
+        if model.tokenizer is not None and not gguf:
+            raise ConfigError(
+                f"model.tokenizer={model.tokenizer} is for GGUF files, because other checkpoints contain a tokenizer; leave it "
+                "out"
+            )
+        if model.tokenizer is not None and not (Path(resolve_path(model.tokenizer)) / "tokenizer.json").is_file():
+            raise ConfigError(
+                f"model.tokenizer={model.tokenizer} has no tokenizer.json; give the folder of a tokenizer"
+            )
         if model.template not in (None, PLAIN) or (model.template and source.kind == RANDOM):
             raise ConfigError(
                 f"model.template={model.template} is not allowed; allowed: {PLAIN}, only for a text model with trained "
@@ -115,18 +122,6 @@ class Source:
             )
         return cls(FOLDER if Path(path).is_dir() or is_gguf(path) else HUB, path, model)
 
-    def _check_named_tokenizer(self) -> None:
-        folder = Path(resolve_path(self.settings.tokenizer))
-        if self.path is None or not is_gguf(self.path):
-            raise ConfigError(
-                f"model.tokenizer={self.settings.tokenizer} is for GGUF files, because other checkpoints contain a tokenizer; "
-                "leave it out"
-            )
-        if not (folder / "tokenizer.json").is_file():
-            raise ConfigError(
-                f"model.tokenizer={self.settings.tokenizer} has no tokenizer.json; give the folder of a tokenizer"
-            )
-
     @property
     def place(self) -> str:
         """Return `path`; only random weights have none."""
@@ -140,11 +135,14 @@ class Source:
             return None
         return f"{Path(self.path).name} ({tensor_types(Path(self.path))})"
 
+    @property
+    def _folder(self) -> Path:
+        return Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
+
     @cached_property
     def commit(self) -> str | None:
         """Return the commit of a hub id. The hub is asked once, and everything is read at this commit. None for folders and
-        random weights.
-        """
+        random weights."""
         return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
@@ -168,17 +166,15 @@ class Source:
             check_tokenizer(Path(self.place))
 
     def _require_same(self, config: Any) -> None:
-        """Refuse a config of another model, or of another checkpoint of the family, because its rows would have this model's
-        name.
-        """
+        """Refuse a config of another checkpoint, because its rows would have this model's name."""
         expected = (self.settings.shape or {}).get("model_type")
-        if expected is not None and config.model_type != expected:
+        if expected is None:
+            return
+        if config.model_type != expected:
             raise ConfigError(
                 f"model={self.settings.name} is a {expected} model, but {self.path} has a {config.model_type} model; give "
                 f"the folder or hub id of a {expected} checkpoint, or model=hf model.path={self.path}"
             )
-        if expected is None:
-            return
         shape = text_config(stated(values_of(self.settings.shape)) or config_of(self.settings.shape, None))
         actual = text_config(config)
         differing = [name for name in _SIZES if getattr(shape, name) != getattr(actual, name)]
@@ -203,7 +199,7 @@ class Source:
             except Exception:  # noqa: BLE001 - `hf_config` then raises a readable error for such a file
                 config = None
         else:
-            config = read(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
+            config = read(self._folder)
         if config is None:
             return self.hf_config
         self._require_same(config)
@@ -224,9 +220,7 @@ class Source:
     def outlined(self) -> tuple[Any, str | None, str | None]:
         """Return `described_here`, fingerprint and commit, each None if it is unknown without a connection.
 
-        Raises:
-            ConfigError, UnsupportedError: see `described`.
-        """
+        Raises ConfigError, UnsupportedError: see `described`."""
         if self.kind != HUB:
             return self.described, *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
@@ -238,15 +232,13 @@ class Source:
 
         The fingerprint of random weights is a checksum of shape, layers, processor settings, the rules that make weights, tokens
         and prompts (`SCHEME` of their files), and the version of transformers. The precision is a separate column of the rows.
-        An adapter's files are part of the fingerprint.
-        """
-        weights, commit = self._of_weights()
-        return self._adapted(weights), commit
+        An adapter's files are part of the fingerprint."""
+        if self.commit is not None:
+            return self._adapted(hub_fingerprint(self.place, self.commit)), self.commit
+        return self._adapted(folder_fingerprint(self.place) if self.kind == FOLDER else self._of_shape()), None
 
     def _adapted(self, weights: str) -> str:
-        """Combine the fingerprint `weights` with the adapter's files, the tokenizer's files and the template, as far as they are
-        set.
-        """
+        """Combine the fingerprint `weights` with adapter, tokenizer and template, as far as they are set."""
         beside = self._beside()
         if beside:
             files = digest_of((file.name, file) for file in beside)
@@ -258,18 +250,14 @@ class Source:
     def _beside(self) -> list[Path]:
         """Return the files of the adapter and of the tokenizer that the settings name."""
         settings = self.settings
-        named = adapter.files(settings.adapter) if settings.adapter else []
+        named = adapter_files(settings.adapter) if settings.adapter else []
         if settings.tokenizer:
             named += sorted(
                 file for file in Path(resolve_path(settings.tokenizer)).iterdir() if file.suffix in (".json", ".jinja")
             )
         return named
 
-    def _of_weights(self) -> tuple[str, str | None]:
-        if self.commit is not None:
-            return hub_fingerprint(self.place, self.commit), self.commit
-        if self.kind == FOLDER:
-            return folder_fingerprint(self.place), None
+    def _of_shape(self) -> str:
         from mmkv_bench.models import processor, random_weights
 
         rules = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
@@ -282,16 +270,14 @@ class Source:
             "rules": rules if classes is None else [*rules, classes],
             "transformers": version("transformers"),
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16], None
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def confirm(self, fingerprint: str) -> None:
         """Check that the files of a folder and of an adapter still have `fingerprint`, so that rows name the loaded weights.
 
         Only files that changed are read again.
 
-        Raises:
-            ConfigError: a file changed while the model was loaded, so it is unknown which content was loaded.
-        """
+        Raises ConfigError: a file changed while the model was loaded, so it is unknown which content was loaded."""
         if (self.kind == FOLDER or self._beside()) and self.fingerprint()[0] != fingerprint:
             raise ConfigError(
                 f"the files of model {self.settings.name} in {self.path} changed while this run loaded them, so nobody knows "
@@ -302,41 +288,23 @@ class Source:
         """Return the files that the model is read from, sorted; random weights have none."""
         if self.kind == RANDOM:
             return []
-        folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
-        return [*model_files(folder), *self._beside()]
+        return [*model_files(self._folder), *self._beside()]
 
     def load(self) -> LoadedModel:
         """Load the model in eval mode with its processor, on the device and in the precision of the settings.
 
-        Raises:
-            ConfigError, UnsupportedError: the model cannot be loaded, or the family's processor lacks a limit that is set.
-        """
+        Raises ConfigError, UnsupportedError: the model cannot be loaded, or the family's processor lacks a limit that is set."""
         quiet_transformers()
         model = self.settings
-        limits = {key: getattr(model, key) for key in ("min_pixels", "max_pixels", "video_max_pixels")}
-        limits["frames"] = model.frames or DEFAULT_FRAMES
         if self.kind != RANDOM:
             self._check_tokenizer()
-            return load_model(
-                model.name,
-                self.place,
-                revision=self.commit,
-                adapter=model.adapter,
-                tokenizer=model.tokenizer and resolve_path(model.tokenizer),
-                template=model.template and chat_template(model.template),
-                dtype=model.dtype,
-                attention=model.attention,
-                device=model.device,
-                device_map=model.device_map,
-                **limits,
-            )
+            return load_model(model, self.place, self.commit)
         from mmkv_bench.models import random_weights
-        from mmkv_bench.models.processor import build_processor
 
         config = self.hf_config
         where = device_of(model.device)
         processor = build_processor(config, model.processor)
-        apply_limits(processor, **limits)
+        limit(processor, model)
         built = random_weights.build(
             config,
             dtype=_dtype(model.dtype, config),
@@ -344,13 +312,11 @@ class Source:
             device_map=model.device_map,
             generation=plain(model.shape.get(GENERATION) or {}),
         )
-        return set_up(model.name, built, processor, config, model.attention, where, model.device_map)
+        return set_up(model, built, processor, config, where)
 
 
 def shaped() -> tuple[str, ...]:
     """Return the names in conf/model whose files have a shape and processor settings."""
-    from mmkv_bench.config.files import content
-
     return tuple(name for name in options("model") if content("model", name).get("shape"))
 
 

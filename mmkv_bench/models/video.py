@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_FRAMES = 32
 """Default of model.frames, the number of frames sampled of a video: most papers take 32, some 64."""
 
-COMPLETE = (
-    0.9  # least fraction of the frames or seconds in the header that must decode; real files miss a few at the end
-)
+COMPLETE = 0.9
+"""Least fraction of the frames or seconds in the header that must decode; real files miss a few at the end."""
 MAX_BYTES = 8 << 30  # limit of the sampled frames
 
 
@@ -62,13 +61,11 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
     """Sample `count` >= 1 evenly spaced frames of a local file, between seconds `start` and `end` if given.
 
-    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) equals
-    the number of frames that decode; otherwise, or for a span, twice. Only the sampled frames are kept in memory.
+    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) equals the
+    number of frames that decode; otherwise, or for a span, twice. Only the sampled frames are kept in memory.
 
-    Raises:
-        DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing
-            size, or frames of more than 8 GiB. The message names the file without its folder.
-    """
+    Raises DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing size,
+    or frames of more than 8 GiB. The message names the file without its folder."""
     import numpy as np
 
     name = os.path.basename(os.fspath(path))
@@ -122,7 +119,8 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
             streams[0].thread_type = "AUTO"
             yield container, streams[0]
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"video {name} cannot be decoded ({_reason(error)}); restore the file") from error
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]  # without the path that PyAV adds
+        raise DataError(f"video {name} cannot be decoded ({reason}); restore the file") from error
 
 
 def _announced(path: str | os.PathLike, name: str) -> int:
@@ -165,21 +163,14 @@ def _decode(
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
     """Raise DataError if fewer frames were decoded than the header states, or fewer seconds if there is no other stream.
 
-    A container whose header states neither (gif, transport streams, raw streams) is not checked.
-    """
+    A container whose header states neither (gif, transport streams, raw streams) is not checked."""
     import av
 
     announced: float = stream.frames
-    decoded: float = len(times)
-    unit = "frames"
+    decoded, unit = float(len(times)), "frames"
     if not announced and len(container.streams) == 1 and container.duration:
         announced, decoded, unit = container.duration / av.time_base, times[-1] + last, "seconds"
     if announced and decoded < COMPLETE * announced:
         raise DataError(
             f"video {name} is truncated or corrupt: {decoded:.4g} of {announced:.4g} {unit} decode; restore the file"
         )
-
-
-def _reason(error: Exception) -> str:
-    """Return the error's reason without the path that PyAV adds."""
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]

@@ -118,6 +118,11 @@ class Cell:
         return made if asked is None else {**made, "budget_in_bytes": asked}
 
     @property
+    def rule(self) -> protocols.Protocol:
+        """Return the cell's protocol."""
+        return protocols.protocol(self.protocol)
+
+    @property
     def stream(self) -> protocols.StreamSettings:
         """Return the stream settings in the cell's generation settings; the defaults if there are none."""
         return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
@@ -139,8 +144,7 @@ def stored_rows(
 
     resolved: `RunConfig.resolved`.
     provenance: the result of `identity.provenance`.
-    prompt_format: prompt format of the loaded model.
-    """
+    prompt_format: prompt format of the loaded model."""
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
     return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
@@ -166,18 +170,12 @@ class Method:
     def is_full(self) -> bool:
         return self.plain.get("base") == FULL
 
-    @property
-    def stochastic(self) -> bool:
-        return bool(self.compressor.stochastic)
-
 
 @dataclass(frozen=True)
 class MethodEntry:
     """One method of a configuration under one reading (a paper's text or its released code).
 
-    Attributes:
-        node: parameters and parts with the run's overrides.
-        default: parameters and parts without overrides.
+    node, default: parameters and parts with the run's overrides, and without.
     """
 
     name: str
@@ -242,16 +240,16 @@ def expand(
     seeds = list(dict.fromkeys(grid.seed))
     cells: dict[str, Cell] = {}
     notes = {note: None for method in methods if (note := _without_release(method))}
-    notes |= {
-        f"budget={one.in_bytes} of all state is {one} entries per KV head" + _beside(identity.cost): None
-        for one in budgets
-        if one.in_bytes
-    }
+    beside = identity.cost.beside if identity.cost else 0
+    paid = f", when {beside:,} bytes of windows and recurrent states are paid" if beside else ""
+    for one in budgets:
+        if one.in_bytes:
+            notes[f"budget={one.in_bytes} of all state is {one} entries per KV head{paid}"] = None
     for dataset, protocol in product(grid.datasets, dict.fromkeys(grid.protocol)):
         for method in methods:
             for budget, seed, stream in product(
                 [None] if method.compressor.unbudgeted else budgets,
-                seeds if method.stochastic else [None],
+                seeds if method.compressor.stochastic else [None],
                 grid.answering.stream if protocols.protocol(protocol).streams else [None],
             ):
                 cell = _cell(grid.answering, identity, dataset, protocol, method, budget, seed, stream)
@@ -262,10 +260,16 @@ def expand(
     return list(cells.values()), list(notes)
 
 
-def _beside(cost: StateCost | None) -> str:
-    if cost is None or not cost.beside:
-        return ""
-    return f", when {cost.beside:,} bytes of windows and recurrent states are paid"
+def expand_outline(
+    grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry]
+) -> tuple[list[Cell], list[str], list[str]]:
+    """Return all cells and notes as `expand`, and a sentence per method that lacks its calibration. With such a method, the
+    hashes of its cells belong to no run."""
+    try:
+        return *expand(grid, identity, entries), []
+    except CalibrationError:
+        lacking = uncalibrated(grid.answering.model.name, identity.model_fingerprint, entries)
+        return *expand(grid, identity, entries, calibrated=False), lacking
 
 
 def _without_release(method: Method) -> str | None:
@@ -316,9 +320,8 @@ def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | N
 def _untouched(
     entry: MethodEntry, plain: Mapping[str, Any], compressor: Compressor, dtype: str | None
 ) -> Mapping[str, Any]:
-    """Return the effective node that the method would have if the run changed no parameters. For a method from outside the
-    package, the choice of its file or press is not tuning. If such a method cannot be built without arguments, return `plain`, so
-    that nothing counts as tuned."""
+    """Return the effective node without the run's parameters. The choice of a file or press is not tuning. If such a method
+    cannot be built without arguments, return `plain`, so that nothing counts as tuned."""
     name, default, reading = entry.name, entry.default, entry.reading
     code_parameters = OUTSIDE.get(str(default["base"]))
     if code_parameters is None:
@@ -412,15 +415,13 @@ def _cell(
 
 
 def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an effective node that can change answers: all keys but those that only describe the method and its
-    readings.
-    """
+    """Return the keys of an effective node that can change answers."""
     if plain.get("base") == FULL:
         return {"base": FULL}
     return {key: value for key, value in plain.items() if key not in ("reading", "released", "later", "about")}
 
 
-def _refuse_shared_names(cells: Any) -> None:
+def _refuse_shared_names(cells: Iterable[Cell]) -> None:
     seen: dict[tuple[str, str], Cell] = {}
     for cell in cells:
         other = seen.setdefault((cell.dataset, f"{cell.label} {cell.reading} {cell.protocol}"), cell)

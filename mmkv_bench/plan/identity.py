@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +34,8 @@ UNKNOWN = "unknown"
 def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
     """Gather everything that planning needs besides the configuration.
 
-    Args:
-        model: settings of the model.
-        specs: dataset label -> task. Datasets other than pages are opened for their checksums.
-
-    Raises:
-        ConfigError: the model is missing or of an unsupported family, or the commit of a hub id cannot be determined.
-    """
+    specs: dataset label -> task. Datasets other than pages are opened for their checksums.
+    Raises ConfigError: the model is missing or of an unsupported family, or the commit of a hub id cannot be determined."""
     source = Source.of(model)
     fingerprint, commit = source.fingerprint()
     dtype = resolve_dtype(model.dtype, source.described, source.path)
@@ -57,16 +53,12 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
     """Gather an `Identity` without a connection and without opening data. What neither the configuration nor the model's files
     state is taken from the newest cells of a store; if these lack it, it is UNKNOWN.
 
-    Args:
-        model: settings of the model.
-        specs: dataset label -> task.
-        stored: the store's table `cells`.
-    """
+    specs: dataset label -> task. stored: the store's table `cells`."""
     described, fingerprint, commit = Source.of(model).outlined()
-    rows = stored.select(["model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint"])
-    newest = sorted(zip(stored["created_at"].to_pylist(), rows.to_pylist(), strict=True), key=lambda pair: pair[0])
-    of_model: dict[str, Any] = next((row for _, row in reversed(newest) if row["model"] == model.name), {})
-    known = {row["dataset"]: row["dataset_fingerprint"] for _, row in newest}
+    columns = ("model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint", "created_at")
+    rows = sorted(stored.select(columns).to_pylist(), key=itemgetter("created_at"))  # the newest row wins
+    of_model: dict[str, Any] = {row["model"]: row for row in rows}.get(model.name, {})
+    known = {row["dataset"]: row["dataset_fingerprint"] for row in rows}
     if fingerprint is None:
         fingerprint, commit = of_model.get("model_fingerprint", UNKNOWN), of_model.get("model_revision")
     if model.dtype == "auto" and described is None:
@@ -83,9 +75,7 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
 def provenance(model: Model, dtype: str) -> dict[str, Any]:
     """Return the provenance columns of the `cells` rows, for a run that generates in the precision `dtype`.
 
-    Raises:
-        ConfigError: model.device=cuda without a CUDA device. The message states the memory of the weights.
-    """
+    Raises ConfigError: model.device=cuda without a CUDA device. The message states the memory of the weights."""
     from mmkv_bench.store.provenance import collect
 
     source = Source.of(model)
@@ -93,9 +83,7 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
 
 def state_cost(family: ModelFacts, dtype: str) -> StateCost:
-    """Return the bytes of a model's state in `dtype`: of one entry per KV head in all compressed layers, and of windows and
-    recurrent states.
-    """
+    """Return the bytes of an entry per KV head in all compressed layers, and of windows and recurrent states, in `dtype`."""
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 
@@ -113,8 +101,7 @@ def _installed() -> dict[str, str]:
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
     """Return the identity that a dataset adds to its cells. `count` and `limit` are not part of it, so more samples reuse rows.
 
-    fingerprint: checksum of the content; None: compute it.
-    """
+    fingerprint: checksum of the content; None: compute it."""
     from mmkv_bench.evaluation import documents, fingerprints
 
     if fingerprint is None:
@@ -134,10 +121,8 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
 def usable_device(model: Model, dtype: str) -> str:
     """Return the kind of device for a run that generates.
 
-    Raises:
-        ConfigError: model.device=cuda without a CUDA device (the message states the memory of the weights), or an error of
-            `check_meant`.
-    """
+    Raises ConfigError: model.device=cuda without a CUDA device (the message states the memory of the weights), or an error of
+    `check_meant`."""
     check_meant(model.device)
     device = devices.kind_of(model.device)
     if model.device != "cuda" or device == "cuda":

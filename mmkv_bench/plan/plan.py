@@ -65,15 +65,15 @@ class Coverage:
 
     def statuses(self, part: DatasetShare) -> np.ndarray:
         """Return the status of each cell and sample, int8 [cells, samples]: -1 without a row, else a position in `STATUSES`."""
-        cells, samples = [cell.cell for cell in part.cells], list(part.samples)
-        found = np.full([len(cells), len(samples)], -1, np.int8)
+        cells = [cell.cell for cell in part.cells]
+        statuses = np.full([len(cells), len(part.samples)], -1, np.int8)
         cell, sample, status = (
             places(self.rows[column], pa.array(values, pa.string()))
-            for column, values in (("cell", cells), ("sample_id", samples), ("status", STATUSES))
+            for column, values in (("cell", cells), ("sample_id", part.samples), ("status", STATUSES))
         )
-        own = (cell >= 0) & (sample >= 0)
-        found[cell[own], sample[own]] = status[own]
-        return found
+        known = (cell >= 0) & (sample >= 0)
+        statuses[cell[known], sample[known]] = status[known]
+        return statuses
 
     def answered(self, part: DatasetShare) -> np.ndarray:
         """Tell for each cell and sample whether it has a row whose status `retry` does not repeat: bool [cells, samples]."""
@@ -94,7 +94,7 @@ class Coverage:
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
     def count(self, part: DatasetShare) -> int:
-        """Count the part's rows that exist."""
+        """Count the answered rows."""
         return int(self.answered(part).sum())
 
     def missing(self, part: DatasetShare) -> int:
@@ -209,8 +209,7 @@ class Plan:
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
         """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.
 
-        rows: rows of the plan's cells, if they were read already (see `Coverage`).
-        """
+        rows: rows of the plan's cells, if they were read already (see `Coverage`)."""
         held = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
         return Coverage(held, self.retry)
 

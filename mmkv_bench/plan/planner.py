@@ -8,38 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import EFFICIENCY, PACKAGE_SCHEME, Data, Model, RunConfig, Selection
-from mmkv_bench.errors import CalibrationError, ConfigError, MMKVError
+from mmkv_bench.config.schema import EFFICIENCY, PACKAGE_SCHEME, Data, Model, RunConfig
+from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, expand, method_entries, uncalibrated
+from mmkv_bench.plan.cells import Cell, expand, expand_outline, method_entries
 from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.selection import chosen, reaching
 from mmkv_bench.plan.validate import validate_combinations, validate_decoding, validate_questions, validate_stream
-from mmkv_bench.protocols import protocol
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    from mmkv_bench.compression.budget import Budget
-    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.families.facts import ModelFacts
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Make the plan of a validated configuration. The model's files are read, but weights are not loaded. Data are
-    opened if their content is not known otherwise. No page is drawn.
+    """Make the plan of a validated configuration. The model's files are read, but weights are not loaded. Data are opened if
+    their content is not known otherwise. No page is drawn.
 
-    Raises:
-        MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them.
-    """
+    Raises MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them."""
     from mmkv_bench.datasets.sources import preflight
 
-    _refuse_efficiency(config.scenario)
-    specs = tasks_of(config.datasets, config.data)
-    validate_questions(config.protocol, specs, config.answering)
-    stay_offline(config.model, specs)
+    specs = _checked_tasks(config)
     for spec in specs.values():
         preflight(spec)
     quiet_libraries()
@@ -49,13 +42,8 @@ def make_plan(config: RunConfig) -> Plan:
     cells, notes = expand(config.grid, identity, entries)
     notes += _unchosen(names, config.model)
     family = model_facts(Source.of(config.model).described)
-    validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
-    validate_decoding(family, config.answering)
-    validate_stream(config.decode, _streamed(cells), family, _uncut(specs))
-    parts = [
-        _part(name, spec, cells, config.selection, config.datasets[label])
-        for name, (label, spec) in zip(names, specs.items(), strict=True)
-    ]
+    _check(config, specs, cells, family)
+    parts = [_part(name, spec, cells, config) for name, spec in zip(names, specs.values(), strict=True)]
     return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family)
 
 
@@ -65,51 +53,55 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     If part of a cell's identity is unknown (`identity.UNKNOWN`), its hash matches no run, but labels and the number of cells are
     right.
 
-    Args:
-        config: the configuration.
-        facts: fields of `Identity` from stored rows, which replace those of this machine.
-
-    Raises:
-        MMKVError: methods or protocols that do not work with the model, or files that are not a model's.
-    """
-    _refuse_efficiency(config.scenario)
-    specs = tasks_of(config.datasets, config.data)
-    validate_questions(config.protocol, specs, config.answering)
-    stay_offline(config.model, specs)
+    facts: fields of `Identity` from stored rows, which replace those of this machine.
+    Raises MMKVError: methods or protocols that do not work with the model, or files that are not a model's."""
+    specs = _checked_tasks(config)
     names = list(config.datasets)
     config = config.labelled(specs)
     if all(spec.is_pages for spec in specs.values()):
         config = config.updated(limit=reaching(config.selection, specs).limit)
     identity = identities.outline(config.model, specs, Store(Path(config.out).expanduser()).cells())
     identity = replace(identity, **(facts or {}))
-    entries, lacking = method_entries(config.method_config), list[str]()
-    try:
-        cells, notes = expand(config.grid, identity, entries)
-    except CalibrationError:
-        lacking = uncalibrated(config.model.name, identity.model_fingerprint, entries)
-        cells, notes = expand(config.grid, identity, entries, calibrated=False)
+    entries = method_entries(config.method_config)
+    cells, notes, lacking = expand_outline(config.grid, identity, entries)
     notes += [*lacking, *_unchosen(names, config.model)]
-    described = Source.of(config.model).outlined()[0]
+    described = Source.of(config.model).described_here()
     family = None if described is None else model_facts(described)
     if family is None:
         notes.append(
             f"the files of model {config.model.name} are not on this machine: the run checks what the model supports"
         )
-    else:
-        validate_combinations(config.protocol, family, _compressors(cells), _uncut(specs))
-        validate_decoding(family, config.answering)
-    validate_stream(config.decode, _streamed(cells), family, _uncut(specs))
+    _check(config, specs, cells, family)
     parts = []
-    for name, (label, spec) in zip(names, specs.items(), strict=True):
-        part, unknown = _outlined_part(name, spec, cells, config.selection, config.datasets[label])
+    for name, spec in zip(names, specs.values(), strict=True):
+        part, unknown = _outlined_part(name, spec, cells, config)
         parts.append(part)
         notes += unknown
     return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=lacking)
 
 
-def _uncut(specs: Mapping[str, TaskSpec]) -> list[str]:
-    """Return the names of the datasets without `context_key`, which states where a text prompt's document ends."""
-    return [name for name, spec in specs.items() if not spec.context_key]
+def _checked_tasks(config: RunConfig) -> dict[str, TaskSpec]:
+    """Return dataset label -> task, after the checks that need no model. Keep libraries offline if nothing is on a hub."""
+    if config.scenario == EFFICIENCY:
+        raise ConfigError(
+            "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
+            "or forecast it with mmkv-bench plan"
+        )
+    specs = tasks_of(config.datasets, config.data)
+    validate_questions(config.protocol, specs, config.answering)
+    stay_offline(config.model, specs)
+    return specs
+
+
+def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cell], family: ModelFacts | None) -> None:
+    """Refuse cells that the model or the datasets do not support. family: None if the model's files are unknown."""
+    uncut = [name for name, spec in specs.items() if not spec.context_key]
+    if family is not None:
+        compressors = {(cell.method, cell.reading): cell.compressor for cell in cells}
+        validate_combinations(config.protocol, family, compressors.values(), uncut)
+        validate_decoding(family, config.answering)
+    streamed = [(cell.compressor, cell.budget) for cell in cells if cell.rule.streams]
+    validate_stream(config.decode, streamed, family, uncut)
 
 
 def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
@@ -122,32 +114,12 @@ def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
     ]
 
 
-def _refuse_efficiency(scenario: str) -> None:
-    if scenario == EFFICIENCY:
-        raise ConfigError(
-            "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
-            "or forecast it with mmkv-bench plan"
-        )
-
-
-def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
-    """Return the compressors of the cells, each once."""
-    return list({(cell.method, cell.reading): cell.compressor for cell in cells}.values())
-
-
-def _streamed(cells: Sequence[Cell]) -> list[tuple[Compressor, Budget | None]]:
-    """Return compressor and budget of each cell whose protocol streams."""
-    return [(cell.compressor, cell.budget) for cell in cells if protocol(cell.protocol).streams]
-
-
 # ---------------------------------------------------------------------- datasets
 def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str, TaskSpec]:
     """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two sizes never
     share a table.
 
-    Raises:
-        ConfigError: a dataset is given twice, or its settings make no task.
-    """
+    Raises ConfigError: a dataset is given twice, or its settings make no task."""
     from mmkv_bench.datasets.specs import spec_from_config
 
     specs: dict[str, TaskSpec] = {}
@@ -167,35 +139,39 @@ def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
         go_offline()
 
 
-def _part(
-    name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
-) -> DatasetShare:
+def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -> DatasetShare:
     """Return a dataset's part of a plan. Data other than pages are opened."""
     from mmkv_bench.datasets.specs import limited
     from mmkv_bench.evaluation.documents import documents, sample_refs
     from mmkv_bench.evaluation.question_groups import check_questions
 
     if spec.questions_key:
-        docs, names = documents(spec, selection.limit), dict.fromkeys(cell.protocol for cell in cells)
-        check_questions(spec, docs.bare[docs.split], limited(spec, selection.limit), names)
-    samples = [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)]
-    own = [cell for cell in cells if cell.dataset == spec.dataset]
-    return DatasetShare(name, spec.dataset, spec, own, samples, node.get("about") or {})
+        docs, names = documents(spec, config.limit), dict.fromkeys(cell.protocol for cell in cells)
+        check_questions(spec, docs.bare[docs.split], limited(spec, config.limit), names)
+    samples = [ref.sample_id for ref in chosen(sample_refs(spec, config.limit), config.selection)]
+    return _share(name, spec, cells, samples, config)
+
+
+def _share(
+    name: str, spec: TaskSpec, cells: Sequence[Cell], samples: Sequence[str], config: RunConfig, counted: str = "data"
+) -> DatasetShare:
+    of_dataset = [cell for cell in cells if cell.dataset == spec.dataset]
+    about = config.datasets[spec.dataset].get("about") or {}
+    return DatasetShare(name, spec.dataset, spec, of_dataset, samples, about, counted=counted)
 
 
 def _outlined_part(
-    name: str, spec: TaskSpec, cells: Sequence[Cell], selection: Selection, node: Mapping[str, Any]
+    name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig
 ) -> tuple[DatasetShare, list[str]]:
     """Return a dataset's part of a plan without opening data, and notes about what is unknown then.
 
     Pages are known exactly. For other datasets the number of samples is read from the footers of local parquet files,
-    or from the dataset's file (`about.samples`); a shard counts as the whole dataset.
-    """
+    or from the dataset's file (`about.samples`); a shard counts as the whole dataset."""
     from mmkv_bench.datasets.specs import limited
 
     if spec.is_pages:
-        return _part(name, spec, cells, selection, node), []
-    about = node.get("about") or {}
+        return _part(name, spec, cells, config), []
+    selection, about = config.selection, config.datasets[spec.dataset].get("about") or {}
     total, counted, why = _amount(spec, about.get("samples"))
     notes = [why] if why else []
     if selection.shard != "0/1" and total:
@@ -207,8 +183,7 @@ def _outlined_part(
     samples = [one for one in samples if selection.samples is None or one in selection.samples]
     if selection.samples is not None and not samples and total:
         notes.append(f"{spec.dataset} seems to have none of the samples up to limit; its data were not opened")
-    own = [cell for cell in cells if cell.dataset == spec.dataset]
-    return DatasetShare(name, spec.dataset, spec, own, samples, about, counted=counted), notes
+    return _share(name, spec, cells, samples, config, counted), notes
 
 
 def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:

@@ -14,6 +14,7 @@ from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.errors import MissingDataError
 from mmkv_bench.models.files import cached_folder
 from mmkv_bench.models.source import HUB, Source
+from mmkv_bench.text_columns import size
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model
@@ -53,17 +54,14 @@ class Disk:
 
 def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
     """List what must be there before this plan can run without a connection."""
-    found = weights_lacking(plan.model)
-    found += [MissingInput("data", what) for what in _data(plan)]
-    found += [MissingInput("calibration", what) for what in plan.uncalibrated]
-    found += [MissingInput("judge", what) for what in _judges(plan)]
+    missing = weights_lacking(plan.model)
+    missing += [MissingInput("data", what) for what in _data(plan)]
+    missing += [MissingInput("calibration", what) for what in plan.uncalibrated]
+    missing += [MissingInput("judge", what) for what in _judges(plan)]
     if disk.free < disk.rows:
-        found.append(
-            MissingInput(
-                "disk", f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
-            )
-        )
-    return found
+        what = f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
+        missing.append(MissingInput("disk", what))
+    return missing
 
 
 def weights_lacking(model: Model) -> list[MissingInput]:
@@ -106,7 +104,7 @@ def _judges(plan: Plan) -> Iterator[str]:
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
     """Return the disk space that the missing rows need, and the free space at the store."""
-    missing = sum(int((~coverage.answered(part)).sum()) for part in plan.parts)
+    missing = sum(map(coverage.left, plan.parts))
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
     taken = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())
@@ -128,18 +126,10 @@ def _bytes(file: Path) -> int:
 def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
     """Describe disk space and missing inputs as lines of a plan's text."""
     how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"assumed {ROW:,} bytes each, none is stored"
-    lines = [f"disk       {_size(disk.rows)} for the missing rows ({how}); {_size(disk.free)} free at {place}"]
+    lines = [f"disk       {size(disk.rows)} for the missing rows ({how}); {size(disk.free)} free at {place}"]
     return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
 
 
 def said(lacks: list[MissingInput]) -> list[str]:
     """Describe missing inputs as lines of a plan's text."""
     return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

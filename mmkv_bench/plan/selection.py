@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -20,43 +20,19 @@ if TYPE_CHECKING:
     from mmkv_bench.evaluation.samples import SampleRef
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` (from 0) of `count`."""
-
-    index: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-
-def parse_shard(text: str | Shard) -> Shard:
-    """Parse `i/n`.
-
-    Raises:
-        ConfigError: not of the form i/n with 0 <= i < n.
-    """
-    if isinstance(text, Shard):
-        return text
-    match = re.fullmatch(r"(\d+)/(\d+)", str(text).strip())
-    shard = Shard(int(match[1]), int(match[2])) if match else None
-    if shard is None or shard.index >= shard.count:
+def parse_shard(text: str) -> tuple[int, int]:
+    """Parse `i/n`, part i (from 0) of n. Raises ConfigError: not of the form i/n with 0 <= i < n."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not match or int(match[1]) >= int(match[2]):
         raise ConfigError(
             f"shard={text} is not a part of a run; allowed: i/n with 0 <= i < n (0/4, 1/4, 2/4, 3/4); give one such part"
         )
-    return shard
-
-
-def in_shard(cluster: str, shard: str | Shard) -> bool:
-    """Tell whether a sample of this cluster (image, document, video or page) belongs to a shard. For any number of shards, a
-    cluster belongs to exactly one, which does not depend on the limit or the order of samples."""
-    part = parse_shard(shard)
-    return index_of(cluster, part.count) == part.index
+    return int(match[1]), int(match[2])
 
 
 def index_of(cluster: str, count: int) -> int:
-    """Return the index of the shard, of `count` shards, to which samples of this cluster belong."""
+    """Return the index of the shard, of `count` shards, to which samples of this cluster (image, document, video or page) belong.
+    It does not depend on the limit or the order of samples."""
     return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
 
 
@@ -67,20 +43,14 @@ def longest_first(costs: Mapping[str, float]) -> list[str]:
 
 def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
     """Return the samples that a selection includes: those with its ids (if any are given) and in its shard."""
-    named, shard = selection.samples, parse_shard(selection.shard)
-    return [ref for ref in refs if (named is None or ref.sample_id in named) and in_shard(ref.cluster, shard)]
+    named, (index, count) = selection.samples, parse_shard(selection.shard)
+    return [ref for ref in refs if (named is None or ref.sample_id in named) and index_of(ref.cluster, count) == index]
 
 
 def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
-    """Raise a selection's limit so that it includes all samples that are given by id.
+    """Raise a selection's limit so that it includes all samples that are given by id. Datasets that are not pages are opened.
 
-    Args:
-        selection: the selection.
-        specs: tasks of its datasets; those that are not pages are opened.
-
-    Raises:
-        ConfigError: a sample is in none of the datasets, or a dataset has none of the samples.
-    """
+    Raises ConfigError: a sample is in none of the datasets, or a dataset has none of the samples."""
     if selection.samples is None:
         return selection
     from mmkv_bench.evaluation.documents import sample_refs
@@ -90,9 +60,10 @@ def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
         refs = sample_refs(spec, None)
         named = [ref for ref in refs if ref.sample_id in wanted]
         if not named:
+            shown = ",".join(wanted[:3]) + ",..." * (len(wanted) > 3)
             raise ConfigError(
-                f"samples={_words(wanted)}: {label} has none of these, {_near(wanted[0], refs)}; give one of its samples, or "
-                "leave the dataset out"
+                f"samples=[{shown}]: {label} has none of these, {_near(wanted[0], refs)}; give one of its samples, or leave the "
+                "dataset out"
             )
         known |= {ref.sample_id for ref in named}
         end = max(ref.doc_id for ref in named)
@@ -111,7 +82,3 @@ def _near(name: str, refs: Sequence[SampleRef]) -> str:
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"its ids go from {refs[0].sample_id!r} to {refs[-1].sample_id!r}"
-
-
-def _words(names: Sequence[str]) -> str:
-    return f"[{','.join(names[:3])}{',...' if len(names) > 3 else ''}]"

@@ -34,18 +34,15 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
     """Return the stored answers of the plan's cells whose prompts have changed, of any shard, which this run must make again.
     Also return notes about such answers in other cells, which the run leaves unchanged.
 
-    Raises:
-        ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
-    """
+    Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out."""
     found: Samples = {}
     notes = []
-    limit = plan.answering.selection.limit
     for part in plan.parts:
         if rows_hold_media(part.spec):
             continue
         own = [cell.cell for cell in part.cells]
-        changed, unreadable = differing_prompts(store, part, [*own, *_beside(store, part)], limit)
-        mine, others = (changed.filter(_of(changed, own)), changed.filter(pc.invert(_of(changed, own))))
+        changed, unreadable = differing_prompts(store, part, [*own, *_beside(store, part)], plan.limit)
+        mine, others = changed.filter(_of(changed, own)), changed.filter(pc.invert(_of(changed, own)))
         unreadable = unreadable.filter(_of(unreadable, own))
         if unreadable.num_rows:
             raise ConfigError(
@@ -66,19 +63,15 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
 
 def _beside(store: Store, part: DatasetShare) -> list[str]:
     """Return the store's other cells with the same prompts as the part's cells."""
-    own = {cell.cell for cell in part.cells}
-    columns = ("cell", "dataset", "dataset_fingerprint", "config")
-    found = []
-    for cell, dataset, content, stored in zip(*map(store.cells().select(columns).column, columns), strict=True):
-        if cell.as_py() in own or (dataset.as_py(), content.as_py()) != (
-            part.dataset,
-            part.cells[0].dataset_fingerprint,
-        ):
-            continue
-        node = json.loads(stored.as_py())["datasets"].get(part.dataset) or {}
-        if (node.get("placeholders") or "keep") == (part.spec.placeholders or "keep"):
-            found.append(cell.as_py())
-    return found
+    ours = {cell.cell for cell in part.cells}
+    data = part.dataset, part.cells[0].dataset_fingerprint
+    others = []
+    for row in store.cells(columns=("cell", "dataset", "dataset_fingerprint", "config")).to_pylist():
+        if row["cell"] not in ours and (row["dataset"], row["dataset_fingerprint"]) == data:
+            node = json.loads(row["config"])["datasets"].get(part.dataset) or {}
+            if (node.get("placeholders") or "keep") == (part.spec.placeholders or "keep"):
+                others.append(row["cell"])
+    return others
 
 
 def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
@@ -87,10 +80,9 @@ def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
 
 def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
     again = CHANGED in plan.retry and plan.stage != "score"
-    limit = plan.answering.selection.limit
-    if again and (limit is None or pc.max(changed["doc_id"]).as_py() < limit):
+    if again and (plan.limit is None or pc.max(changed["doc_id"]).as_py() < plan.limit):
         return
-    limit_hint = f" (without limit={limit}, which leaves some of them out)" if again else ""
+    limit_hint = f" (without limit={plan.limit}, which leaves some of them out)" if again else ""
     raise ConfigError(
         f"{_counted(changed)} of {part.dataset} are for other prompts than the present ones, because pictures, "
         "videos or other files of the dataset have changed; "
@@ -102,9 +94,7 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
 def differing_prompts(
     store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None
 ) -> tuple[pa.Table, pa.Table]:
-    """Return cell, sample and document of stored answers whose prompts have changed, and of answers whose prompts cannot be made
-    again.
-    """
+    """Return the stored answers whose prompts have changed, and those whose prompts cannot be made again."""
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
     if not rows.num_rows:

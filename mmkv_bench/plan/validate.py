@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,9 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 def validate(config: RunConfig) -> None:
     """Check a composed configuration as far as possible without torch and the model's weights.
 
-    Raises:
-        ConfigError: the first mistake, exit code 2.
-    """
+    Raises ConfigError: the first mistake, exit code 2."""
     from mmkv_bench.compression.budget import Budget, StateCost
     from mmkv_bench.store.study import PrimaryEndpoint
 
@@ -111,35 +110,22 @@ def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
 def validate_combinations(
     names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor], uncut: Sequence[str]
 ) -> None:
-    """Refuse methods and protocols that this model family cannot run.
+    """Refuse methods and protocols (`names`) that this model family cannot run. uncut: datasets without `context_key`.
 
-    Args:
-        names: protocols.
-        family: facts about the model.
-        compressors: methods of the run.
-        uncut: datasets without `context_key`.
-
-    Raises:
-        UnsupportedError: for example, visual tokens are needed and the model has none.
-    """
+    Raises UnsupportedError: for example, visual tokens are needed and the model has none."""
     compressors = list(compressors)
-    for name in names:
-        if protocols.protocol(str(name)).prefills_again:
-            for compressor in compressors:
-                compressor.check_only_evicts(str(name))
+    for name, compressor in product(names, compressors):
+        rule = protocols.protocol(name)
+        if rule.prefills_again:
+            compressor.check_only_evicts(name)
         if family.states.layers:
-            for compressor in compressors:
-                compressor.check_beside_states(
-                    family.name, protocols.protocol(str(name)), family.states.full_readers > 0
-                )
-        if protocols.protocol(str(name)).converses:
+            compressor.check_beside_states(family.name, rule, family.states.full_readers > 0)
+        if rule.converses:
             from mmkv_bench.compression.streaming import check_turns
 
-            for compressor in compressors:
-                check_turns(compressor)
-        elif protocols.protocol(str(name)).needs_questions:
-            for compressor in compressors:
-                compressor.check_no_answer(str(name))
+            check_turns(compressor)
+        elif rule.needs_questions:
+            compressor.check_no_answer(name)
     for compressor in compressors:
         if compressor.scorer is not None:
             compressor.scorer.check_layers(family.num_layers)
@@ -166,16 +152,9 @@ def validate_combinations(
 
 def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
     """Refuse protocols that need several questions per document if a dataset has only one, and protocols in which each cell
-    has its own prefill if a dataset measures more than answers.
+    has its own prefill if a dataset measures more than answers. names: protocols. specs: dataset -> task.
 
-    Args:
-        names: protocols.
-        specs: dataset -> task.
-        answering: settings for answering samples.
-
-    Raises:
-        ConfigError: a dataset has one question per document, or settings of the answers do not work with such protocols.
-    """
+    Raises ConfigError: a dataset has one question per document, or settings of the answers do not work with such protocols."""
     needing = [name for name in names if protocols.protocol(name).needs_questions]
     single = [name for name, spec in specs.items() if not spec.questions_key]
     if needing and single:
@@ -210,9 +189,8 @@ def validate_stream(
     """Refuse what protocol=stream cannot do.
 
     Args:
-        decode: `decode` of the run.
         streamed: compressor and budget of each cell under this protocol.
-        family: facts about the model; None if unknown.
+        family: None if unknown.
         uncut: datasets without `context_key`, whose streams are pictures or videos.
 
     Raises:
@@ -428,9 +406,7 @@ def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
     """Refuse at once model.device=cuda without a driver, decode=compiled without a compiler, and flash-attn without its package.
     With an existing store nothing is refused yet, because the run needs none of these if no row is missing.
 
-    Raises:
-        ConfigError: see `no_cuda` and `devices/requirements.py`.
-    """
+    Raises ConfigError: see `no_cuda` and `devices/requirements.py`."""
     model = answering.model
     if stage == "score" or (Path(out).expanduser() / "store.json").exists():
         return
@@ -445,8 +421,7 @@ def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
 def no_cuda(model: Model, dtype: str) -> ConfigError:
     """Return the error for model.device=cuda on a machine without CUDA. The message states the memory of the weights.
 
-    dtype: `auto` if it is not known yet.
-    """
+    dtype: `auto` if it is not known yet."""
     parameters = (model.about or {}).get("parameters")
     size = ""
     if parameters and model.layers is None:

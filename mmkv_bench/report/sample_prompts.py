@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.datasets.drawn_pages import AnsweredPrompt, drawn
+from mmkv_bench.datasets.drawn_pages import drawn
 from mmkv_bench.errors import DataError
 from mmkv_bench.report.folder import Folder
 
@@ -79,7 +79,7 @@ class Prompts:
     def _prompt(self, sample_id: str, prompt_hash: str) -> Prompt:
         row: Mapping[str, Any] = self._stored.get(prompt_hash, {})
         question, reference = row.get("question"), row.get("reference")
-        page = drawn(sample_id, AnsweredPrompt(prompt_hash, question or "" if row else None, reference or ""))
+        page = drawn(sample_id, prompt_hash, question or "", reference or "")
         if page is not None and page.images:
             images = self._images(prompt_hash or sample_id, page.images)
             return Prompt(page.question or question, page.answer or reference, *images)

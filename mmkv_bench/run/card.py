@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from mmkv_bench import devices
 from mmkv_bench.families.facts import kv_bytes_per_token, share_of_all_state
-from mmkv_bench.forecast.weights import weights_text
+from mmkv_bench.forecast.roofline import weights_text
 from mmkv_bench.models.load import threads_for
 from mmkv_bench.plan.identity import UNKNOWN
 from mmkv_bench.text_columns import size

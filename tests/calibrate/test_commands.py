@@ -133,10 +133,11 @@ def naive_shares(importance: list[list[float]], rho: Fraction) -> list[float]:
 @pytest.mark.full
 def test_prefix_shares_are_those_of_the_attention_that_the_model_reports():
     from mmkv_bench.calibrate.samples import page
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.models.load import load_model
 
-    loaded, sample = load_model("tiny", str(WEIGHTS), device="cpu"), page("lookup", "small", "train", 1)
+    loaded, sample = load_model(Model(name="tiny", device="cpu"), str(WEIGHTS)), page("lookup", "small", "train", 1)
     got = measurements.prefix_shares(loaded, sample, {"delta": 0.0, "steps": 0})
     prompt = encode(loaded.processor, loaded.family, "page", sample.messages, sample.images)
     loaded.model.set_attn_implementation({"text_config": "eager"})

@@ -14,6 +14,7 @@ from mmkv_bench.calibrate.artefact import load
 from mmkv_bench.calibrate.samples import PromptSample, chat, page, pages, visual_tokens
 from mmkv_bench.calibrate.sparsemm import SampleHits, answer_cells, head_hits, layer_hits, measure, summarise
 from mmkv_bench.compression.allocators.head_scores import HeadScores
+from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import CalibrationError, UnsupportedError
 from mmkv_bench.families.registry import token_boxes
 from mmkv_bench.models.files import folder_fingerprint
@@ -36,7 +37,7 @@ many = settings(max_examples=cover.examples(100), deadline=None, derandomize=Tru
 
 @pytest.fixture(scope="module")
 def embedded():
-    return load_model("tiny", str(WEIGHTS), device="cpu")
+    return load_model(Model(name="tiny", device="cpu"), str(WEIGHTS))
 
 
 # ---------------------------------------------------------------- hits

@@ -26,7 +26,7 @@ from mmkv_bench.compression.states import FULL, SLIDING, check_layers
 from mmkv_bench.compression.states import LINEAR as LINEAR_KIND
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import state_bytes
-from mmkv_bench.families.refused import REFUSED
+from mmkv_bench.families.registry import REFUSED
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.fidelity import ExtraMeasures

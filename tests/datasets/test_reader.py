@@ -112,11 +112,11 @@ def test_tasks_and_budgets_were_committed_before_the_first_row_of_a_test_documen
 
 
 def test_a_report_draws_the_page_that_was_asked_about_and_no_other():
-    from mmkv_bench.datasets.drawn_pages import AnsweredPrompt, drawn
+    from mmkv_bench.datasets.drawn_pages import drawn
 
     for task, split, number in (("value", "test", 3), ("row", "dev", 0), ("change", "test", 1)):
         question, answer = trial(task, split, number).turns[-1]
-        images = drawn(f"reader_{task}-{number:06d}", AnsweredPrompt("", f"<image>\n{question}", answer)).images
+        images = drawn(f"reader_{task}-{number:06d}", "", f"<image>\n{question}", answer).images
         assert np.array_equal(np.stack([np.asarray(one) for one in images]), pictures(task, split, number))
-        assert drawn(f"reader_{task}-{number:06d}", AnsweredPrompt("", question, f"{answer}?")) is None
-        assert drawn(f"pages_{task}-{number:06d}", AnsweredPrompt("", question, answer)) is None
+        assert drawn(f"reader_{task}-{number:06d}", "", question, f"{answer}?") is None
+        assert drawn(f"pages_{task}-{number:06d}", "", question, answer) is None

@@ -396,11 +396,12 @@ def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_en
     from mmkv_bench.calibrate.samples import page
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.config.compose import method_defaults
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.diagnostics.analysis import ComparedMethod, decoded_outputs, encoded, fed_tokens, kept_entries
     from mmkv_bench.methods.build import build_compressor
     from mmkv_bench.models.load import load_model
 
-    loaded = load_model("tiny", str(WEIGHTS), device="cpu")
+    loaded = load_model(Model(name="tiny", device="cpu"), str(WEIGHTS))
     prompt = encoded(loaded, page("lookup", "small", "train", 0))
     fed = fed_tokens(loaded, prompt, 5, endless=True)
     assert len(fed) == 4

@@ -345,7 +345,7 @@ def test_memory_ends_on_the_host_where_it_is_told():
 @pytest.mark.full
 def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_from_its_rows(ran):
     plan = plan_passes(composed(ran[0], *ASKED))
-    found = stored_outcomes(Store(ran[0]).timings(), plan.memory_limit)
+    found = stored_outcomes(plan, Store(ran[0]).timings())
     assert left(plan, found) == [] and done(ran[0], *ASKED).document["ran"] == 0
     order = sorted((unit for unit in found if unit.repeat is None), key=plan.passes(found).index)
     for count in range(len(order)):
@@ -358,8 +358,8 @@ def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_
 def test_a_plan_tells_of_what_waits_for_a_search(tmp_path):
     plan = plan_passes(composed(tmp_path, *ASKED, "batch=[1,2,max]", "repeats=3"))
     nothing = Store(tmp_path).timings()
-    assert {unit.repeat for unit in missing(plan, nothing)} == {None, 0, 1, 2}
-    assert {unit.repeat for unit in left(plan, stored_outcomes(nothing))} == {None}
+    assert {unit.repeat for unit in missing(plan, stored_outcomes(plan, nothing))} == {None, 0, 1, 2}
+    assert {unit.repeat for unit in left(plan, stored_outcomes(plan, nothing))} == {None}
 
 
 @pytest.mark.parametrize("short", [0, 3])
@@ -389,7 +389,7 @@ def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, sho
 @pytest.mark.full
 def test_another_limit_counts_again_and_keeps_the_times(ran):
     plan = plan_passes(composed(ran[0], *ASKED, "memory_limit=1GiB"))
-    found = stored_outcomes(Store(ran[0]).timings(), plan.memory_limit)
+    found = stored_outcomes(plan, Store(ran[0]).timings())
     assert found and all(unit.repeat is not None for unit in found)
     assert {unit.batch for unit in left(plan, found)} == {1}
 

@@ -20,8 +20,8 @@ import torch
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
-from mmkv_bench.efficiency.plan import PassId, Shape, order, plan_passes
-from mmkv_bench.efficiency.run import missing
+from mmkv_bench.efficiency.plan import PassId, order, plan_passes
+from mmkv_bench.efficiency.run import missing, stored_outcomes
 from mmkv_bench.efficiency.summary import document, summary_lines
 from mmkv_bench.efficiency.text import text
 from mmkv_bench.errors import ConfigError, MMKVError
@@ -147,7 +147,7 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
         kv = memory["decode"]["bytes_useful_step"]
         entries = kv / (2 * 4 * 2 * 32 * 4)
         read = 4 * (shape.blocks + 112 * 128) + kv
-        products = 2 * (4 * shape.matrices + 112 * 128) + 4 * 4 * 4 * 32 * entries
+        products = 2 * (shape.multiplied + 112 * 128) + 4 * 4 * 4 * 32 * entries
         assert math.isclose(line["mbu"], read / line["tpot_median"] / BANDWIDTH, rel_tol=1e-9)
         assert math.isclose(line["roofline_ms"], 1e3 * max(read / BANDWIDTH, products / RATE), rel_tol=1e-9)
         assert (line["status"], line["repeats"], line["bytes_useful_step"]) == ("ok", 2, kv)
@@ -205,14 +205,6 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
         and "under an unknown load" in exceeded
         and "tokens/s counts only decoding" in said
     )
-    assert ("From 40 to 96 prompt tokens (text, batch 1) a step reads what it has more of at: full " in said) is (
-        told is False
-    )
-    if told is False:
-        short, long = lines["bytes_useful_step"]
-        rate = (long - short) / (9 * 0.01 - 0.01)
-        assert list(lines["kv_bandwidth"]) == pytest.approx([rate] * 2)
-        assert f"full {rate / 1e9:.1f} GB/s ({rate / BANDWIDTH:.2f})" in said
 
 
 def test_what_is_printed_is_a_table_per_length_and_says_the_limit(ran):
@@ -228,7 +220,7 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert again.document["efficiency"] == ran[1].document["efficiency"]
     assert tree(ran[0]) == before
     plan = plan_passes(composed(ran[0], "repeats=3"))
-    todo = missing(plan, Store(ran[0]).timings())
+    todo = missing(plan, stored_outcomes(plan, Store(ran[0]).timings()))
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
 
@@ -315,7 +307,7 @@ def composed(out, *words: str):
 
 def test_the_order_is_drawn_by_the_seed_and_every_repeat_meets_all_cells_and_lengths():
     cells, lengths = ["a", "b", "c"], [8, 16]
-    shapes = [Shape(cell, tokens, 1) for cell in cells for tokens in lengths]
+    shapes = [PassId(cell, tokens, 1) for cell in cells for tokens in lengths]
     units = order(shapes, 3, 0)
     assert units == order(shapes, 3, 0) != order(shapes, 3, 1)
     blocks = [units[start : start + 6] for start in range(0, 24, 6)]

@@ -12,10 +12,10 @@ from mmkv_bench.forecast import roofline
 from mmkv_bench.forecast.dry_run import DryModel, without_numbers
 from mmkv_bench.forecast.forecast import Assumptions, Workload, forecast, prefills, stream_bytes, workloads_of
 from mmkv_bench.forecast.prompt_length import PromptLength
-from mmkv_bench.forecast.weights import ModelBytes
+from mmkv_bench.forecast.roofline import ModelBytes
 from mmkv_bench.generation import one_pass, stream, stream_pass
 from mmkv_bench.generation.stream_reading import read
-from mmkv_bench.models.shape import Decoder
+from mmkv_bench.models.shape import Decoder, decoder_of
 from mmkv_bench.plan.planner import outline
 from mmkv_bench.store.store import Store
 from tests.each import each
@@ -93,8 +93,9 @@ def test_what_follows_the_last_question_and_places_of_other_protocols_are_not_co
 
 
 def decoder() -> Decoder:
-    made = config()
-    return Decoder(3, made.hidden_size, made.intermediate_size, 8, 2, 32, made.vocab_size, tied=False, qkv_bias=True)
+    made = decoder_of(config())
+    assert made is not None and (made.layers, made.kv_heads, made.head_dim) == (3, 2, 32)
+    return made
 
 
 @each("cap", [CAP, None])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.registry import family
 from mmkv_bench.models.processor import (
@@ -197,7 +198,10 @@ def test_a_package_that_a_processor_needs_is_named(monkeypatch, tmp_path):
     tf.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
     built("smolvlm").save_pretrained(tmp_path)
     monkeypatch.setattr("transformers.models.smolvlm.processing_smolvlm.num2words", None)
-    for load in (lambda: load_model("x", str(tmp_path)), lambda: build_processor(config, SETTINGS["smolvlm"])):
+    for load in (
+        lambda: load_model(Model(name="x"), str(tmp_path)),
+        lambda: build_processor(config, SETTINGS["smolvlm"]),
+    ):
         with pytest.raises(
             ConfigError, match="`num2words` is required .* Install it with `pip install num2words`"
         ) as raised:
@@ -213,11 +217,11 @@ def test_an_unknown_image_class_is_a_short_sentence(tmp_path):
     file = tmp_path / "processor_config.json"
     file.write_text(file.read_text().replace("Idefics3ImageProcessor", "NoSuchImageProcessor"))
     with pytest.raises(ConfigError, match=r"cannot be loaded \(.* \.\.\.\); give a folder") as raised:
-        load_model("x", str(tmp_path))
+        load_model(Model(name="x"), str(tmp_path))
     assert len(str(raised.value)) < 500
     file.unlink()
     with pytest.raises(ConfigError, match=r"cannot be loaded \(Can't load image processor"):
-        load_model("x", str(tmp_path))
+        load_model(Model(name="x"), str(tmp_path))
 
 
 def test_a_vocabulary_without_room_for_bytes_is_refused():

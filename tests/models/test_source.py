@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import resolve_path
+from mmkv_bench.config.schema import Model, resolve_path
 from mmkv_bench.config.unavailable import UNAVAILABLE, find
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts, stated
@@ -132,7 +132,7 @@ def test_a_truncated_weights_file_is_one_sentence(folder, tmp_path):
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match="cannot be loaded") as refused:
-        load_model("cut", str(tmp_path), device="cpu")
+        load_model(Model(name="cut", device="cpu"), str(tmp_path))
     assert "\n" not in str(refused.value)
 
 

@@ -62,7 +62,7 @@ def test_notes_and_shards_are_shown():
     assert "shard 1/4" in text
 
 
-@each(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3072 GiB")])
+@each(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3 TiB")])
 def test_sizes_read_well(number, text):
     assert size(number) == text
 

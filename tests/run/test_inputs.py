@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.files import folder_fingerprint, model_files
 from mmkv_bench.models.load import load_model
@@ -67,7 +68,7 @@ def command(task: Path, model: Path, *more: str) -> tuple[str, ...]:
 
 def test_weights_are_read_and_not_mapped(model):
     """`cp` of another checkpoint over one that a run had loaded gave .90 for 1.00."""
-    loaded = load_model("copy", str(model), device="cpu")
+    loaded = load_model(Model(name="copy", device="cpu"), str(model))
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     file = model / "model.safetensors"
     others = {name: torch.zeros_like(tensor) for name, tensor in load_file(file).items()}
@@ -87,7 +88,7 @@ def test_shards_of_sub_folders_are_part_of_a_model(model):
     index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(whole, "sub/s.safetensors")}))
     first = folder_fingerprint(model)
     assert first != plain and model / "sub" / "s.safetensors" in model_files(model)
-    assert load_model("sharded", str(model), device="cpu").model.dtype == torch.float32
+    assert load_model(Model(name="sharded", device="cpu"), str(model)).model.dtype == torch.float32
     save_file({name: tensor + 1 for name, tensor in whole.items()}, model / "sub" / "s.safetensors", {"format": "pt"})
     assert folder_fingerprint(model) != first
     for place, words in (("../s.safetensors", "outside its folder"), ("sub/t.safetensors", "lacks t.safetensors")):

@@ -74,7 +74,7 @@ def print_plan(
     """
     from mmkv_bench.forecast import passes, throughput
     from mmkv_bench.forecast.forecast import forecast, workloads_of
-    from mmkv_bench.forecast.text import document, text
+    from mmkv_bench.forecast.text import text
     from mmkv_bench.plan import preflight, stale_answers
     from mmkv_bench.run import schedule
     from mmkv_bench.store.store import Store
@@ -91,7 +91,7 @@ def print_plan(
     print(preflight.told(disk, lacks, plan.out))
     return {
         **schedule.document(plan, coverage),
-        "forecast": document(forecasts),
+        "forecast": asdict(forecasts),
         "measured": [asdict(rate) | {"hours": rate.hours} for rate in rates],
         "other_versions": older,
         "disk": asdict(disk),
@@ -106,14 +106,14 @@ def _print_passes(
     """Print the plan of scenario=efficiency, and return it as data."""
     from mmkv_bench.cli.deployment import deployment_of
     from mmkv_bench.efficiency import planned_workloads as passes
-    from mmkv_bench.efficiency.run import missing
+    from mmkv_bench.efficiency.run import missing, stored_outcomes
     from mmkv_bench.forecast.forecast import forecast
-    from mmkv_bench.forecast.text import document, text
+    from mmkv_bench.forecast.text import text
     from mmkv_bench.plan import preflight
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.formats import write
 
-    todo = missing(plan, Store(plan.out).timings(plan.names), list(plan.retry))
+    todo = missing(plan, stored_outcomes(plan, Store(plan.out).timings(plan.names)))
     assumptions = _assumptions(given, plan, launcher)
     if plan.memory_limit is not None and given.device_memory is None:
         assumptions = replace(assumptions, memory=plan.memory_limit)
@@ -127,7 +127,7 @@ def _print_passes(
     print("\n".join([passes.text(plan, todo), text(forecasts, write(tables, "md")), *preflight.said(lacks)]))
     told = {
         **passes.document(plan, todo),
-        "forecast": document(forecasts),
+        "forecast": asdict(forecasts),
         "deployment": [dict(record) for table in tables for record in table.records()],
         "lacking": [asdict(lack) for lack in lacks],
     }
