@@ -28,16 +28,15 @@ ARROWS = {
         "protocols",
     },  # compression by name, a part's module when it is read
     "file_state": set(),
-    "checksums": {"file_state"},
-    "deadline": set(),
+    "signals": set(),
     "statistics": set(),
     "tiny": set(),
     "reader": set(),
     "judging": {"config"},
     "families": {"protocols"},
-    "models": {"checksums", "config", "deadline", "devices", "families", "file_state", "reader"},
-    "store": {"checksums", "declared", "devices", "file_state"},
-    "datasets": {"checksums", "file_state", "reader", "tiny"},
+    "models": {"config", "devices", "families", "file_state", "reader", "signals"},
+    "store": {"declared", "devices", "file_state"},
+    "datasets": {"file_state", "reader", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {
@@ -55,7 +54,6 @@ ARROWS = {
     "report": {"config", "datasets", "models", "statistics", "store", "tables"},
     "calibrate": {"config", "compression", "families", "models", "generation", "store", "tiny"},
     "evaluation": {
-        "checksums",
         "consent",
         "datasets",
         "judging",
@@ -89,7 +87,6 @@ ARROWS = {
     },
     "forecast": {
         "calibrate",
-        "checksums",
         "text_columns",
         "compression",
         "config",
@@ -107,8 +104,7 @@ ARROWS = {
     "text_columns": set(),
     "declared": set(),
     "run": {
-        "checksums",
-        "deadline",
+        "signals",
         "file_state",
         "config",
         "devices",
@@ -202,6 +198,7 @@ ARROWS = {
         "text_columns",
         "declared",
         "forecast",
+        "signals",
     },
     "__main__": {"cli"},
     "door": set(),
@@ -214,7 +211,7 @@ FLOORS = 10
 """At most so many rooms stand on each other, `errors` and `secrecy` not counted."""
 
 FOREIGN = {
-    "hydra": {"config", "run"},
+    "hydra": {"config"},
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
     "submitit": {"slurm", "cli"},

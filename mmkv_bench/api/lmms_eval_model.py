@@ -102,9 +102,8 @@ class _NoStore:
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
     """Plan a run of one cell; its dataset is not used."""
-    from mmkv_bench.config.compose import compose
     from mmkv_bench.plan.planner import make_plan
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
 
     of_model = {name: value for name, value in settings.items() if name in keys(Model)}
     of_run = {name: value for name, value in settings.items() if name in _OF_RUN}
@@ -113,9 +112,7 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
         of_model.setdefault("device", device.partition(":")[0])
     run = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | of_run
     of_method = {"methods": {method: parameters}} if parameters else {}
-    config = compose([*words(run), *words({"model": of_model} if of_model else {}), *words(of_method)])
-    validate(config)
-    plan = make_plan(config)
+    plan = make_plan(validated([*words(run), *words({"model": of_model} if of_model else {}), *words(of_method)]))
     if len(plan.cells) != 1:
         raise ConfigError(
             f"{len(plan.cells)} cells are planned, but only one can answer; give one method, budget, protocol and seed"

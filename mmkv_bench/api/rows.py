@@ -147,14 +147,12 @@ def evaluate(
         >>> rows = evaluate(method=["snapkv", "mmshift"], budget=[16, 64], limit=20)  # doctest: +SKIP
         >>> print(make_table(rows))  # doctest: +SKIP
     """
-    from mmkv_bench.config.compose import compose
     from mmkv_bench.plan.planner import make_plan
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
     from mmkv_bench.run.run import carry_out
 
     named = {"model": model, "method": method, "budget": budget, "dataset": dataset}
-    config = compose(words({key: value for key, value in named.items() if value is not None} | overrides))
-    validate(config)
+    config = validated(words({key: value for key, value in named.items() if value is not None} | overrides))
     plan = make_plan(config)
     with contextlib.nullcontext() if verbose else contextlib.redirect_stdout(io.StringIO()):
         code = carry_out(plan)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mmkv_bench.cli.rephrase import checked, joined, rephrased, written
-from mmkv_bench.config import field_words
+from mmkv_bench.config.names import FLAG_ANSWERS, VERB_ANSWERS
 from mmkv_bench.declared import declared
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
@@ -61,9 +61,9 @@ class Parser(argparse.ArgumentParser):
             loose = [word for word in loose if word in words]
         for word in loose:
             flag = word.partition("=")[0]
-            if answer := field_words.VERBS.get(flag.lstrip("-").replace("_", "-")):
+            if answer := VERB_ANSWERS.get(flag.lstrip("-").replace("_", "-")):
                 raise ConfigError(f"{flag!r} is not a word of `{self.prog}`; {answer.format(words='')}")
-            if answer := field_words.FLAGS.get(flag.lstrip("-").replace("_", "-")):
+            if answer := FLAG_ANSWERS.get(flag.lstrip("-").replace("_", "-")):
                 raise ConfigError(f"{flag} is not a flag of `{self.prog}`; {answer}")
             if word.startswith("-"):
                 raise ConfigError(f"unknown flag {flag!r} of `{self.prog}`; {nearest(flag, self.flags())}")
@@ -147,7 +147,7 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
         return first, rest
     if "=" in first or first.startswith(("-", "~", "+")):
         return "run", list(arguments)
-    if answer := field_words.VERBS.get(first.lower().replace("_", "-")):
+    if answer := VERB_ANSWERS.get(first.lower().replace("_", "-")):
         line, words_go_on, _ = answer.partition("{words}")
         if words_go_on:
             program = line.rpartition("`")[2]

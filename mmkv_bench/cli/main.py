@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import PROGRAM, VERBS, reader, split
 from mmkv_bench.errors import MMKVError, check_output, first_line, out_of_memory
-from mmkv_bench.run.stopping import Stopped
+from mmkv_bench.signals import Stopped
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_PLACE = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EROFS)

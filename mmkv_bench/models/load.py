@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
-from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
 from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
@@ -22,6 +21,7 @@ from mmkv_bench.models import files, gguf
 from mmkv_bench.models.adapter import merged
 from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.files import cached_folder
+from mmkv_bench.signals import time_limit
 
 if TYPE_CHECKING:
     import torch

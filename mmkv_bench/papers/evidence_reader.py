@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.config.files import content
-from mmkv_bench.config.unavailable import UNAVAILABLE
+from mmkv_bench.config.names import UNAVAILABLE
 from mmkv_bench.papers import margins
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.diagnostic_curves import DiagnosticEvidence

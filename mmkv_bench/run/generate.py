@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.datasets.messages import with_question
-from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import COMPILED
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.decode import CompiledStep, config_of
@@ -34,6 +33,7 @@ from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.protocols import protocol
 from mmkv_bench.run.prompt_rows import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
+from mmkv_bench.signals import time_limit
 from mmkv_bench.store.response import COUNTED
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.checksums import Checksums
 from mmkv_bench.errors import ConfigError, DataError, StoreError
-from mmkv_bench.file_state import State, cache_dir, state_of
+from mmkv_bench.file_state import Checksums, State, cache_dir, state_of
 from mmkv_bench.store.rows import processor
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.run.progress import waiting
-from mmkv_bench.run.stopping import check, deferred
+from mmkv_bench.signals import check_stop, deferred
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
@@ -92,16 +92,14 @@ def launch(
         ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, or no number of processes
             on a machine without devices.
     """
-    from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard" and seen is None:
             raise ConfigError(
                 f"{text}: launch divides the run itself; drop {text}, or run the shard with mmkv-bench run"
             )
-    config = compose(overrides)
-    validate(config)
+    config = validated(overrides)
     if config.stage == "score":
         raise ConfigError(
             "stage=score needs only one process; allowed with launch: both, generate; use "
@@ -194,7 +192,7 @@ def workers(
 def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
     """Run processes side by side until all have ended, and distribute samples. Their stderr is shown with their name in front.
 
-    Ctrl-C, or a remembered stop signal (`stopping.deferred`), ends all processes and is raised again.
+    Ctrl-C, or a remembered stop signal (`signals.deferred`), ends all processes and is raised again.
     """
     running, dispatcher = [], Dispatcher()
     for worker in started:
@@ -215,7 +213,7 @@ def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
     try:
         for _, process, _, _ in running:
             while process.poll() is None:
-                check()
+                check_stop()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
     except BaseException:

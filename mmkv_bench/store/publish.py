@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from mmkv_bench.checksums import file_sha256
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.file_state import file_sha256
 from mmkv_bench.store.files import MARK, check_folder, disk_errors, remove_stale, write_bytes, write_whole
 from mmkv_bench.store.folder import StoreFolder
 from mmkv_bench.store.schema import SCHEMAS

@@ -20,12 +20,12 @@ FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
 def accept(given: argparse.Namespace) -> int:
     """Print a line per check. Return 0 if nothing is refused, otherwise 1."""
     from mmkv_bench.diagnostics.acceptance import NOT_CHECKED, REFUSED, findings
-    from mmkv_bench.run.multirun import checked
+    from mmkv_bench.plan.validate import validated_jobs
     from mmkv_bench.store.publish import place
 
     source, settings = place(given.bundle), given.overrides or list(FIRST_REAL)
     given.overrides, as_json, given.json = settings, given.json, False
-    configs = [config for _, config in checked(overrides_of(given))]
+    configs = [config for _, config in validated_jobs(overrides_of(given))]
     seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
     results = []
     if not as_json:

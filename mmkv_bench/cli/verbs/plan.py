@@ -31,14 +31,13 @@ def plan(given: argparse.Namespace) -> int:
     """
     if given.devices:
         return _list_devices(given.json)
-    from mmkv_bench.config.compose import compose, launcher_of
+    from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.config.schema import EFFICIENCY
     from mmkv_bench.plan.planner import outline
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
 
     overrides = overrides_of(given)
-    config = compose(overrides)
-    validate(config)
+    config = validated(overrides)
     slurm = any(text.partition("=")[0] == "launcher" for text in overrides)
     launcher = launcher_of(overrides) if slurm else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:
@@ -76,7 +75,7 @@ def print_plan(
     from mmkv_bench.forecast.forecast import forecast, workloads_of
     from mmkv_bench.forecast.text import document, text
     from mmkv_bench.plan import preflight, stale_answers
-    from mmkv_bench.run import schedule
+    from mmkv_bench.run.card import schedule, schedule_document
     from mmkv_bench.store.store import Store
 
     given = reader("plan")[1].read([]) if given is None else given
@@ -87,10 +86,10 @@ def print_plan(
     disk = preflight.disk_of(plan, coverage, store)
     lacks = preflight.lacking(plan, disk)
     notes = [f"note       {sentence}" for sentence in older]
-    print("\n".join([schedule.text(plan, coverage), "", text(forecasts), "", *throughput.lines(rates), *notes]))
+    print("\n".join([schedule(plan, coverage), "", text(forecasts), "", *throughput.lines(rates), *notes]))
     print(preflight.told(disk, lacks, plan.out))
     return {
-        **schedule.document(plan, coverage),
+        **schedule_document(plan, coverage),
         "forecast": document(forecasts),
         "measured": [asdict(rate) | {"hours": rate.hours} for rate in rates],
         "other_versions": older,
