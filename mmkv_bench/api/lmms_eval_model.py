@@ -5,7 +5,7 @@ The model for lmms-eval is a run without a store: configuration, cell, prompts a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ class MMKV(Respondent):
         from mmkv_bench.models.load import computing_with, threads_for
 
         request, answering = _request(instance, self.task_dict, self._dataset), self.answering
+        self._rows.clear()
         with computing_with(threads_for(answering.loaded, self.plan.model.threads)):
             answering(request)
         (row,) = self._rows
@@ -87,17 +88,7 @@ class MMKV(Respondent):
         source.confirm(plan.cells[0].model_fingerprint)
         done: dict[str, set[str]] = {cell: set() for cell in plan.names}
         step = compiled_step(loaded, plan.answering)
-        return Answering(loaded, plan.answering, plan.cells, done, _NoStore(), self._take, step=step)
-
-    def _take(self, rows: list[dict[str, Any]]) -> None:
-        self._rows = list(rows)
-
-
-class _NoStore:
-    """A writer of a run that stores no rows."""
-
-    def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Discard the rows."""
+        return Answering(loaded, plan.answering, plan.cells, done, None, self._rows.extend, step=step)
 
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:

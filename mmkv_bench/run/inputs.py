@@ -21,7 +21,7 @@ from mmkv_bench.store.rows import processor
 
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.run.generate import Commits
+    from mmkv_bench.store.folder import Writer
     from mmkv_bench.store.store import Store
 
 
@@ -39,7 +39,7 @@ class Inputs:
         writer: destination of rows.
     """
 
-    def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Commits) -> None:
+    def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Writer) -> None:
         self._writer, self._model = writer, frozenset(model)
         self._checksums = Checksums(cache_dir() / "checksums.json")
         self._known: dict[Path, tuple[State, str | None]] = {}

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from mmkv_bench.evaluation.extra_metrics import NAMES
-from mmkv_bench.judging.judge_config import not_judged
-from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows, keep_judged
+from mmkv_bench.judging.judge_config import NOT_JUDGED, not_judged
+from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.tables.agreement import SUMMED, cells_beside, sums_of
 from mmkv_bench.tables.metrics import JUDGE, metrics_rows
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 EVIDENCE = ("answers_digest", "scorer_digest", "scorer_files")
 """Columns of `metrics` that identify the scored answers and the scorer."""
 AT_ONCE = 1 << 21  # answers and scores compared at a time
+Row = dict[str, Any]
+_NO_SCORE: Row = {"value": None}
 
 
 def unscored(
@@ -219,12 +221,12 @@ class _Scored:
         self.rows = SampleRows()
         self.aggregates: dict[tuple[str, str], float | None] = {}
         self.reasons: dict[str | tuple[str, str], str | None] = {}
-        self.judges: dict[tuple[str, str], dict[str, Any]] = {}
+        self.judges: dict[tuple[str, str], Row] = {}
         self.answers: dict[str, str] = {}
         self.scorer: str | None = None
         self.files: Callable[[], Mapping[str, str]] = dict
-        self._evidence: dict[str, dict[str, Any]] = {}
-        self._metrics: dict[str, list[dict[str, Any]]] = {}
+        self._evidence: dict[str, Row] = {}
+        self._metrics: dict[str, list[Row]] = {}
         for row in store.metrics(cells["cell"].to_pylist()).to_pylist():
             self._metrics.setdefault(row["cell"], []).append(row)
             if row["cell"] not in stale:
@@ -258,12 +260,50 @@ class _Scored:
             return
         fresh = SampleRows()
         fresh.add(name, cell.dataset, scores.samples)
+        rows = {(row["sample_id"], row["metric"]): row for row in fresh.table().to_pylist()}
         stored = self._stored.of(name).drop_columns(["schema_version"]).to_pylist()
-        kept = keep_judged(fresh.table().to_pylist(), stored, self._metrics.get(name, []), scores)
-        self.rows.add_rows(kept.samples)
-        self.judges |= {(name, metric): by for metric, by in kept.judges.items()}
-        self.aggregates |= {(name, metric): value for metric, value in kept.lmms_eval.items()}
-        self.reasons |= {(name, metric): why for metric, why in kept.reasons.items()}
+        for known in self._metrics.get(name, []):
+            if known["judge"] is not None:
+                self._keep_judged(known, [row for row in stored if row["metric"] == known["metric"]], rows, scores)
+        self.rows.add_rows(list(rows.values()))
+
+    def _keep_judged(
+        self, known: Row, stored: Sequence[Row], rows: dict[tuple[str, str], Row], scores: CellScores
+    ) -> None:
+        """Merge stored scores of a judged metric into the rows of a new pass that would lose some of them.
+
+        Such a metric keeps every stored score whose sample has none in this pass (a stored `ok` answer never changes). If this
+        pass had another judge than the stored one, the metric keeps all its stored scores, and samples without a score stay
+        unjudged: scores of two judges are never averaged. The new judge's answers are in its cache, so a later pass only has to
+        ask for the rest.
+
+        known, stored: the metric's stored row of the table `metrics`, and its stored rows of `samples`.
+        rows: (sample, metric) to the rows of this pass; changed in place.
+        scores: the result of this pass.
+        """
+        name, metric = known["cell"], known["metric"]
+        judged = {row["sample_id"]: row for row in stored if row["status"] == "ok" and row["value"] is not None}
+        lost = [sample for sample in judged if rows.get((sample, metric), _NO_SCORE)["value"] is None]
+        if not lost:
+            return
+        by = scores.judged.get(metric)
+        other = by is not None and tuple(by) != tuple(known[column] for column in JUDGE)
+        rows |= {(sample, metric): judged[sample] for sample in (judged if other else lost)}
+        new = {sample: row for (sample, its), row in rows.items() if its == metric}
+        if other:
+            new |= {sample: row | {"value": None} for sample, row in new.items() if sample not in judged}
+            rows |= {(sample, metric): row for sample, row in new.items()}
+        answered = [row for row in new.values() if row["status"] == "ok"]
+        waiting = sum(row["value"] is None for row in answered)
+        same = new.keys() == {row["sample_id"] for row in stored} and not waiting
+        self.judges[name, metric] = {column: known[column] for column in JUDGE}
+        self.aggregates[name, metric] = known["lmms_eval"] if same else None
+        if waiting:
+            why = scores.not_judged.get(metric, "").split(": ", 2)[-1] or "this judge did not answer for all"
+            self.reasons[name, metric] = f"{NOT_JUDGED}: {waiting} of {len(answered)} samples: {why}"
+        else:
+            together = f"{NOT_JUDGED} in one pass, which lmms-eval's aggregate needs"
+            self.reasons[name, metric] = known["lmms_eval_reason"] if same else scores.reason or together
 
     def metrics(self, samples: pa.Table) -> pa.Table:
         """Return the rows of the table `metrics` computed from these `samples` rows. Each metric of a cell must be complete."""
@@ -276,10 +316,7 @@ class _Scored:
         for row in found:
             digest = self.answers.get(row["cell"])
             row |= self._evidence.get(row["cell"], nothing) if digest is None else {**new, "answers_digest": digest}
-        return _metrics_table(found)
-
-
-def _metrics_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-
-    fields = [field for field in METRICS if field.name not in ("schema_version", "row_digest")]  # which the store adds
-    return pa.table({field.name: pa.array([row[field.name] for row in rows], field.type) for field in fields})
+        fields = [
+            field for field in METRICS if field.name not in ("schema_version", "row_digest")
+        ]  # which the store adds
+        return pa.Table.from_pylist(found, pa.schema(fields))
