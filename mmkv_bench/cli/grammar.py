@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         """
         given, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
         settings = getattr(given, "overrides", None)
-        loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _is_setting(word)]
+        loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _SETTING.match(word)]
         if loose and settings is not None:
             valued = [flag for action in self._actions if action.nargs is None for flag in action.option_strings]
             words = rephrased(self.prog, arguments, self._option_string_actions, valued)
@@ -61,9 +61,10 @@ class Parser(argparse.ArgumentParser):
             loose = [word for word in loose if word in words]
         for word in loose:
             flag = word.partition("=")[0]
-            if answer := VERB_ANSWERS.get(flag.lstrip("-").replace("_", "-")):
+            name = flag.lstrip("-").replace("_", "-")
+            if answer := VERB_ANSWERS.get(name):
                 raise ConfigError(f"{flag!r} is not a word of `{self.prog}`; {answer.format(words='')}")
-            if answer := FLAG_ANSWERS.get(flag.lstrip("-").replace("_", "-")):
+            if answer := FLAG_ANSWERS.get(name):
                 raise ConfigError(f"{flag} is not a flag of `{self.prog}`; {answer}")
             if word.startswith("-"):
                 raise ConfigError(f"unknown flag {flag!r} of `{self.prog}`; {nearest(flag, self.flags())}")
@@ -117,11 +118,7 @@ class Listed(argparse.Action):
     """A flag with several values."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
     ) -> None:
         """Append the comma-separated values of one occurrence of the flag."""
         texts = [text for text in str(values).split(",") if text]
@@ -130,8 +127,7 @@ class Listed(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *texts])
 
 
-def _is_setting(word: str) -> bool:
-    return word[:1] == "~" or (word[:1] != "-" and "=" in word)
+_SETTING = re.compile(r"~|[^-].*=|=", re.DOTALL)
 
 
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -220,13 +216,10 @@ def rows_folder(path: str | Path) -> Path:
         ConfigError: the folder has no result rows.
     """
     if not (Path(path) / "store.json").is_file():
-        of_cell = re.fullmatch(r"[0-9a-f]{6,64}", str(path)) is not None
-        name = (
-            f"name it behind the folder of its rows: <rows> {path}"
-            if of_cell
-            else "name the rows folder that a run printed"
-        )
-        raise ConfigError(f"{path} is {'a cell, and ' * of_cell}not a folder of result rows; {name}")
+        if re.fullmatch(r"[0-9a-f]{6,64}", str(path)):
+            remedy = f"name it behind the folder of its rows: <rows> {path}"
+            raise ConfigError(f"{path} is a cell, and not a folder of result rows; {remedy}")
+        raise ConfigError(f"{path} is not a folder of result rows; name the rows folder that a run printed")
     return Path(path)
 
 

@@ -79,7 +79,7 @@ def written(program: str, words: Sequence[str]) -> str:
     known, errors = checked(words)
     if errors:
         raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known)}"))
-    return command(program, words)
+    return _line(program, words)
 
 
 def joined(*sentences: str) -> str:
@@ -105,13 +105,8 @@ def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _line(program: str, words: Sequence[str]) -> str:
-    """Return `command`, with placeholders unquoted."""
-    return re.sub(r"'(\w+=<\w+>)'", r"\1", command(program, words))
-
-
-def command(program: str, words: Sequence[str]) -> str:
-    """Return a command line between backticks, with words quoted as a shell needs."""
-    return f"`{shlex.join([*program.split(), *words])}`"
+    """Return a command line between backticks, with words quoted as a shell needs, except placeholders."""
+    return re.sub(r"'(\w+=<\w+>)'", r"\1", f"`{shlex.join([*program.split(), *words])}`")
 
 
 def _is_key(word: str) -> bool:

@@ -165,34 +165,26 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
 
 
 def _named(parsed: Sequence[Override]) -> list[Override]:
-    """Replace `dataset.<key>` by `datasets.<name>.<key>` if the run has one dataset, and `method.<key>` likewise.
-
-    Raises:
-        ConfigError: the run has several, so the key needs a name.
-    """
+    """Replace `dataset.<key>` by `datasets.<name>.<key>` if the run has one dataset, and `method.<key>` likewise. Refuse such a
+    key if the run has several."""
+    fixed, extra = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH], searchpath(parsed)
+    named = list(parsed)
     for group in LIST_GROUPS:
-        parsed = _named_of(group, parsed)
-    return list(parsed)
-
-
-def _named_of(group: str, parsed: Sequence[Override]) -> Sequence[Override]:
-    short = [o for o in parsed if o.key_or_group.startswith(f"{group}.")]
-    if not short:
-        return parsed
-    text, key = short[0].input_line, short[0].key_or_group.removeprefix(f"{group}.")
-    say = f"say which one: {group}s.<name>.{key}=..."
-    fixed = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH]
-    if any(o.is_sweep_override() for o in fixed):
-        raise ConfigError(f"{text}: a sweep over groups may change the {group}; {say}")
-    extra = searchpath(parsed)
-    for override in fixed:
-        if is_choice(override):
+        short = [o for o in named if o.key_or_group.startswith(f"{group}.")]
+        if not short:
+            continue
+        text, key = short[0].input_line, short[0].key_or_group.removeprefix(f"{group}.")
+        say = f"say which one: {group}s.<name>.{key}=..."
+        if any(o.is_sweep_override() for o in fixed):
+            raise ConfigError(f"{text}: a sweep over groups may change the {group}; {say}")
+        for override in filter(is_choice, fixed):
             check_choice(override, extra)
-    names = list(_reference([o.input_line for o in fixed], extra)[f"{group}s"])
-    if len(names) != 1:
-        raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {say}")
-    long = f"{group}s.{names[0]}."
-    return [parse(o.input_line.replace(f"{group}.", long, 1)) if o in short else o for o in parsed]
+        names = list(_reference([o.input_line for o in fixed], extra)[f"{group}s"])
+        if len(names) != 1:
+            raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {say}")
+        long = f"{group}s.{names[0]}."
+        named = [parse(o.input_line.replace(f"{group}.", long, 1)) if o in short else o for o in named]
+    return named
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:

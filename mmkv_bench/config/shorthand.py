@@ -57,6 +57,7 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
     """Expand one override."""
     key, text = override.key_or_group, override.input_line
+    stem, _, setting = key.removeprefix("methods.").partition(".")
     if key == "method" and files and not override.is_sweep_override():
         names = [str(name) for name in as_list(override.value()) if not _is_file(name)]
         yield parse(f"{text.partition('=')[0]}=[{','.join(names)}]")
@@ -64,7 +65,7 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
         yield from _model(str(override.value()))
     elif key.removeprefix("methods.") in files and key.startswith("methods."):
         yield parse(text.lstrip("+~").replace("methods.", "variants.", 1))
-    elif (stem := _settings_of(key, files)) is not None:
+    elif setting and stem in files:  # methods.mine.window, or mine.window
         yield parse(f"variants.{stem}.{_setting(override, stem, files[stem])}")
     elif (group := _group_of(key, extra)) is not None:
         mark = len(text) - len(text.lstrip("+~"))
@@ -75,11 +76,8 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
 
 # ---------------------------------------------------------------------- files among methods
 def _method_files(parsed: Sequence[Override]) -> list[str]:
-    """List the Python files among the methods. The last choice of methods counts, as in Hydra.
-
-    Raises:
-        ConfigError: a sweep over files, or two files with one name.
-    """
+    """List the Python files among the methods. The last choice of methods counts, as in Hydra. Refuse a sweep over files, and two
+    files with one name."""
     files: list[str] = []
     for override in parsed:
         if override.key_or_group != "method" or override.is_delete():
@@ -123,19 +121,9 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
         raise ConfigError(f"method={path}: {stem} is the name of another method; rename the file, or {remedy}")
 
 
-def _settings_of(key: str, files: Mapping[str, str]) -> str | None:
-    """Return the stem of the file whose setting a key is: `methods.mine.window`, or `mine.window`. None for other keys."""
-    path = key.split(".")
-    path = path[1:] if path[0] == "methods" else path
-    return path[0] if len(path) > 1 and path[0] in files else None
-
-
 def _setting(override: Override, stem: str, path: str) -> str:
-    """Return a method file's setting as `<key>=<value>`, without the file's name before the key.
-
-    Raises:
-        ConfigError: a key that `custom` lacks. Parameters of the file's own classes belong into `args`.
-    """
+    """Return a method file's setting as `<key>=<value>`, without the file's name before the key. Refuse a key that `custom`
+    lacks; parameters of the file's own classes belong into `args`."""
     text = override.input_line.lstrip("+~")
     key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
     settings = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
@@ -150,11 +138,7 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 # ---------------------------------------------------------------------- a model's location
 def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Tell whether a model is given by its location: a folder, a GGUF file, or a name of the hub.
-
-    Raises:
-        ConfigError: a sweep over locations.
-    """
+    """Tell whether a model is given by its location: a folder, a GGUF file, or a hub id. Refuse a sweep over locations."""
     if override.is_sweep_override():
         if "/" in override.input_line:
             places = override.input_line.partition("=")[2]
@@ -166,10 +150,7 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
     if not isinstance(value, str) or value in options("model", extra) or unavailable(value) is not None:
         return False
     return (
-        "/" in value
-        or value.startswith((".", "~"))
-        or value.endswith(".gguf")
-        or (value != "" and Path(value).is_dir())
+        "/" in value or value.startswith((".", "~")) or value.endswith(".gguf") or bool(value and Path(value).is_dir())
     )
 
 
@@ -185,9 +166,7 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the group (method or dataset) of the name with which a key begins, as in `snapkv.window`. None if a key or group has
-    that name.
-    """
+    """Return the group of the name with which a key begins (`snapkv.window`); None if a key or group has that name."""
     first, _, rest = key.partition(".")
     if not rest or first in keys() or first in groups():
         return None

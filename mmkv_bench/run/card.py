@@ -71,7 +71,10 @@ def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
     """Return lines about the model, its weights and its cache's bytes per token."""
     model, cell, family = plan.model, plan.cells[0], _family(plan)
     held = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
-    where = "" if loaded is None else f", on {_device(loaded, model.threads)}"
+    where = "" if loaded is None else f", on {loaded.device}"
+    if loaded is not None and devices.at(loaded.device).kind == "cpu":
+        count = threads_for(loaded, model.threads)
+        where += f" with {count} thread{'s' * (count > 1)}"
     weights = f"{_INDENT}{weights_text(plan, held)}, {cell.dtype}, {model.attention}{where}"
     if family is None:
         return [f"model      {model.name}, whose files are not on this machine", weights]
@@ -129,13 +132,6 @@ def _each(values: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
 
-def _device(loaded: LoadedModel, threads: int | None) -> str:
-    if devices.at(loaded.device).kind != "cpu":
-        return str(loaded.device)
-    count = threads_for(loaded, threads)
-    return f"{loaded.device} with {count} thread{'s' * (count > 1)}"
-
-
 def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     """Return lines with the size of the first prompt's cache, full and under each budget."""
     per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
@@ -144,21 +140,17 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
         entries = budget.entries_for(length)
         kept, in_bytes = min(entries, length), f" ({budget.in_bytes} of all state)" if budget.in_bytes else ""
+        of_all = ""
+        if family.states.layers:  # layers that are not compressed
+            share = share_of_all_state(family, length, kept, plan.cells[0].dtype)
+            of_all = f" in {family.num_layers} of {family.all_layers} layers, {100 * share:.1f}% of all state"
         lines.append(
             f"budget     {budget}{in_bytes}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
             f"{kept * family.num_layers * family.num_kv_heads} in all, {size(kept * per_token)}"
-            + _of_all_state(family, plan.cells[0].dtype, length, kept)
+            + of_all
             + ("; the first prompt is kept whole" if entries >= length else "")
         )
     return lines
-
-
-def _of_all_state(family: ModelFacts, dtype: str, length: int, kept: int) -> str:
-    """Return text with the share of the state of all layers that `kept` entries leave, or "" if all layers are compressed."""
-    if not family.states.layers:
-        return ""
-    share = share_of_all_state(family, length, kept, dtype)
-    return f" in {family.num_layers} of {family.all_layers} layers, {100 * share:.1f}% of all state"
 
 
 def _dataset(part: DatasetShare, done: int, prompt: PromptSize | None) -> str:

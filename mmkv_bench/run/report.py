@@ -16,7 +16,7 @@ from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
-    from mmkv_bench.tables.rows import ReadOnce, Rows
+    from mmkv_bench.tables.rows import ReadOnce
 
 STOPPED = " stopped: "  # between a dataset and the reason why it was not finished
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled", "continuation": "ppl"}
@@ -63,16 +63,14 @@ class Report:
         with_scores = self.plan.stage != "generate" and (self.metrics or any(part.samples for part in self.parts))
         if with_scores:
             print(self._tables())
-            for note in (*self._other_names(), self._more(), self._unmeasured()):
-                if note is not None:
-                    print(note)
-        measured = any(row["metric"] == "fidelity_kl" for row in self.metrics)
-        if measured and self.plan.model.weights != "random":
-            print(f"fidelity to full's answers: python -m mmkv_bench tables {self.store.root} --metric fidelity")
+            for note in (*self._other_names(), *self._more(), *self._unmeasured()):
+                print(note)
+        trained, command = self.plan.model.weights != "random", f"python -m mmkv_bench tables {self.store.root}"
+        if trained and any(row["metric"] == "fidelity_kl" for row in self.metrics):
+            print(f"fidelity to full's answers: {command} --metric fidelity")
         if self.metrics and any(part.about.get("groups") for part in self.parts):
-            print(f"means over the groups of these datasets: python -m mmkv_bench tables {self.store.root} --groups")
-        again = f"   (python -m mmkv_bench tables {self.store.root} prints the tables again)"
-        print(f"rows: {self.store.root}" + again * bool(with_scores and self.plan.model.weights != "random"))
+            print(f"means over the groups of these datasets: {command} --groups")
+        print(f"rows: {self.store.root}" + f"   ({command} prints the tables again)" * bool(with_scores and trained))
         if judge:
             print(judge)
         if failed:
@@ -95,12 +93,6 @@ class Report:
             }
             sys.stdout.flush()
             print(json.dumps(document, default=str))
-
-    def _as_asked(self, rows: Rows) -> Rows:
-        """Rename each cell's method to this run's name for it, because an earlier run may have stored the cell under another
-        name."""
-        asked = {cell.cell: cell.method for cell in self.cells}
-        return replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(asked)))
 
     def _other_names(self) -> list[str]:
         """Return a sentence for each method whose cells an earlier run stored under another name."""
@@ -133,18 +125,18 @@ class Report:
             return "Nothing to score: all stored answers are scored, but some samples have no answer."
         return "Nothing to do: every cell has every sample, and all answers are scored."
 
-    def _more(self) -> str | None:
+    def _more(self) -> list[str]:
         """Return a sentence if the tables cover samples that this run did not ask for (a smaller limit, one shard)."""
         asked = {part.dataset: len(part.samples) for part in self.parts}
         larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
         parts = [f"{name} {n} samples, but this run asked for {asked[name]}" for name, n in sorted(larger.items())]
-        return f"note: the tables cover all stored samples: {'; '.join(parts)}" if parts else None
+        return [f"note: the tables cover all stored samples: {'; '.join(parts)}"] if parts else []
 
-    def _unmeasured(self) -> str | None:
+    def _unmeasured(self) -> list[str]:
         """Return a sentence if stored answers lack measures that this run asks for, because measures are taken only while
         answering."""
         if not self.plan.answering.shares_prefill:
-            return None
+            return []
         wanted: dict[str, dict[str, set[str]]] = {}
         for part in self.parts:
             measured = [cell for cell in part.cells if not protocol(cell.protocol).apart]
@@ -154,7 +146,7 @@ class Report:
                 wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in measured)
         suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
         if not suspects:
-            return None
+            return []
         answered = self.coverage.ok(suspects & {row["cell"] for row in self.metrics})
         found = []
         for measure, metrics_of in wanted.items():
@@ -165,14 +157,11 @@ class Report:
             if lacking := total - valued:
                 found.append(f"{measure} ({lacking} of {total} answers)")
         return (
-            f"note: answers lack {', '.join(found)}; a run with out=<another folder> measures them" if found else None
+            [f"note: answers lack {', '.join(found)}; a run with out=<another folder> measures them"] if found else []
         )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells in which none of the given metrics has a value for every sample.
-
-        metrics_of: cell to metrics of one measure. Any of them shows that a sample was measured.
-        """
+        """Return the cells in which no metric of a measure has a value for every sample. metrics_of: cell to metrics."""
         whole = {
             row["cell"]
             for row in self.metrics
@@ -191,6 +180,10 @@ class Report:
             return RANDOM
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
-        rows = self._as_asked(frames(self.rows.of_metrics(headlines)))
+        rows = frames(self.rows.of_metrics(headlines))
+        asked = {
+            cell.cell: cell.method for cell in self.cells
+        }  # an earlier run may have stored a cell under another name
+        rows = replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(asked)))
         shown = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
         return markdown(tables_of_scores(build(rows, metrics=shown)))

@@ -295,5 +295,5 @@ def _score(
             label = f"scoring {part.dataset}"
             with Progress(len(waiting), label) as bar, _one_of(parts, label, stopped):
                 confirm(part.spec, part.cells[0].dataset_fingerprint)
-                done += score_dataset(store, part.spec, part.cells, lambda cell, bar=bar: bar.advance(), judge, waiting)
+                done += score_dataset(store, part.spec, part.cells, bar.advance, judge, waiting)
     return done

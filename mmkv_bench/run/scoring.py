@@ -136,7 +136,7 @@ def score_dataset(
     store: Store,
     spec: TaskSpec,
     cells: Sequence[Cell],
-    after: Callable[[Cell], None] = lambda cell: None,
+    after: Callable[[], object] = lambda: None,
     judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
@@ -145,7 +145,7 @@ def score_dataset(
     Args:
         spec: the task.
         cells: this run's cells of the task.
-        after: called with each scored cell.
+        after: called after each scored cell.
         judge: answers the scorers' questions; None asks nobody. An earlier judge's scores stay if this judge gives none
             (score_rows.py).
         stale: the cells to score, if known; None computes them by `unscored`.
@@ -191,7 +191,7 @@ def score_dataset(
                     name, found = next(scores)
                     assert name == cell.cell, "scores come in the order of the cells"
                     scored.add(cell, found)
-                    after(cell)
+                    after()
             for measures in measuring.of(rows, part[0].dataset):
                 scored.rows.add_table(measures)
             yield scored.rows.table()

@@ -48,15 +48,9 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
 
 
 def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
-    """Return the number of processes of a job: one per requested GPU, unless one process takes all GPUs.
-
-    Args:
-        launcher: `hydra.launcher` of the run's model.
-        model: how the model is loaded.
-    """
-    if model.device_map is not None or model.device == "cpu":
-        return 1
-    return max(1, gpus_of(launcher))
+    """Return the number of processes of a job: one per requested GPU, unless one process takes all GPUs. launcher:
+    `hydra.launcher` of the run's model."""
+    return 1 if model.device_map is not None or model.device == "cpu" else max(1, gpus_of(launcher))
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
@@ -83,7 +77,9 @@ def check_folder(folder: Path) -> None:
             locks or cannot replace a file in one step.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kind, others = _file_system(folder), sorted(_nodes() - {socket.gethostname().partition(".")[0]})
+    answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
+    nodes = set() if answer is None else set(answer.stdout.split())
+    kind, others = _file_system(folder), sorted(nodes - {socket.gethostname().partition(".")[0]})
     if kind in _IN_MEMORY and others:
         raise ConfigError(
             f"out={folder} is in this machine's memory ({kind}), which {others[0]} and other nodes do not see; "
@@ -123,9 +119,3 @@ def _file_system(folder: Path) -> str | None:
     mounts = [(Path(at.encode().decode("unicode_escape")), kind) for _, at, kind, *_ in lines]
     over = [(len(at.parts), kind) for at, kind in mounts if place.is_relative_to(at)]
     return max(over, key=lambda one: one[0])[1] if over else None
-
-
-def _nodes() -> set[str]:
-    """Return the names of the cluster's nodes, or none if Slurm does not answer."""
-    answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
-    return set() if answer is None else set(answer.stdout.split())

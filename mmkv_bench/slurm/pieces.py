@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmkv_bench.config.schema import EFFICIENCY, SplitConfig
+from mmkv_bench.config.schema import EFFICIENCY
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import sample_refs
 from mmkv_bench.forecast.throughput import rates
@@ -18,7 +18,7 @@ from mmkv_bench.plan.selection import index_of
 from mmkv_bench.plan.stale_answers import changed_answers
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
+    from mmkv_bench.plan.plan import DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
 _OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
@@ -63,7 +63,9 @@ def check(scenario: str, stage: str, shard: str) -> None:
         raise ConfigError(f"shard={shard}: a sweep makes the shards itself; give shards=<number>")
 
 
-def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig, opened: bool = True) -> list[SweepJob]:
+def pieces(
+    job: Sequence[str], plan: Plan, store: Store, count: int, job_hours: float, opened: bool = True
+) -> list[SweepJob]:
     """Return the jobs that one run of a sweep still needs. A job is needed if a sample lacks a row in some cell.
 
     Datasets that only lack scores get no job. Only the stored rows decide. So a sweep may be continued with any number of shards,
@@ -73,35 +75,32 @@ def pieces(job: Sequence[str], plan: Plan, store: Store, split: SplitConfig, ope
         job: the run's overrides.
         plan: the run's plan.
         store: the store of the run's rows.
-        split: how the run's datasets are divided.
+        count: number of shards of each dataset.
+        job_hours: maximum hours of a job with several datasets.
         opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a job.
     """
     if opened:
         plan = plan.with_changed(changed_answers(plan, store)[0])
-    count = split.shards
-    coverage = plan.coverage(store)
-    own = [text for text in job if not _is_ours(text)]
+    coverage, ours = plan.coverage(store), ("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/")
+    keys = [(text.partition("=")[0].lstrip("+~"), text) for text in job]
+    own = [text for key, text in keys if key not in _OURS and not key.startswith(ours)]
     # Scores are for whole datasets. If jobs have only parts of a dataset, the sweep itself scores at its end.
     stage = "generate" if count > 1 else plan.stage
     asked_for: list[tuple[DatasetShare, int]] = []
     for part in plan.parts:
         wanting = {part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()}
         asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, count, opened))]
+    hours: dict[str, float] = {}  # of one shard of each dataset, at the rate of stored rows, where there is one
+    if len(plan.parts) > 1 and job_hours:
+        known = {rate.dataset: rate.hours for rate in rates(plan, coverage, store)}
+        hours = {dataset: whole / count for dataset, whole in known.items() if whole is not None}
     made = []
-    for index, parts in _together(asked_for, _hours(plan, coverage, store, split), split.job_hours):
+    for index, parts in _together(asked_for, hours, job_hours):
         names, shard = [part.name for part in parts], f"{index}/{count}"
         only = names[0] if len(names) == 1 else f"[{','.join(names)}]"
         mine = (f"only={only}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
         made.append(SweepJob((*own, *mine), plan.model.name, tuple(part.dataset for part in parts), shard))
     return made
-
-
-def _hours(plan: Plan, coverage: Coverage, store: Store, split: SplitConfig) -> dict[str, float]:
-    """Map each dataset to the hours of one shard, at the rate of stored rows. Datasets without such a rate are left out."""
-    if len(plan.parts) < 2 or not split.job_hours:
-        return {}
-    known = {rate.dataset: rate.hours for rate in rates(plan, coverage, store)}
-    return {dataset: hours / split.shards for dataset, hours in known.items() if hours is not None}
 
 
 def _together(
@@ -133,8 +132,3 @@ def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opene
         return set(range(count)) if wanting else set()
     refs = sample_refs(part.spec, plan.limit)
     return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}
-
-
-def _is_ours(text: str) -> bool:
-    key = text.partition("=")[0].lstrip("+~")
-    return key in _OURS or key.startswith(("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/"))

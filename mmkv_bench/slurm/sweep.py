@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config.schema import Model, RunConfig, Slurm, SplitConfig
+from mmkv_bench.config.schema import Model, RunConfig, Slurm
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.stale_answers import other_versions
@@ -35,12 +35,18 @@ _ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|sru
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep, with its overrides, plan and store."""
+    """One run of a sweep: its overrides, plan and store, and its division into jobs (shards of each dataset, and the maximum
+    hours of a job with several datasets)."""
 
     overrides: Sequence[str]
     plan: Plan
     store: Store
-    split: SplitConfig
+    shards: int
+    job_hours: float
+
+    def missing(self) -> list[SweepJob]:
+        """Return the jobs that the run still needs."""
+        return pieces(self.overrides, self.plan, self.store, self.shards, self.job_hours)
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
@@ -61,10 +67,15 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
         checks.check_folder(folder)
     with waiting("planning"):
         plans = [make_plan(config) for _, config in jobs]
-    runs = [Run(job, plan, Store(plan.out), config.split) for (job, config), plan in zip(jobs, plans, strict=True)]
-    for said in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
-        print(f"mmkv_bench: {said}", file=sys.stderr)
-    config, folder = jobs[0][1], _notes(launcher)
+    runs = [
+        Run(words, plan, Store(plan.out), config.shards, config.slurm.job_hours)
+        for (words, config), plan in zip(jobs, plans, strict=True)
+    ]
+    for note in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
+        _say(note)
+    config, folder = jobs[0][1], Path(str(launcher["submitit_folder"])).absolute()
+    while "%" in folder.name:
+        folder = folder.parent  # of all jobs' folders: the list of submitted jobs is there
     subjects = {f"{run.plan.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
     while True:
         with queue.alone(folder):
@@ -72,15 +83,13 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
             ids = {} if earlier else _submit(runs, launcher, config.slurm, folder, job)
         if not earlier:
             break
-        print(
-            f"mmkv_bench: waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier))}",
-            file=sys.stderr,
-        )
+        _say(f"waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier))}")
         queue.wait_for(earlier)
     if ids:
-        print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
+        arrays = " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
+        _say(f"{len(ids)} jobs submitted ({arrays}); their logs are in {folder}")
     if ids and not config.slurm.wait:
-        print("mmkv_bench: the same command, or mmkv-bench score, scores when they are done", file=sys.stderr)
+        _say("the same command, or mmkv-bench score, scores when they are done")
         return 0
     queue.wait_for(ids)
     for run in runs:
@@ -91,12 +100,8 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
 def _submit(
     runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
 ) -> dict[str, SweepJob]:
-    """Submit what is missing and record it, array by array. Return job id to job.
-
-    Raises:
-        ConfigError: as `submission.submit`.
-    """
-    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store, run.split)]
+    """Submit what is missing and record it, array by array. Return job id to job. Raises the errors of `submission.submit`."""
+    todo = [piece for run in runs for piece in run.missing()]
     largest = submission.largest_array() if todo else 1
     arrays = [
         (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest])
@@ -128,7 +133,7 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
     todo = [
         piece
         for (overrides, config), plan in zip(jobs, plans, strict=True)
-        for piece in pieces(overrides, plan, Store(plan.out), config.split, opened=False)
+        for piece in pieces(overrides, plan, Store(plan.out), config.shards, config.slurm.job_hours, opened=False)
     ]
     slurm = jobs[0][1].slurm
     devices = _devices([config.model for _, config in jobs], slurm, launcher)
@@ -174,29 +179,15 @@ def _cells(run: Run) -> dict[str, tuple[str, int]]:
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 
-def _notes(launcher: Mapping[str, Any]) -> Path:
-    """Return the folder with a sweep's list of submitted jobs. It is the parent of the jobs' folders."""
-    path = Path(str(launcher["submitit_folder"])).absolute()
-    while "%" in path.name:
-        path = path.parent
-    return path
-
-
-def _named(ids: Sequence[str]) -> str:
-    """Return the ids of the arrays to which these jobs belong, as text."""
-    return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
+def _say(sentence: str) -> None:
+    print(f"mmkv_bench: {sentence}", file=sys.stderr)
 
 
 def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
-    """Score and print the stored answers, and report what is missing, even if scoring fails.
-
-    Raises:
-        MMKVError: raised by `carry_out`.
-    """
+    """Score and print the stored answers, and report what is missing, even if scoring fails. Raises the errors of `carry_out`."""
     from mmkv_bench.run.run import carry_out
 
-    left = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store, run.split)]
-    missing = {subject for piece in left for subject in piece.subjects}
+    missing = {subject for run in runs for piece in run.missing() for subject in piece.subjects}
     code = int(bool(missing))
     try:
         for run in runs:
@@ -204,25 +195,15 @@ def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
             if run.plan.stage != "generate" and any(coverage.count(part) for part in run.plan.parts):
                 code = max(code, carry_out(run.plan.at_stage("score")))
     finally:
-        _tell(missing, ids, folder, list(dict.fromkeys(status for run in runs for status in run.plan.retry)))
-    return code
-
-
-def _tell(missing: set[str], ids: Mapping[str, SweepJob], folder: Path, retry: Sequence[str]) -> None:
-    """Print the subjects with missing samples, and the last message of each of their jobs.
-
-    retry: statuses that do not count as answered.
-    """
-    for name, piece in ids.items():
-        if missing.intersection(piece.subjects):
-            print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
-    if missing:
+        for name, piece in ids.items():
+            if missing.intersection(piece.subjects):
+                _say(f"job {name} ({piece}): {_last_words(submission.log_of(folder, name))}")
+        retry = list(dict.fromkeys(status for run in runs for status in run.plan.retry))
         again = f", or still have rows to repeat by retry=[{','.join(retry)}]" if retry else ""
-        print(
-            f"mmkv_bench: samples of {', '.join(sorted(missing))} are missing{again}; run the same command again "
-            "to continue",
-            file=sys.stderr,
-        )
+        if missing:
+            names = ", ".join(sorted(missing))
+            _say(f"samples of {names} are missing{again}; run the same command again to continue")
+    return code
 
 
 def _last_words(log: Path) -> str:

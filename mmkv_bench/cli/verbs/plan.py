@@ -30,7 +30,12 @@ def plan(given: argparse.Namespace) -> int:
         ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe the prompts.
     """
     if given.devices:
-        return _list_devices(given.json)
+        from mmkv_bench.forecast import device_speed
+
+        speeds = list(device_speed.stored().values())
+        text = "\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file"
+        print(json.dumps([asdict(one) | {"device": one.slug} for one in speeds]) if given.json else text)
+        return 0
     from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.config.schema import EFFICIENCY
     from mmkv_bench.plan.planner import outline
@@ -43,12 +48,9 @@ def plan(given: argparse.Namespace) -> int:
     if config.scenario == EFFICIENCY:
         from mmkv_bench.efficiency.plan import plan_passes
 
-        for flag in ("prompt_tokens", "visual_tokens", "image"):
-            if getattr(given, flag):
-                raise ConfigError(
-                    f"--{flag.replace('_', '-')} does not work with scenario=efficiency; give lengths=[...] and "
-                    "prompts="
-                )
+        for flag in ("prompt-tokens", "visual-tokens", "image"):
+            if getattr(given, flag.replace("-", "_")):
+                raise ConfigError(f"--{flag} does not work with scenario=efficiency; give lengths=[...] and prompts=")
         document = _print_passes(plan_passes(config, outline=True), given, launcher)
     else:
         if given.scores:
@@ -143,10 +145,8 @@ def _peaks(
 
     def tell(done: int, total: int, label: str) -> None:
         left = f", {duration((time.monotonic() - begin) / done * (total - done))} left" if done else ""
-        print(
-            f"counting memory in dry runs of the model's code: {done} of {total} done{left}; next {label}",
-            file=sys.stderr,
-        )
+        words = f"counting memory in dry runs of the model's code: {done} of {total} done{left}; next {label}"
+        print(words, file=sys.stderr)
 
     return count_peaks(plan, forecasts, prompts, reserve, tell)
 
@@ -157,17 +157,6 @@ def _memory(forecasts: Forecast, peaks: Sequence[CellPeaks], notes: Sequence[str
 
     print(memory.text(peaks, notes, forecasts.given.memory))
     return {"memory": memory.document(peaks, notes)}
-
-
-def _list_devices(as_json: bool) -> int:
-    from mmkv_bench.forecast import device_speed
-
-    speeds = list(device_speed.stored().values())
-    if as_json:
-        print(json.dumps([asdict(speed) | {"device": speed.slug} for speed in speeds]))
-    else:
-        print("\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file")
-    return 0
 
 
 def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
