@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from mmkv_bench.errors import GenerationTimeout
 
@@ -103,7 +102,7 @@ def deferred() -> Iterator[None]:
         yield
         return
     _received.clear()
-    before = {number: signal.signal(number, _remember) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda got, _: _received.append(got)) for number in SIGNALS}
     try:
         yield
         check_stop()
@@ -117,7 +116,3 @@ def check_stop() -> None:
     """Raise Stopped if a stop signal has come. Called where rows are stored and no work is half done."""
     if _received:
         raise Stopped(_received[0])
-
-
-def _remember(number: int, _frame: Any) -> None:
-    _received.append(number)

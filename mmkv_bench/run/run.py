@@ -34,7 +34,7 @@ from mmkv_bench.run.tracking import DatasetTracker, described, settings, summari
 from mmkv_bench.signals import check_stop, deferred
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import name_primary
-from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
+from mmkv_bench.store.tracking import Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def carry_out(plan: Plan) -> int:
         store.prepare()
         name_primary(store.root, plan.primary)
     shard = plan.answering.selection.shard
-    track = tracker(settings(plan.logger, shard), store.root)
+    track = None if plan.logger.kind == "none" else tracker(settings(plan.logger, shard), store.root)
     judge = judge_answers(plan.judge, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
@@ -83,8 +83,9 @@ def carry_out(plan: Plan) -> int:
     rescores = plan.stage == "score"
     stale = unscored(store, plan.cells, judge, rows, specs, undigested=rescores) if scoring else []
     if not generating:  # nothing to track
-        track = NoTracker()
-    track.start(described(plan.resolved, plan.cells))
+        track = None
+    if track is not None:
+        track.start(described(plan.resolved, plan.cells))
     scored, failed, ended = 0, 0, False
     stopped: dict[str, str] = {}
     try:
@@ -109,7 +110,8 @@ def carry_out(plan: Plan) -> int:
         failed = sum(coverage.failed(part) for part in plan.parts)
         ended = True
     finally:
-        track.finish(failed=not ended or failed > 0 or bool(stopped))
+        if track is not None:
+            track.finish(failed=not ended or failed > 0 or bool(stopped))
     report = Report(plan, store, coverage, rows)
     seconds, asked = time.perf_counter() - started, judge.summary(report.metrics)
     report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
@@ -203,7 +205,7 @@ def _generate(
     loaded: LoadedModel,
     store: Store,
     todo: Mapping[str, int],
-    track: Tracker,
+    track: Tracker | None,
     stopped: dict[str, str],
 ) -> None:
     """Generate the missing answers, except those that other processes answer.
@@ -223,8 +225,10 @@ def _generate(
     queue = SampleQueueClient(check_stop)
 
     def answer(part: DatasetShare, writer: Writer) -> None:
-        scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, plan.limit)
-        tracker = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
+        follow = None
+        if track is not None:
+            scores = RunningScores(part.spec, plan.limit)
+            follow = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
         confirm(part.spec, part.cells[0].dataset_fingerprint)
         inputs = Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer)
         # Progress counts samples if cells share a prefill, otherwise answers.
@@ -234,7 +238,8 @@ def _generate(
             def after(rows: list[dict[str, Any]]) -> None:
                 queue.done(part.dataset, rows[0]["sample_id"])
                 bar.advance(int(shares))
-                tracker.add(rows)
+                if follow is not None:
+                    follow.add(rows)
                 inputs.committed(rows)
                 check_stop()
 
@@ -256,7 +261,8 @@ def _generate(
                 generate(part.spec, answering, plan.limit, wanted, groups)
             finally:
                 answering.close()
-                tracker.close()
+                if follow is not None:
+                    follow.close()
                 inputs.look()
 
     worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"

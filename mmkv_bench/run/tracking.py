@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 def settings(logger: Logger, shard: str) -> dict[str, Any]:
     """Return the arguments of `store.tracking.tracker`."""
-    if logger.kind == "none":
-        return {"name": "none"}
     return {
         "name": logger.kind,
         "mode": logger.mode,

@@ -21,6 +21,7 @@ RESULTS = Path("results/tiny")
 
 def pack(given: argparse.Namespace) -> int:
     """Pack each folder and print its sizes before and after."""
+    from mmkv_bench.diagnostics.bundle import files_beside
     from mmkv_bench.store.compact import pack
     from mmkv_bench.store.publish import check_empty, publish
     from mmkv_bench.store.store import Store
@@ -36,9 +37,7 @@ def pack(given: argparse.Namespace) -> int:
             "--receipt needs --publish, because it goes into the published folder; add --publish "
             "<folder>, or leave it out"
         )
-    beside: dict[str, bytes] = {}
     if given.receipt is not None:
-        from mmkv_bench.diagnostics.bundle import files_beside
         from mmkv_bench.diagnostics.receipt import receipts_of
 
         receipts_of([given.receipt], given.rows)  # before packing, which cannot be undone
@@ -47,9 +46,8 @@ def pack(given: argparse.Namespace) -> int:
         dropped = pack(Store(folder), given.slim)
         note = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
         print(f"{folder}: {before:.1f} -> {_mib(folder):.1f} MiB{note}")
-        if given.receipt is not None:
-            beside = files_beside(Store(folder), given.receipt)
         if given.publish is not None:
+            beside = {} if given.receipt is None else files_beside(Store(folder), given.receipt)
             digest = publish(Store(folder), given.publish, beside)
             print(f"{given.publish}: ready to be uploaded; its manifest's sha256 is {digest}")
     return 0
