@@ -42,12 +42,7 @@ def deployment_of(
 ) -> list[Table]:
     """Return a table for each kind and length of prompts, with `full` first at each batch.
 
-    Args:
-        peaks: results of a dry run, empty without one.
-        scores: folders with scored rows.
-
-    Raises:
-        ConfigError: a folder without scored rows.
+    peaks: results of a dry run, empty without one. scores: folders with scored rows; others are refused.
     """
     passes, notes = _measured(plan, forecasts)
     losses = []

@@ -132,10 +132,7 @@ _SETTING = re.compile(r"~|[^-].*=|=", re.DOTALL)
 
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return the verb of a command line and the words after it. The verb is `run` if the first word is a setting or a flag.
-
-    Raises:
-        ConfigError: the first word is not a verb, a setting or a flag.
-    """
+    Refuse other first words."""
     if not arguments:
         return "run", []
     first, *rest = arguments
@@ -210,11 +207,7 @@ def amount(text: str) -> float:
 
 
 def rows_folder(path: str | Path) -> Path:
-    """Check a folder of result rows, for argparse.
-
-    Raises:
-        ConfigError: the folder has no result rows.
-    """
+    """Check a folder of result rows, for argparse. Raises ConfigError if it has none."""
     if not (Path(path) / "store.json").is_file():
         if re.fullmatch(r"[0-9a-f]{6,64}", str(path)):
             remedy = f"name it behind the folder of its rows: <rows> {path}"

@@ -71,11 +71,8 @@ def rephrased(
 
 
 def written(program: str, words: Sequence[str]) -> str:
-    """Return the command line of settings, if all their choices exist.
-
-    Raises:
-        ConfigError: choices that do not exist. The message has the command line with placeholders for them.
-    """
+    """Return the command line of settings. If a choice does not exist, raise ConfigError; the message has the command line with
+    placeholders."""
     known, errors = checked(words)
     if errors:
         raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known)}"))

@@ -96,11 +96,8 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin.
-
-    Raises:
-        ConfigError: the launcher cannot be composed.
-    """
+    """Return Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin. Raises ConfigError if it cannot be
+    composed."""
     hydra = by_hydra(for_hydra(overrides), with_hydra=True)
     return OmegaConf.to_container(hydra.hydra.launcher, resolve=True)
 

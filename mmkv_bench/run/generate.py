@@ -51,11 +51,8 @@ log = logging.getLogger(__name__)
 
 
 def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
-    """Return the decode rules for answers to a dataset with these generation settings.
-
-    Raises:
-        UnsupportedError: sampling, beams, or a setting that is not supported.
-    """
+    """Return the decode rules for answers to a dataset with these generation settings. Raises UnsupportedError for sampling,
+    beams and settings that are not supported."""
     return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
 
 

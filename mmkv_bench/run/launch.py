@@ -42,15 +42,11 @@ class Worker:
 
 
 def launch_in_job(overrides: Sequence[str], asked: int) -> int:
-    """Split the work of a sweep's job, which may be a shard or a whole run. A stop signal is passed on to the processes, which
-    store their current samples, and then ends the job.
-
-    Args:
-        asked: the number of devices that the job requested.
+    """Split the work of a sweep's job, which may be a shard or a whole run, over `asked` devices. A stop signal is passed on to
+    the processes, which store their current samples, and then raised as `Stopped`.
 
     Raises:
         ConfigError: as `launch`, or the job sees no device.
-        Stopped: a stop signal came.
     """
     seen = visible_devices("auto")[:asked]
     if not seen:
@@ -104,12 +100,7 @@ def launch(
         from mmkv_bench.store.store import Store
 
         devices = visible_devices(config.model.device) if seen is None else list(seen)
-        # A model that spans several devices gets one process, because nobody states how many devices it takes.
-        count = processes or min(len(devices), 1 if spread else len(devices))
-        if not count:
-            raise ConfigError(
-                "this machine has no device, so the number of processes cannot be derived; give --processes N"
-            )
+        count = _count(processes, devices, spread)
         plan = make_plan(config)
     store = Store(plan.out)
     coverage = plan.coverage(store)
@@ -232,6 +223,16 @@ def visible_devices(setting: str) -> list[str]:
     if named is not None:
         return [device for device in (part.strip() for part in named.split(",")) if device and device != "-1"]
     return [str(index) for index in range(devices.KINDS["cuda"].count())]
+
+
+def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
+    """Return the number of processes: `processes` if given, otherwise one per device. A model that spans several devices gets
+    one process, because nobody states how many devices it takes."""
+    if processes is None and not devices:
+        raise ConfigError(
+            "this machine has no device, so the number of processes cannot be derived; give --processes N"
+        )
+    return processes or (1 if spread else len(devices))
 
 
 def _longest_first(plan: Plan) -> list[str]:

@@ -130,11 +130,7 @@ def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
 # ---------------------------------------------------------------------- before work
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
     """Refuse to mix rows with and without a shared prefill in one cell. Their answers are equal, but their times and memory are
-    not.
-
-    Raises:
-        ConfigError: the store has rows of these cells that were measured the other way.
-    """
+    not."""
     if plan.stage == "score":
         return
     wanted, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
@@ -148,12 +144,8 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
 
 
 def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
-    """Check the device and the data, then load the model. Unsupported generation settings are refused here, rather than in every
-    row.
-
-    Raises:
-        MMKVError: device, data or model is missing, or cannot do what the run asks.
-    """
+    """Check the device and the data, then load the model. Refuse unsupported generation settings here, rather than in every
+    row."""
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.run.generate import decode_rules
 

@@ -22,11 +22,7 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def check_launcher(launcher: Mapping[str, Any]) -> None:
-    """Refuse settings under which a stopped job would not be queued again, or several tasks of a job would do the same work.
-
-    Raises:
-        ConfigError: the launcher has such a setting.
-    """
+    """Refuse settings under which a stopped job would not be queued again, or several tasks of a job would do the same work."""
     if launcher["timeout_min"] < _SHORTEST:
         raise ConfigError(
             f"hydra.launcher.timeout_min={launcher['timeout_min']}: submitit takes any stop signal in a job's "
@@ -70,12 +66,9 @@ def check_here() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of rows that several nodes cannot write to. The folder is created; nothing else is left behind.
-
-    Raises:
-        ConfigError: the folder is in this machine's memory although the cluster has other nodes, or its file system has no
-            locks or cannot replace a file in one step.
-    """
+    """Refuse a folder of rows that several nodes cannot write to: one in this machine's memory although the cluster has other
+    nodes, or on a file system without locks or without replacement in one step. The folder is created; nothing else is left
+    behind."""
     folder.mkdir(parents=True, exist_ok=True)
     answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
     nodes = set() if answer is None else set(answer.stdout.split())

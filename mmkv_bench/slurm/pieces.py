@@ -44,11 +44,7 @@ class SweepJob:
 
 
 def check(scenario: str, stage: str, shard: str) -> None:
-    """Refuse settings that a sweep on Slurm cannot split.
-
-    Raises:
-        ConfigError: scenario=efficiency, stage=score, or a given shard.
-    """
+    """Refuse settings that a sweep on Slurm cannot split: scenario=efficiency, stage=score, or a given shard."""
     if scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times its cells one after another in one process; allowed with launcher=slurm: "

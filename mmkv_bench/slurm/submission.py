@@ -111,11 +111,8 @@ def submitted(text: str) -> str | None:
 
 
 def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
-    """Return `hydra.launcher` with the changes for a model in `slurm.models` (argument `models`).
-
-    Raises:
-        ConfigError: keys that the launcher does not have.
-    """
+    """Return `hydra.launcher` with the changes for a model in `slurm.models` (argument `models`). Refuse keys that it does not
+    have."""
     own = (models or {}).get(model) or {}
     known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
     for key in own:
@@ -127,10 +124,7 @@ def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, mod
 def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
     """Make the executor that submits these jobs. Slurm is not asked yet, and no folder is created.
 
-    Args:
-        launcher: `hydra.launcher`, checked.
-        slurm: the configuration's node `slurm`.
-        out: folder of the rows.
+    launcher: `hydra.launcher`, checked. slurm: the configuration's node `slurm`. out: folder of the rows.
     """
     given = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
     given |= beside(given, slurm, out, int(launcher["max_num_timeout"]))

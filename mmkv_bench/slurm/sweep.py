@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config.schema import Model, RunConfig, Slurm
+from mmkv_bench.config.schema import RunConfig, Slurm
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.stale_answers import other_versions
@@ -28,6 +28,9 @@ Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 """A function from a run's overrides and its number of GPUs (one process each) to the function that a job calls. The result
 must be picklable and belong to a module that jobs can import."""
 
+
+Requests = dict[str, tuple[Mapping[str, Any], int]]
+"""Model to `hydra.launcher` of its jobs, and the number of processes of each."""
 
 _ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
 """Lines of srun after the last output of a failed program."""
@@ -44,9 +47,18 @@ class Run:
     shards: int
     job_hours: float
 
-    def missing(self) -> list[SweepJob]:
-        """Return the jobs that the run still needs."""
-        return pieces(self.overrides, self.plan, self.store, self.shards, self.job_hours)
+    @classmethod
+    def all(cls, jobs: Sequence[tuple[list[str], RunConfig]], plan: Callable[[RunConfig], Plan]) -> list[Run]:
+        """Plan the runs with this function."""
+        plans = [plan(config) for _, config in jobs]
+        return [
+            cls(words, made, Store(made.out), config.shards, config.slurm.job_hours)
+            for (words, config), made in zip(jobs, plans, strict=True)
+        ]
+
+    def missing(self, opened: bool = True) -> list[SweepJob]:
+        """Return the jobs that the run still needs. opened: see `pieces`."""
+        return pieces(self.overrides, self.plan, self.store, self.shards, self.job_hours, opened)
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
@@ -60,17 +72,13 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
     Raises:
         ConfigError: something cannot be submitted. Nothing is lost then.
     """
-    _check(jobs, launcher)
+    requests = _requests(jobs, launcher)
     checks.check_here()
     for folder in {Path(config.out).expanduser() for _, config in jobs}:
         Store(folder).check_writable()
         checks.check_folder(folder)
     with waiting("planning"):
-        plans = [make_plan(config) for _, config in jobs]
-    runs = [
-        Run(words, plan, Store(plan.out), config.shards, config.slurm.job_hours)
-        for (words, config), plan in zip(jobs, plans, strict=True)
-    ]
+        runs = Run.all(jobs, make_plan)
     for note in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
         _say(note)
     config, folder = jobs[0][1], Path(str(launcher["submitit_folder"])).absolute()
@@ -80,7 +88,7 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
     while True:
         with queue.alone(folder):
             earlier = queue.surely_queued(queue.remembered(folder, subjects))
-            ids = {} if earlier else _submit(runs, launcher, config.slurm, folder, job)
+            ids = {} if earlier else _submit(runs, requests, launcher, config.slurm, folder, job)
         if not earlier:
             break
         _say(f"waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier))}")
@@ -98,18 +106,17 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
 
 
 def _submit(
-    runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
+    runs: Sequence[Run], requests: Requests, launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
 ) -> dict[str, SweepJob]:
     """Submit what is missing and record it, array by array. Return job id to job. Raises the errors of `submission.submit`."""
     todo = [piece for run in runs for piece in run.missing()]
     largest = submission.largest_array() if todo else 1
     arrays = [
         (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest])
-        for own, pieces_of in _by_resources(todo, launcher, slurm)
+        for own, pieces_of in _by_requests(todo, requests)
         for start in range(0, len(pieces_of), largest)
     ]
-    devices = _devices([run.plan.model for run in runs], slurm, launcher)
-    calls = [(made, [job(piece.overrides, devices[piece.model]) for piece in ours]) for made, ours in arrays]
+    calls = [(made, [job(piece.overrides, requests[piece.model][1]) for piece in ours]) for made, ours in arrays]
     ids: dict[str, SweepJob] = {}
     taken = submission.submit(calls, int(launcher["array_parallelism"]))
     for (_, pieces_of), names in zip(arrays, taken, strict=True):
@@ -123,55 +130,39 @@ def _submit(
 
 def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
     """Print the scripts for what is missing, and the run of each job. Slurm is not asked, and nothing is loaded or created.
-    Return the plans, as far as they are known without data, so that the caller can print them.
-
-    Raises:
-        ConfigError: as `sweep`, as far as it is known without Slurm.
-    """
-    _check(jobs, launcher)
-    plans = [outline(config) for _, config in jobs]
-    todo = [
-        piece
-        for (overrides, config), plan in zip(jobs, plans, strict=True)
-        for piece in pieces(overrides, plan, Store(plan.out), config.shards, config.slurm.job_hours, opened=False)
-    ]
-    slurm = jobs[0][1].slurm
-    devices = _devices([config.model for _, config in jobs], slurm, launcher)
-    for own, pieces_of in _by_resources(todo, launcher, slurm) or [(launcher, [])]:
-        print(submission.executor(own, slurm, plans[0].out).script(max(1, len(pieces_of))).rstrip())
-        count = max([devices[piece.model] for piece in pieces_of], default=1)
+    Return the plans, as far as they are known without data. Raises the errors of `sweep` that are known without Slurm."""
+    requests = _requests(jobs, launcher)
+    runs = Run.all(jobs, outline)
+    todo = [piece for run in runs for piece in run.missing(opened=False)]
+    for own, pieces_of in _by_requests(todo, requests) or [(launcher, [])]:
+        print(submission.executor(own, jobs[0][1].slurm, runs[0].plan.out).script(max(1, len(pieces_of))).rstrip())
+        count = max([requests[piece.model][1] for piece in pieces_of], default=1)
         split = f", by a process for each of {count} GPUs," if count > 1 else ""
         print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench{split} with")
         for place, piece in enumerate(pieces_of):
             print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
-    return plans
+    return [run.plan for run in runs]
 
 
-def _by_resources(
-    todo: Sequence[SweepJob], launcher: Mapping[str, Any], slurm: Slurm
-) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
-    """Group jobs by their requests to Slurm. Each group becomes one array."""
-    found: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
-    for piece in todo:
-        own = submission.for_model(launcher, slurm.models, piece.model)
-        found.setdefault(repr(own), (own, []))[1].append(piece)
-    return [*found.values()]
-
-
-def _check(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> None:
+def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> Requests:
+    """Return the requests of each model's jobs. Refuse what `pieces.check` and `checks.check_launcher` refuse."""
     checks.check_launcher(launcher)
+    requests: Requests = {}
     for _, config in jobs:
         check(config.scenario, config.stage, config.shard)
-        checks.check_launcher(submission.for_model(launcher, config.slurm.models, config.model.name))
+        own = submission.for_model(launcher, config.slurm.models, config.model.name)
+        checks.check_launcher(own)
+        requests[config.model.name] = own, checks.devices_of(own, config.model)
+    return requests
 
 
-def _devices(models: Sequence[Model], slurm: Slurm, launcher: Mapping[str, Any]) -> dict[str, int]:
-    """Map each model to the number of processes of its jobs."""
-    named = {model.name: model for model in models}
-    return {
-        name: checks.devices_of(submission.for_model(launcher, slurm.models, name), model)
-        for name, model in named.items()
-    }
+def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
+    """Group jobs by their requests to Slurm. Each group becomes one array."""
+    groups: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
+    for piece in todo:
+        own, _ = requests[piece.model]
+        groups.setdefault(repr(own), (own, []))[1].append(piece)
+    return [*groups.values()]
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:

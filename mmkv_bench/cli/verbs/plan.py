@@ -164,9 +164,6 @@ def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, A
 
     The device is the one that `--device` or `--measure` names. If no number is given, it is the only measured device of the
     planned kind. Numbers of two devices are mixed only if one is named.
-
-    Raises:
-        ConfigError: an unknown device, or invalid lengths or sizes.
     """
     from mmkv_bench.forecast import device_speed
     from mmkv_bench.forecast.forecast import Assumptions
