@@ -112,19 +112,18 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
     """
     columns = ("device", "cpu", "dtype", "versions")
     for row in store.cells(cells, columns).select(columns).group_by(list(columns)).aggregate([]).to_pylist():
-        stored_settings, current_settings = ({"device": one["device"]} for one in (row, own))
-        for side, one in ((stored_settings, row), (current_settings, own)):
-            side["cpu"] = processor(one["device"], one["cpu"], row["dtype"], times)
-            side["lmms-eval"] = json.loads(one["versions"]).get("lmms_eval")
-        if stored_settings != current_settings:
-            told = ", ".join(
-                f"{name} {stored_settings[name]} (now {current_settings[name]})"
-                for name in stored_settings
-                if stored_settings[name] != current_settings[name]
-            )
+        stored, now = (
+            {
+                "device": one["device"],
+                "cpu": processor(one["device"], one["cpu"], row["dtype"], times),
+                "lmms-eval": json.loads(one["versions"]).get("lmms_eval"),
+            }
+            for one in (row, own)
+        )
+        if others := [f"{name} {value} (now {now[name]})" for name, value in stored.items() if value != now[name]]:
             raise StoreError(
-                f"cells of this run were begun under {store.root} with {told}, and one cell must not mix them: "
-                "continue on that machine, or give another folder (out=<folder>)"
+                f"cells of this run were begun under {store.root} with {', '.join(others)}, and one cell must not mix "
+                "them: continue on that machine, or give another folder (out=<folder>)"
             )
 
 

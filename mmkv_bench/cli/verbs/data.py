@@ -131,11 +131,9 @@ def _report(document: Mapping[str, Any], report: DataReport) -> list[str]:
 
 
 def _hub(hub: Mapping[str, Any]) -> str:
-    gated = ", gated" if hub["gated"] else ""
-    return (
-        f"{hub['repository']} at {str(hub['commit'])[:12]} of {hub['changed']}: {hub['files']} files, "
-        f"{_bytes(hub['bytes'])}, licence {hub['licence'] or 'none stated'}{gated}"
-    )
+    version = f"{hub['repository']} at {str(hub['commit'])[:12]} of {hub['changed']}"
+    licence = f"licence {hub['licence'] or 'none stated'}" + ", gated" * bool(hub["gated"])
+    return f"{version}: {hub['files']} files, {_bytes(hub['bytes'])}, {licence}"
 
 
 def _bytes(count: int) -> str:
@@ -163,9 +161,8 @@ def tokens(given: argparse.Namespace) -> int:
     sizes = [(int(word.partition("x")[0]), int(word.partition("x")[2])) for word in words if word not in settings]
     for word in settings:
         if word.partition("=")[0] not in _KEYS:
-            raise ConfigError(
-                f"{word!r} is neither a size such as 1344x896 nor a key; {nearest(word.partition('=')[0], _KEYS)}"
-            )
+            hint = nearest(word.partition("=")[0], _KEYS)
+            raise ConfigError(f"{word!r} is neither a size such as 1344x896 nor a key; {hint}")
     if not sizes or not any(word.startswith("model=") for word in settings):
         raise ConfigError("tokens needs a model and a size; write for example model=qwen2_5_vl_7b 1344x896")
     model = compose(settings).model
