@@ -24,11 +24,10 @@ from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.plan.stale_answers import changed_answers
 from mmkv_bench.protocols import WHOLE, protocol
-from mmkv_bench.run.card import PromptSize, card, columns
 from mmkv_bench.run.dispatch import SampleQueueClient
 from mmkv_bench.run.inputs import refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.progress import Progress, waiting
-from mmkv_bench.run.report import Report
+from mmkv_bench.run.report import PromptSize, Report, card, columns
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracking import DatasetTracker, described, settings, summarise
 from mmkv_bench.signals import check_stop, deferred

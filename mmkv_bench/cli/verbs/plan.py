@@ -77,7 +77,7 @@ def print_plan(
     from mmkv_bench.forecast.forecast import forecast, workloads_of
     from mmkv_bench.forecast.text import document, text
     from mmkv_bench.plan import preflight, stale_answers
-    from mmkv_bench.run.card import schedule, schedule_document
+    from mmkv_bench.run.report import schedule, schedule_document
     from mmkv_bench.store.store import Store
 
     given = reader("plan")[1].read([]) if given is None else given
