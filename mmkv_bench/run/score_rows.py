@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.evaluation.extra_metrics import COLUMNS, NAMES, measured
+from mmkv_bench.store.packing import blocks
+from mmkv_bench.store.parts import codes_of, column_of, numbers_of, texts_in
 from mmkv_bench.store.schema import SAMPLES
 
 if TYPE_CHECKING:
@@ -34,10 +37,6 @@ class Answers:
     """
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
-        import pyarrow.compute as pc
-
-        from mmkv_bench.store.parts import codes_of, numbers_of, texts_in
-
         self._store = store
         self._held: ByCell | None = None
         rows = store.responses(cells, ("cell", "doc_id", "status", "n_tokens"), coded=True)
@@ -74,7 +73,6 @@ class Answers:
     def of(self, cell: str) -> dict[str, Answer]:
         """Map the sample ids of a cell to its answers, in the order of the documents."""
         from mmkv_bench.evaluation.samples import Answer
-        from mmkv_bench.store.parts import column_of, numbers_of
 
         own = self._held.of(cell) if self._held is not None and cell in self._held.places else None
         if own is None:
@@ -88,8 +86,6 @@ class Answers:
 
 
 def _some(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Iterator[list[Cell]]:
-    from mmkv_bench.store.packing import blocks
-
     by_name = {cell.cell: cell for cell in cells}
     for names in blocks(by_name, counts, at_once):
         yield [by_name[name] for name in names]
@@ -139,8 +135,6 @@ class SampleRows:
 
     def add_table(self, rows: pa.Table, without: Collection[str] = ()) -> None:
         """Add the rows of a table, except those of metrics in `without`. The column `parts` may be missing."""
-        import pyarrow.compute as pc
-
         if "parts" not in rows.column_names:
             rows = rows.append_column("parts", pa.nulls(rows.num_rows, _SCHEMA.field("parts").type))
         kept = rows.select(_SCHEMA.names).cast(_SCHEMA)
@@ -150,8 +144,6 @@ class SampleRows:
 
     def table(self) -> pa.Table:
         """Return all rows, grouped by cell, cells in the order of their first row."""
-        import pyarrow.compute as pc
-
         rows = pa.concat_tables(self._tables)
         place = pc.index_in(rows["cell"], value_set=rows["cell"].unique()).to_numpy()
         return rows.take(np.argsort(place, kind="stable"))
@@ -173,8 +165,6 @@ class Measuring:
 
     def of(self, rows: pa.Table, dataset: str) -> Iterator[pa.Table]:
         """Yield rows of the table samples. rows: response rows of some cells, with the columns that the measures read."""
-        import pyarrow.compute as pc
-
         slim = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
         before = self._store.samples(slim) if slim else None
         if before is not None:

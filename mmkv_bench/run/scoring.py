@@ -16,7 +16,10 @@ import pyarrow as pa
 from mmkv_bench.evaluation.extra_metrics import NAMES
 from mmkv_bench.judging.judge_config import NOT_JUDGED, not_judged
 from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows
+from mmkv_bench.store.packing import alike, arranged, blocks
+from mmkv_bench.store.parts import keys
 from mmkv_bench.store.schema import METRICS
+from mmkv_bench.store.tally import digests_of_cells, tally
 from mmkv_bench.tables.agreement import SUMMED, cells_beside, sums_of
 from mmkv_bench.tables.metrics import JUDGE, metrics_rows
 from mmkv_bench.tables.rows import ReadOnce, frame
@@ -77,7 +80,6 @@ def _otherwise_scored(
 ) -> set[str]:
     """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer."""
     from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest
-    from mmkv_bench.store.tally import tally
 
     digested = [row for row in metrics if row["answers_digest"] is not None]
     other = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
@@ -100,8 +102,6 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
     """Yield (answers, scores) of the cells `names`, each with cell, sample and status. If there are many rows, split them by
     cell.
     """
-    from mmkv_bench.store.packing import blocks
-
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
         yield rows.responses.select(columns), rows.samples
@@ -113,8 +113,6 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
     """Return the cells with a pair of sample and status that is in only one of the tables."""
-    from mmkv_bench.store.parts import keys
-
     both = pa.concat_tables([answered, scored])
     key = keys(both, both.column_names)
     differing = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
@@ -160,8 +158,6 @@ def score_dataset(
     from mmkv_bench.evaluation.fingerprints import scorer_digest, scorer_files
     from mmkv_bench.evaluation.grader import Grader
     from mmkv_bench.evaluation.task_code import opened
-    from mmkv_bench.store.packing import alike, arranged
-    from mmkv_bench.store.tally import digests_of_cells
 
     stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
@@ -173,13 +169,13 @@ def score_dataset(
     scored, measuring = _Scored(store, described, stale), Measuring(store, cells, answers.reach)
     del described
 
-    def blocks() -> Iterator[pa.Table]:
+    def all_rows() -> Iterator[pa.Table]:
         reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
         scorer = Grader(spec, reach, answers.of, judge, answers.failed)
         for block in answers.blocks(cells):
-            yield from parts(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
+            yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
-    def parts(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
+    def rows_of(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
         """Yield the `samples` rows of a block. A function of its own, so that its variables are freed before the next block is
         read.
         """
@@ -199,7 +195,7 @@ def score_dataset(
     scored.scorer = scorer_digest(spec)
     with opened() as heard:
         scored.files = lambda: scorer_files(spec, heard, store.root)
-        store.write_scores(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
+        store.write_scores(all_rows(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()
     return len(stale)
 
