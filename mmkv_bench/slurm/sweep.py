@@ -1,28 +1,40 @@
 """A sweep on Slurm: missing work is submitted and waited for, then rows are scored and tables printed.
 
+A job belongs to one run and shard, and to one dataset or several short ones. All methods, budgets and seeds of the run are
+answered in the same job, from shared prefills.
+
 Only rows decide, never Slurm's state of a job: a cell is done when it has its rows. So the same command continues a sweep that
 was killed or whose nodes failed, even with another number of shards.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import RunConfig, Slurm
+import numpy as np
+
+from mmkv_bench.config.schema import EFFICIENCY, RunConfig, Slurm
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.evaluation.documents import sample_refs
+from mmkv_bench.forecast.throughput import rates
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.planner import make_plan, outline
-from mmkv_bench.plan.stale_answers import other_versions
+from mmkv_bench.plan.selection import index_of
+from mmkv_bench.plan.stale_answers import changed_answers, other_versions
 from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission
-from mmkv_bench.slurm.pieces import SweepJob, check, pieces
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
+
+if TYPE_CHECKING:
+    from mmkv_bench.plan.plan import DatasetShare
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 """A function from a run's overrides and its number of GPUs (one process each) to the function that a job calls. The result
@@ -34,6 +46,26 @@ Requests = dict[str, tuple[Mapping[str, Any], int]]
 
 _ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
 """Lines of srun after the last output of a failed program."""
+_OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
+"""Keys that a sweep reads or sets itself."""
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job: the overrides of its run, its model, its datasets and its shard."""
+
+    overrides: tuple[str, ...]
+    model: str
+    datasets: tuple[str, ...]
+    shard: str
+
+    @property
+    def subjects(self) -> list[str]:
+        """Return names of what the job works on. Two jobs that may work on the same samples share such a subject."""
+        return [f"{self.model} {dataset}" for dataset in self.datasets]
+
+    def __str__(self) -> str:
+        return f"{self.model} {', '.join(self.datasets)}" + ("" if self.shard == "0/1" else f" shard {self.shard}")
 
 
 @dataclass(frozen=True)
@@ -57,8 +89,35 @@ class Run:
         ]
 
     def missing(self, opened: bool = True) -> list[SweepJob]:
-        """Return the jobs that the run still needs. opened: see `pieces`."""
-        return pieces(self.overrides, self.plan, self.store, self.shards, self.job_hours, opened)
+        """Return the jobs that the run still needs. A job is needed if a sample lacks a row in some cell.
+
+        Datasets that only lack scores get no job. Only the stored rows decide. So a sweep may be continued with any number of
+        shards, and ends with the same rows.
+
+        Args:
+            opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a job.
+        """
+        plan = self.plan.with_changed(changed_answers(self.plan, self.store)[0]) if opened else self.plan
+        coverage, ours = plan.coverage(self.store), ("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/")
+        keys = [(text.partition("=")[0].lstrip("+~"), text) for text in self.overrides]
+        own = [text for key, text in keys if key not in _OURS and not key.startswith(ours)]
+        # Scores are for whole datasets. If jobs have only parts of a dataset, the sweep itself scores at its end.
+        stage = "generate" if self.shards > 1 else plan.stage
+        asked_for: list[tuple[DatasetShare, int]] = []
+        for part in plan.parts:
+            wanting = {part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()}
+            asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, self.shards, opened))]
+        hours: dict[str, float] = {}  # of one shard of each dataset, at the rate of stored rows, where there is one
+        if len(plan.parts) > 1 and self.job_hours:
+            known = {rate.dataset: rate.hours for rate in rates(plan, coverage, self.store)}
+            hours = {dataset: whole / self.shards for dataset, whole in known.items() if whole is not None}
+        made = []
+        for index, parts in _together(asked_for, hours, self.job_hours):
+            names, shard = [part.name for part in parts], f"{index}/{self.shards}"
+            only = names[0] if len(names) == 1 else f"[{','.join(names)}]"
+            mine = (f"only={only}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
+            made.append(SweepJob((*own, *mine), plan.model.name, tuple(part.dataset for part in parts), shard))
+        return made
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
@@ -145,11 +204,11 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
 
 
 def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> Requests:
-    """Return the requests of each model's jobs. Refuse what `pieces.check` and `checks.check_launcher` refuse."""
+    """Return the requests of each model's jobs. Refuse what `_check` and `checks.check_launcher` refuse."""
     checks.check_launcher(launcher)
     requests: Requests = {}
     for _, config in jobs:
-        check(config.scenario, config.stage, config.shard)
+        _check(config.scenario, config.stage, config.shard)
         own = submission.for_model(launcher, config.slurm.models, config.model.name)
         checks.check_launcher(own)
         requests[config.model.name] = own, checks.devices_of(own, config.model)
@@ -210,3 +269,51 @@ def _last_words(log: Path) -> str:
     own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
     last_message = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
     return f"{last_message[:300]}; see {log}"
+
+
+# ---------------------------------------------------------------------- the jobs that a sweep still has to do
+def _check(scenario: str, stage: str, shard: str) -> None:
+    """Refuse settings that a sweep on Slurm cannot split: scenario=efficiency, stage=score, or a given shard."""
+    if scenario == EFFICIENCY:
+        raise ConfigError(
+            "scenario=efficiency times its cells one after another in one process; allowed with launcher=slurm: "
+            "scenario=quality; run it with mmkv-bench run inside a job"
+        )
+    if stage == "score":
+        raise ConfigError(
+            "stage=score needs only one process; allowed with launcher=slurm: both, generate; use "
+            "mmkv-bench run for stage=score"
+        )
+    if shard != "0/1":
+        raise ConfigError(f"shard={shard}: a sweep makes the shards itself; give shards=<number>")
+
+
+def _together(
+    asked_for: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
+) -> list[tuple[int, list[DatasetShare]]]:
+    """Group datasets of the same shard into jobs of at most `most` hours, in order. A dataset with unknown hours gets a
+    separate job."""
+    jobs: list[tuple[int, list[DatasetShare]]] = []
+    filling: dict[int, tuple[list[DatasetShare], float]] = {}
+    for part, index in asked_for:
+        own = hours.get(part.dataset, math.inf)
+        parts, filled = filling.get(index, ([], math.inf))
+        total = filled + own
+        if total <= most:
+            parts.append(part)
+        else:
+            parts, total = [part], own
+            jobs.append((index, parts))
+        filling[index] = parts, total
+    return jobs
+
+
+def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
+    """Return the shards that contain one of the samples `wanting`. If that is unknown without opening the data, return all
+    shards.
+    """
+    opened = part.spec.is_pages or (opened and part.counted == "data")
+    if not wanting or count == 1 or not opened:
+        return set(range(count)) if wanting else set()
+    refs = sample_refs(part.spec, plan.limit)
+    return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}
