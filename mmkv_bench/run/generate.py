@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,7 @@ def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | N
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
+@dataclass(eq=False)
 class Answering:
     """Answers each request of one dataset with every cell that has no row for the sample yet.
 
@@ -125,38 +126,27 @@ class Answering:
         watch: called with a request, its prompt and the cells' results for that prompt before rows are stored.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        config: AnswerConfig,
-        cells: Sequence[Cell],
-        done: Mapping[str, set[str]],
-        writer: Writer | None,
-        after: Callable[[list[dict[str, Any]]], None],
-        measures: Sequence[str] = (),
-        step: CompiledStep | None = None,
-        watch: Callable[[Request, EncodedPrompt, Sequence[ForkResult]], None] | None = None,
-        committed: Callable[[int], None] | None = None,
-    ):
-        self.step, self.watch = step, watch
-        self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
-        self.writer, self.after, self.measures = writer, after, tuple(measures)
-        self.committed = committed or (lambda rows: None)
-        if self.measures and not config.shares_prefill:
+    loaded: LoadedModel
+    config: AnswerConfig
+    cells: Sequence[Cell]
+    done: Mapping[str, set[str]]
+    writer: Writer | None
+    after: Callable[[list[dict[str, Any]]], None]
+    measures: Sequence[str] = ()
+    step: CompiledStep | None = None
+    watch: Callable[[Request, EncodedPrompt, Sequence[ForkResult]], None] | None = None
+    committed: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.measures and not self.config.shares_prefill:
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
+        keeps = self.config.keeps_indices
         self.specs = {
-            cell.cell: CellSpec(
-                cell.cell,
-                cell.compressor,
-                cell.budget,
-                cell.protocol,
-                cell.seed or 0,
-                config.keeps_indices,
-                cell.stream,
-            )
-            for cell in cells
+            one.cell: CellSpec(one.cell, one.compressor, one.budget, one.protocol, one.seed or 0, keeps, one.stream)
+            for one in self.cells
         }
-        self._encoded = partial(encoded, loaded, config, replays=any(cell.compressor.needs.replay for cell in cells))
+        replays = any(cell.compressor.needs.replay for cell in self.cells)
+        self._encoded = partial(encoded, self.loaded, self.config, replays=replays)
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the current sample
@@ -189,7 +179,8 @@ class Answering:
             asked = prompt_row(request, pending[0].dataset, pending[0].model_fingerprint, self._visual, self._rendered)
             if self.writer is not None:
                 self.writer.commit(ready, None if rows or request.error is not None else asked)
-            self.committed(len(ready))
+            if self.committed is not None:
+                self.committed(len(ready))
             rows += ready
         self.after(rows)
         return rows[0]["answer"] or ""
