@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pyarrow.compute as pc
 
 from mmkv_bench import devices
-from mmkv_bench.families.facts import kv_bytes_per_token, share_of_all_state
+from mmkv_bench.families.facts import ModelFacts, kv_bytes_per_token, share_of_all_state
 from mmkv_bench.forecast.weights import weights_text
-from mmkv_bench.models.load import threads_for
+from mmkv_bench.models.load import LoadedModel, threads_for
 from mmkv_bench.plan.identity import UNKNOWN
-from mmkv_bench.plan.plan import Coverage, Plan
+from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.protocols import protocol
 from mmkv_bench.text_columns import aligned, size
 
 if TYPE_CHECKING:
-    from mmkv_bench.families.facts import ModelFacts
-    from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.plan.plan import DatasetShare
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.rows import ReadOnce
 

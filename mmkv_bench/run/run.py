@@ -25,7 +25,7 @@ from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.plan.stale_answers import changed_answers
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run.dispatch import SampleQueueClient
-from mmkv_bench.run.inputs import refuse_other_machine, refuse_other_prompts
+from mmkv_bench.run.inputs import Inputs, refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.progress import Progress, waiting
 from mmkv_bench.run.report import PromptSize, Report, card, columns
 from mmkv_bench.run.scoring import score_dataset, unscored
@@ -209,7 +209,6 @@ def _generate(
     from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.evaluation.question_groups import asks_groups
     from mmkv_bench.run.generate import Answering, compiled_step
-    from mmkv_bench.run.inputs import Inputs
 
     step = compiled_step(loaded, plan.answering)
     coverage, shares = plan.coverage(store), plan.answering.shares_prefill

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mmkv_bench.evaluation.extra_metrics import NAMES
+from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest, scorer_files
 from mmkv_bench.judging.judge_config import NOT_JUDGED, not_judged
 from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows
 from mmkv_bench.store.packing import alike, arranged, blocks
@@ -79,8 +80,6 @@ def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
     """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer."""
-    from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest
-
     digested = [row for row in metrics if row["answers_digest"] is not None]
     other = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
     held = tally(store).digests if digested else {}
@@ -155,7 +154,6 @@ def score_dataset(
         ScoringError: lmms-eval's metric code failed; the answers stay unchanged.
     """
     from mmkv_bench.evaluation.captions import release
-    from mmkv_bench.evaluation.fingerprints import scorer_digest, scorer_files
     from mmkv_bench.evaluation.grader import Grader
     from mmkv_bench.evaluation.task_code import opened
 

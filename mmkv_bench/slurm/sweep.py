@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from mmkv_bench.config.schema import EFFICIENCY, RunConfig, Slurm
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import sample_refs
 from mmkv_bench.forecast.throughput import rates
-from mmkv_bench.plan.plan import Plan
+from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.planner import make_plan, outline
 from mmkv_bench.plan.selection import index_of
 from mmkv_bench.plan.stale_answers import changed_answers, other_versions
@@ -32,9 +32,6 @@ from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
-
-if TYPE_CHECKING:
-    from mmkv_bench.plan.plan import DatasetShare
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 """A function from a run's overrides and its number of GPUs (one process each) to the function that a job calls. The result
