@@ -133,14 +133,10 @@ def _main(arguments: Sequence[str]) -> int:
         print(overview())
     elif first == "--version":
         print(f"mmkv_bench {__version__}")
-    elif first == "--completion":
-        from mmkv_bench.cli.completion import script
+    elif first in ("--completion", "--complete"):
+        from mmkv_bench.cli.completion import candidates, script
 
-        print(script(*others))
-    elif first == "--complete":
-        from mmkv_bench.cli.completion import candidates
-
-        print("\n".join(candidates(others)))
+        print(script(*others) if first == "--completion" else "\n".join(candidates(others)))
     else:
         name, words = split(arguments)
         answer, parser = reader(name)

@@ -58,13 +58,8 @@ class Inputs:
             self.look()
 
     def look(self) -> None:
-        """Check all files.
-
-        Raises:
-            ConfigError: a file of the model changed.
-            DataError: a file of the dataset changed. In both cases rows since the last check become failed rows, and later
-                checks raise the same error.
-        """
+        """Check all files. If one changed, rows since the last check become failed rows, and this and later checks raise
+        ConfigError (a file of the model) or DataError (a file of the dataset)."""
         from mmkv_bench.run.generate import failed
 
         if self._stopped is not None:

@@ -26,11 +26,11 @@ def pack(given: argparse.Namespace) -> int:
     from mmkv_bench.store.publish import check_empty, publish
     from mmkv_bench.store.store import Store
 
-    if given.publish is not None and len(given.rows) != 1:
-        raise ConfigError(
-            f"--publish takes one folder of rows but got {len(given.rows)}; publish each folder by itself"
-        )
     if given.publish is not None:
+        if len(given.rows) != 1:
+            raise ConfigError(
+                f"--publish takes one folder of rows but got {len(given.rows)}; publish each folder by itself"
+            )
         check_empty(given.publish)
     elif given.receipt is not None:
         raise ConfigError(
@@ -105,9 +105,8 @@ def verify(given: argparse.Namespace) -> int:
     print("\n".join(lines(drawn)))
     if given.receipt is not None:
         given.receipt.write_text(json.dumps(receipt(drawn, seed, words), indent=1) + "\n", encoding="utf-8")
-        print(
-            f"receipt: {given.receipt}; mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
-        )
+        link = f"mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
+        print(f"receipt: {given.receipt}; {link}")
     return EXIT_CODES[verdict(drawn)]
 
 
