@@ -310,7 +310,5 @@ class _Scored:
         for row in found:
             digest = self.answers.get(row["cell"])
             row |= self._evidence.get(row["cell"], nothing) if digest is None else {**new, "answers_digest": digest}
-        fields = [
-            field for field in METRICS if field.name not in ("schema_version", "row_digest")
-        ]  # which the store adds
-        return pa.Table.from_pylist(found, pa.schema(fields))
+        of_store = ("schema_version", "row_digest")  # which the store adds
+        return pa.Table.from_pylist(found, pa.schema([field for field in METRICS if field.name not in of_store]))
