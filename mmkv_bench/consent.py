@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError
@@ -16,20 +15,11 @@ DIGITS = 16
 """Fewest leading digits of a checksum that identify a file."""
 
 
-@dataclass
-class _Process:
-    """Permissions of this process. They do not belong to a thread, because samples are prepared in threads.
-
-    Attributes:
-        allowed: checksums, or their first digits, of files named by rows that may run; None if no rows name files.
-        shown: files whose path was printed.
-    """
-
-    allowed: frozenset[str] | None = None
-    shown: set[Path] = field(default_factory=set)
-
-
-_PROCESS = _Process()
+_ALLOWED: list[frozenset[str]] = []
+"""Checksums, or their first digits, of files named by rows that may run: one set for each block of `rows_name_files` that is
+entered. They do not belong to a thread, because samples are prepared in threads."""
+_SHOWN: set[Path] = set()
+"""Files whose path was printed."""
 
 
 class CodeOfRowsError(ConfigError):
@@ -44,12 +34,11 @@ def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
         digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file
             runs.
     """
-    before = _PROCESS.allowed
-    _PROCESS.allowed = frozenset(digest for digest in digests if len(digest) >= DIGITS)
+    _ALLOWED.append(frozenset(digest for digest in digests if len(digest) >= DIGITS))
     try:
         yield
     finally:
-        _PROCESS.allowed = before
+        _ALLOWED.pop()
 
 
 def require(path: Path | str, digest: str | None) -> None:
@@ -62,9 +51,9 @@ def require(path: Path | str, digest: str | None) -> None:
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the file is not one of those allowed.
     """
-    allowed = _PROCESS.allowed
-    if allowed is None:
+    if not _ALLOWED:
         return
+    allowed = _ALLOWED[-1]
     place = Path(path).expanduser().resolve()
     if digest is None:
         raise CodeOfRowsError(
@@ -81,8 +70,8 @@ def require(path: Path | str, digest: str | None) -> None:
             f"code named by the rows: {place} is not run, because its checksum is {digest[:DIGITS]} and the rows "
             f"have {', '.join(sorted(allowed))}; get the file that the rows were made with"
         )
-    if place not in _PROCESS.shown:
-        _PROCESS.shown.add(place)
+    if place not in _SHOWN:
+        _SHOWN.add(place)
         print(f"mmkv_bench: running {place} ({digest[:DIGITS]}), a file named by the rows", file=sys.stderr)
 
 
@@ -93,7 +82,7 @@ def require_folder(folder: str) -> None:
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the folder is such an address.
     """
-    if _PROCESS.allowed is not None and "://" in folder:
+    if _ALLOWED and "://" in folder:
         raise CodeOfRowsError(
             f"code named by the rows: the config folder {folder} is not opened; allowed: plain folders"
         )

@@ -222,7 +222,7 @@ class Strict(Protocol):
         return Lengths(prompt, prefilled=prompt, reduced=prompt, candidates=prompt - 1)
 
 
-class Masked(Protocol):
+class Masked(Strict):
     """A diagnostic of `strict` that recomputes the kept entries in a prefill that sees nothing else.
 
     Scoring and selection are those of `strict`. Then the prompt is prefilled a second time: in each layer and KV head,
@@ -239,9 +239,6 @@ class Masked(Protocol):
     )
     diagnostic = True
     prefills_again = True
-
-    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
-        return Lengths(prompt, prefilled=prompt, reduced=prompt, candidates=prompt - 1)
 
 
 class QueryFirst(QueryAware):

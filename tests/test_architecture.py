@@ -28,16 +28,15 @@ ARROWS = {
         "protocols",
     },  # compression by name, a part's module when it is read
     "file_state": set(),
-    "checksums": {"file_state"},
-    "deadline": set(),
+    "signals": set(),
     "statistics": set(),
     "tiny": set(),
     "reader": set(),
     "judging": {"config"},
     "families": {"protocols"},
-    "models": {"checksums", "config", "deadline", "devices", "families", "file_state", "reader"},
-    "store": {"checksums", "declared", "devices", "file_state"},
-    "datasets": {"checksums", "file_state", "reader", "tiny"},
+    "models": {"config", "devices", "families", "file_state", "reader", "signals"},
+    "store": {"declared", "devices", "file_state"},
+    "datasets": {"file_state", "reader", "tiny"},
     "generation": {"families", "models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {
@@ -55,7 +54,6 @@ ARROWS = {
     "report": {"config", "datasets", "models", "statistics", "store", "tables"},
     "calibrate": {"config", "compression", "families", "models", "generation", "store", "tiny"},
     "evaluation": {
-        "checksums",
         "consent",
         "datasets",
         "judging",
@@ -90,7 +88,6 @@ ARROWS = {
     },
     "forecast": {
         "calibrate",
-        "checksums",
         "text_columns",
         "compression",
         "config",
@@ -108,8 +105,7 @@ ARROWS = {
     "text_columns": set(),
     "declared": set(),
     "run": {
-        "checksums",
-        "deadline",
+        "signals",
         "file_state",
         "config",
         "devices",
@@ -203,6 +199,7 @@ ARROWS = {
         "text_columns",
         "declared",
         "forecast",
+        "signals",
     },
     "__main__": {"cli"},
     "door": set(),
@@ -215,7 +212,7 @@ FLOORS = 10
 """At most so many rooms stand on each other, `errors` and `secrecy` not counted."""
 
 FOREIGN = {
-    "hydra": {"config", "run"},
+    "hydra": {"config"},
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
     "submitit": {"slurm", "cli"},

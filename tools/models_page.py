@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.files import content, options
-from mmkv_bench.config.unavailable import UNAVAILABLE
+from mmkv_bench.config.names import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.families.facts import ModelFacts
 from tools.pages import command

@@ -92,9 +92,8 @@ def attach(
         )
     family = model_facts(model.config)
     compressor = _compressor(model, method, reading, parameters)
-    parsed_budget = (
-        None if budget is None else Budget.parse(budget, state_cost(family, str(model.dtype).removeprefix("torch.")))
-    )
+    dtype = str(model.dtype).removeprefix("torch.")
+    parsed_budget = None if budget is None else Budget.parse(budget, state_cost(family, dtype))
     if compressor.unbudgeted and parsed_budget is not None:
         raise ConfigError(
             f"method {compressor.name} evicts nothing and takes no budget, got {parsed_budget}; leave it out"
@@ -347,16 +346,14 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
 def _check(compressor: Compressor, family: Any) -> None:
     """Refuse a method that this model family cannot run, or that needs more than the prompt's prefill (UnsupportedError), and
     parameters that do not fit the model's layers (ConfigError)."""
-    if compressor.needs.answer:
-        raise UnsupportedError(
-            f"method {compressor.name} reads the full cache's answer, which does not exist while a prompt is prefilled; "
-            f"allowed: evaluate(method={compressor.name!r}), or another method"
-        )
-    if compressor.needs.replay:
-        raise UnsupportedError(
-            f"method {compressor.name} feeds the prompt again with an instruction, which attach cannot do; allowed: "
-            f"evaluate(method={compressor.name!r}), or another method"
-        )
+    for needed, what in (
+        (compressor.needs.answer, "reads the full cache's answer, which does not exist while a prompt is prefilled"),
+        (compressor.needs.replay, "feeds the prompt again with an instruction, which attach cannot do"),
+    ):
+        if needed:
+            raise UnsupportedError(
+                f"method {compressor.name} {what}; allowed: evaluate(method={compressor.name!r}), or another method"
+            )
     if compressor.scorer is not None:
         compressor.scorer.check_layers(family.num_layers)
     if not family.multimodal and (compressor.needs_visual or visual_parts(compressor)):

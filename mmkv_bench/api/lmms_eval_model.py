@@ -5,7 +5,7 @@ The model for lmms-eval is a run without a store: configuration, cell, prompts a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +60,11 @@ class MMKV(Respondent):
         self._rows: list[Mapping[str, Any]] = []
 
     def _answered(self, instance: Instance) -> str:
-        """Return the answer to one request.
-
-        Raises:
-            DataError: there is no answer; lmms-eval would score an empty answer instead.
-        """
+        """Return the answer to one request. Raise DataError if there is none; lmms-eval would score an empty answer instead."""
         from mmkv_bench.models.load import computing_with, threads_for
 
         request, answering = _request(instance, self.task_dict, self._dataset), self.answering
+        self._rows.clear()
         with computing_with(threads_for(answering.loaded, self.plan.model.threads)):
             answering(request)
         (row,) = self._rows
@@ -87,24 +84,13 @@ class MMKV(Respondent):
         source.confirm(plan.cells[0].model_fingerprint)
         done: dict[str, set[str]] = {cell: set() for cell in plan.names}
         step = compiled_step(loaded, plan.answering)
-        return Answering(loaded, plan.answering, plan.cells, done, _NoStore(), self._take, step=step)
-
-    def _take(self, rows: list[dict[str, Any]]) -> None:
-        self._rows = list(rows)
-
-
-class _NoStore:
-    """A writer of a run that stores no rows."""
-
-    def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Discard the rows."""
+        return Answering(loaded, plan.answering, plan.cells, done, None, self._rows.extend, step=step)
 
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
     """Plan a run of one cell; its dataset is not used."""
-    from mmkv_bench.config.compose import compose
     from mmkv_bench.plan.planner import make_plan
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
 
     of_model = {name: value for name, value in settings.items() if name in keys(Model)}
     of_run = {name: value for name, value in settings.items() if name in _OF_RUN}
@@ -113,9 +99,7 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
         of_model.setdefault("device", device.partition(":")[0])
     run = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | of_run
     of_method = {"methods": {method: parameters}} if parameters else {}
-    config = compose([*words(run), *words({"model": of_model} if of_model else {}), *words(of_method)])
-    validate(config)
-    plan = make_plan(config)
+    plan = make_plan(validated([*words(run), *words({"model": of_model} if of_model else {}), *words(of_method)]))
     if len(plan.cells) != 1:
         raise ConfigError(
             f"{len(plan.cells)} cells are planned, but only one can answer; give one method, budget, protocol and seed"

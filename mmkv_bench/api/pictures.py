@@ -86,12 +86,26 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
                 raise ConfigError(
                     f"--{flag} {','.join(names)} selects scores, but plot {request.kind} draws no scores; leave it out"
                 )
-    drawers = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
-    drawers |= {"position": _position, "questions": _questions}
-    figure, left_out = drawers.get(request.kind, _diagnostic)(request)
+    figure, left_out = _front(request) if request.kind == "front" else (_figure(request), [])
     if request.name:
         _rename(figure, request.name)
     return figure, left_out
+
+
+def _figure(request: PlotRequest) -> Figure:
+    """Return the picture of a kind other than `front`; the kinds without a function of their own are diagnostics."""
+    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
+    from mmkv_bench.tables.figure import accuracy_figure, removal_figure
+
+    others = {"length": _length, "position": _position, "questions": _questions}
+    if request.kind in others:
+        return others[request.kind](request)
+    if request.kind == "budget":
+        return accuracy_figure(_score_tables(request))
+    if request.kind == "removal":
+        axes = (*(request.budgets or ()), *_axes(request, "fraction"))
+        return removal_figure(_score_tables(replace(request, budgets=axes)))
+    return diagnostic_figure(panels(request.rows, request.kind, request.dataset))
 
 
 def _rename(figure: Figure, names: Sequence[str]) -> None:
@@ -117,20 +131,7 @@ def _rename(figure: Figure, names: Sequence[str]) -> None:
                 text.set_text(name + text.get_text()[len(line) :])
 
 
-def _budget(request: PlotRequest) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.figure import accuracy_figure
-
-    return accuracy_figure(_score_tables(request)), []
-
-
-def _removal(request: PlotRequest) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.figure import removal_figure
-
-    axes = (*(request.budgets or ()), *_axes(request, "fraction"))
-    return removal_figure(_score_tables(replace(request, budgets=axes))), []
-
-
-def _position(request: PlotRequest) -> tuple[Figure, list[str]]:
+def _position(request: PlotRequest) -> Figure:
     from mmkv_bench.statistics.metric_kinds import KL_TO, TOP1_TO
     from mmkv_bench.tables.figure import position_figure
 
@@ -141,10 +142,10 @@ def _position(request: PlotRequest) -> tuple[Figure, list[str]]:
             f"plot position draws fidelity_kl or fidelity_top1, got --metric {metric}; give one of the two"
         )
     tables = [table for name in names for table in _score_tables(replace(request, metric=name))]
-    return position_figure(tables, metric), []
+    return position_figure(tables, metric)
 
 
-def _questions(request: PlotRequest) -> tuple[Figure, list[str]]:
+def _questions(request: PlotRequest) -> Figure:
     from mmkv_bench.tables.question_figure import question_figure
     from mmkv_bench.tables.question_losses import by_place, tables_with_scores
 
@@ -154,16 +155,10 @@ def _questions(request: PlotRequest) -> tuple[Figure, list[str]]:
         raise ConfigError(
             f"plot questions draws one table, but the rows have several ({names}); give --dataset or --metric"
         )
-    return question_figure(by_place(made[0][1]), request.methods, _numbers(request)), []
+    return question_figure(by_place(made[0][1]), request.methods, _numbers(request))
 
 
-def _diagnostic(request: PlotRequest) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
-
-    return diagnostic_figure(panels(request.rows, request.kind, request.dataset)), []
-
-
-def _length(request: PlotRequest) -> tuple[Figure, list[str]]:
+def _length(request: PlotRequest) -> Figure:
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_figures import length_figure
@@ -181,7 +176,7 @@ def _length(request: PlotRequest) -> tuple[Figure, list[str]]:
         and table.axis in _axes(request, table.axis)
         and (request.dataset is None or table.context["dataset"] in request.dataset)
     ]
-    return length_figure(set_limits(tables, costs, roofline_by_context(Store(rows))), costs[0]), []
+    return length_figure(set_limits(tables, costs, roofline_by_context(Store(rows))), costs[0])
 
 
 def _front(request: PlotRequest) -> tuple[Figure, list[str]]:

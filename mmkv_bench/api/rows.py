@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.formats import markdown
 from mmkv_bench.tables.latex import latex
@@ -37,8 +38,6 @@ class StoredRows:
     """
 
     def __init__(self, folder: Path, cells: pd.DataFrame):
-        from mmkv_bench.store.store import Store
-
         self.folder, self.cells, self._store = folder, cells, Store(folder)
 
     @cached_property
@@ -147,14 +146,12 @@ def evaluate(
         >>> rows = evaluate(method=["snapkv", "mmshift"], budget=[16, 64], limit=20)  # doctest: +SKIP
         >>> print(make_table(rows))  # doctest: +SKIP
     """
-    from mmkv_bench.config.compose import compose
     from mmkv_bench.plan.planner import make_plan
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
     from mmkv_bench.run.run import carry_out
 
     named = {"model": model, "method": method, "budget": budget, "dataset": dataset}
-    config = compose(words({key: value for key, value in named.items() if value is not None} | overrides))
-    validate(config)
+    config = validated(words({key: value for key, value in named.items() if value is not None} | overrides))
     plan = make_plan(config)
     with contextlib.nullcontext() if verbose else contextlib.redirect_stdout(io.StringIO()):
         code = carry_out(plan)
@@ -281,8 +278,6 @@ def paper_tables(*names: str, rows: Sequence[Path | str] | Path | str = ()) -> P
 
 
 def _cells(root: Path) -> pd.DataFrame:
-    from mmkv_bench.store.store import Store
-
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
     store = Store(root)

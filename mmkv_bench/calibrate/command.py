@@ -15,10 +15,9 @@ from mmkv_bench.calibrate.artefact import Artefact, committed, save
 from mmkv_bench.calibrate.measurements import MEASUREMENTS
 from mmkv_bench.calibrate.released_files import imported
 from mmkv_bench.calibrate.samples import PromptSample, PromptSamples, described, page, pages, passages
-from mmkv_bench.config import unavailable
 from mmkv_bench.config.files import content
 from mmkv_bench.config.files import options as config_options
-from mmkv_bench.config.names import canonical
+from mmkv_bench.config.names import canonical, unavailable
 from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import CalibrationError, nearest
 from mmkv_bench.families.facts import model_facts
@@ -145,7 +144,7 @@ def _model(options: argparse.Namespace) -> Model:
         return Model(name=options.name, path=options.path, revision=options.revision, **device)
     names = config_options("model")
     options.model = canonical("model", options.model)
-    if options.model not in names and (model := unavailable.find(options.model)) is not None:
+    if options.model not in names and (model := unavailable(options.model)) is not None:
         raise CalibrationError(model.sentence(options.model))
     if options.model not in names:
         raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, names)}")

@@ -13,22 +13,14 @@ _SHELLS = {name: Path(__file__).with_suffix(f".{name}") for name in ("bash", "zs
 
 
 def script(shell: str = "", *more: str) -> str:
-    """Return the script that enables completion when a shell evaluates it.
-
-    Raises:
-        ConfigError: there is no script for this shell.
-    """
+    """Return the script that enables completion when a shell evaluates it. Raises ConfigError if there is none for this shell."""
     if shell not in _SHELLS or more:
         raise ConfigError(f"--completion {shell}: {nearest(shell, _SHELLS)}")
     return _SHELLS[shell].read_text(encoding="utf-8").rstrip("\n").replace("PROGRAM", PROGRAM)
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Return the words that can end the line.
-
-    Args:
-        words: one string, the line up to the cursor with the program's name.
-    """
+    """Return the words that can end the line. words: one string, the line up to the cursor with the program's name."""
     line = words[0] if words else ""
     before = line.split()[1:]
     last = "" if not before or line[-1:].isspace() else before.pop()

@@ -15,6 +15,7 @@ from mmkv_bench.forecast.device_speed import slug_of
 from mmkv_bench.forecast.roofline import MS, prefill_operations
 from mmkv_bench.plan.cells import Cell
 from mmkv_bench.store.store import Store
+from mmkv_bench.tables.build import build
 from mmkv_bench.tables.costs import Key
 from mmkv_bench.tables.deployment import (
     COUNTED,
@@ -29,6 +30,7 @@ from mmkv_bench.tables.deployment import (
     measured_options,
     score_losses,
 )
+from mmkv_bench.tables.rows import load
 from mmkv_bench.tables.table import Note, Rank, Table
 from mmkv_bench.tables.text import number
 
@@ -42,17 +44,12 @@ def deployment_of(
 ) -> list[Table]:
     """Return a table for each kind and length of prompts, with `full` first at each batch.
 
-    Args:
-        peaks: results of a dry run, empty without one.
-        scores: folders with scored rows.
-
-    Raises:
-        ConfigError: a folder without scored rows.
+    peaks: results of a dry run, empty without one. scores: folders with scored rows; others are refused.
     """
     passes, notes = _measured(plan, forecasts)
-    losses = []
+    losses: list[ScoreLoss] = []
     for folder in scores:
-        losses += (own := _losses(folder))
+        losses += (own := score_losses(build(load(folder)), folder))
         models = sorted({key[0] for loss in own for key in loss.lost})
         if plan.model.name not in models:
             words = f"{folder} has scores of {', '.join(models) or 'no model'}, none of {plan.model.name}; no column shows it."
@@ -149,13 +146,6 @@ def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int],
     return {key: Estimate(float(most)) for key, most in zip(keys, lines["largest_batch"], strict=True)}
 
 
-def _losses(folder: str) -> list[ScoreLoss]:
-    from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.rows import load
-
-    return score_losses(build(load(folder)), folder)
-
-
 def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
     """Return a note about the time before an answer, which no budget shortens."""
     rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
@@ -174,12 +164,8 @@ def _ragged(cells: Sequence[Cell]) -> list[Note]:
         for cell in cells
         if (allocator := cell.compressor.allocator) is not None and allocator.follows_prompt and cell.budget is not None
     )
-    if not names:
-        return []
-    return [
-        Note(
-            f"{', '.join(names)}: heads or layers keep different lengths, which follow from the prompt. On a CUDA device in half "
-            "precision they lie without padding; elsewhere they are padded to the longest, and take more than a forecast says.",
-            Rank.MARK,
-        )
-    ]
+    words = (
+        f"{', '.join(names)}: heads or layers keep different lengths, which follow from the prompt. On a CUDA device in half "
+        "precision they lie without padding; elsewhere they are padded to the longest, and take more than a forecast says."
+    )
+    return [Note(words, Rank.MARK)] if names else []

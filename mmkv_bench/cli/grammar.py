@@ -1,7 +1,8 @@
 """The grammar of all verbs: `mmkv-bench <verb> [names] [key=value ...] [--flag value]`.
 
 Names are folders, datasets or methods. key=value is the configuration of a run, which Hydra composes. Flags belong to the
-verb. A flag with several values takes them with commas (`--metric anls,fidelity`), or is repeated.
+verb. A flag with several values takes them with commas (`--metric anls,fidelity`), or is repeated. Messages say how settings in
+other spellings are written (`--method snapkv`, `method snapkv` or `snapkv 64`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmkv_bench.cli.rephrase import checked, joined, rephrased, written
-from mmkv_bench.config import field_words
+from mmkv_bench.config.files import groups, options
+from mmkv_bench.config.names import FLAG_ANSWERS, KEY_ANSWERS, KEYS, VERB_ANSWERS, canonical
+from mmkv_bench.config.schema import SCHEMAS, keys
+from mmkv_bench.config.shorthand import filled
 from mmkv_bench.declared import declared
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
@@ -52,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         """
         given, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
         settings = getattr(given, "overrides", None)
-        loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _is_setting(word)]
+        loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _SETTING.match(word)]
         if loose and settings is not None:
             valued = [flag for action in self._actions if action.nargs is None for flag in action.option_strings]
             words = rephrased(self.prog, arguments, self._option_string_actions, valued)
@@ -61,9 +64,10 @@ class Parser(argparse.ArgumentParser):
             loose = [word for word in loose if word in words]
         for word in loose:
             flag = word.partition("=")[0]
-            if answer := field_words.VERBS.get(flag.lstrip("-").replace("_", "-")):
+            name = flag.lstrip("-").replace("_", "-")
+            if answer := VERB_ANSWERS.get(name):
                 raise ConfigError(f"{flag!r} is not a word of `{self.prog}`; {answer.format(words='')}")
-            if answer := field_words.FLAGS.get(flag.lstrip("-").replace("_", "-")):
+            if answer := FLAG_ANSWERS.get(name):
                 raise ConfigError(f"{flag} is not a flag of `{self.prog}`; {answer}")
             if word.startswith("-"):
                 raise ConfigError(f"unknown flag {flag!r} of `{self.prog}`; {nearest(flag, self.flags())}")
@@ -97,31 +101,27 @@ class Parser(argparse.ArgumentParser):
 
     def add(self, name: str, stated: Mapping[str, Any]) -> None:
         """Add an argument of `verbs.yaml`. name: as in that file."""
-        options = dict(stated)
-        if kind := options.pop("kind", None):
-            options["action"] = _KINDS[kind]
-        if "type" in options:
-            options["type"] = _TYPES[options["type"]]
-        if (choices := options.get("choices")) is not None:
+        keywords = dict(stated)
+        if kind := keywords.pop("kind", None):
+            keywords["action"] = _KINDS[kind]
+        if "type" in keywords:
+            keywords["type"] = _TYPES[keywords["type"]]
+        if (choices := keywords.get("choices")) is not None:
             if isinstance(choices, Mapping):
-                options["help"] = "; ".join(f"{choice}: {meaning}" for choice, meaning in choices.items())
-            options["choices"] = [
+                keywords["help"] = "; ".join(f"{choice}: {meaning}" for choice, meaning in choices.items())
+            keywords["choices"] = [
                 one for choice in choices for one in ([choice] if isinstance(choice, str) else choice)
             ]
-        if "help" in options:
-            options["help"] = options["help"].replace("%", "%%")
-        self.add_argument(*name.split(), **options)
+        if "help" in keywords:
+            keywords["help"] = keywords["help"].replace("%", "%%")
+        self.add_argument(*name.split(), **keywords)
 
 
 class Listed(argparse.Action):
     """A flag with several values."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
     ) -> None:
         """Append the comma-separated values of one occurrence of the flag."""
         texts = [text for text in str(values).split(",") if text]
@@ -130,16 +130,12 @@ class Listed(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *texts])
 
 
-def _is_setting(word: str) -> bool:
-    return word[:1] == "~" or (word[:1] != "-" and "=" in word)
+_SETTING = re.compile(r"~|[^-].*=|=", re.DOTALL)
 
 
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return the verb of a command line and the words after it. The verb is `run` if the first word is a setting or a flag.
-
-    Raises:
-        ConfigError: the first word is not a verb, a setting or a flag.
-    """
+    Refuse other first words."""
     if not arguments:
         return "run", []
     first, *rest = arguments
@@ -147,7 +143,7 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
         return first, rest
     if "=" in first or first.startswith(("-", "~", "+")):
         return "run", list(arguments)
-    if answer := field_words.VERBS.get(first.lower().replace("_", "-")):
+    if answer := VERB_ANSWERS.get(first.lower().replace("_", "-")):
         line, words_go_on, _ = answer.partition("{words}")
         if words_go_on:
             program = line.rpartition("`")[2]
@@ -172,8 +168,8 @@ def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
     """Return a verb's function and the parser of its arguments."""
     verb = VERBS[name]
     module, parser = import_module(f"mmkv_bench.cli.verbs.{verb['file']}"), Parser(name, verb["summary"])
-    for argument, options in verb["arguments"].items():
-        for shown, stated in _CONFIGURATION.items() if argument == "configuration" else [(argument, options)]:
+    for argument, keywords in verb["arguments"].items():
+        for shown, stated in _CONFIGURATION.items() if argument == "configuration" else [(argument, keywords)]:
             parser.add(shown, stated)
     if examples := verb.get("examples"):
         parser.epilog = "\n".join(["examples", *(f"  {line}" for line in examples)])
@@ -214,19 +210,12 @@ def amount(text: str) -> float:
 
 
 def rows_folder(path: str | Path) -> Path:
-    """Check a folder of result rows, for argparse.
-
-    Raises:
-        ConfigError: the folder has no result rows.
-    """
+    """Check a folder of result rows, for argparse. Raises ConfigError if it has none."""
     if not (Path(path) / "store.json").is_file():
-        of_cell = re.fullmatch(r"[0-9a-f]{6,64}", str(path)) is not None
-        name = (
-            f"name it behind the folder of its rows: <rows> {path}"
-            if of_cell
-            else "name the rows folder that a run printed"
-        )
-        raise ConfigError(f"{path} is {'a cell, and ' * of_cell}not a folder of result rows; {name}")
+        if re.fullmatch(r"[0-9a-f]{6,64}", str(path)):
+            remedy = f"name it behind the folder of its rows: <rows> {path}"
+            raise ConfigError(f"{path} is a cell, and not a folder of result rows; {remedy}")
+        raise ConfigError(f"{path} is not a folder of result rows; name the rows folder that a run printed")
     return Path(path)
 
 
@@ -260,3 +249,125 @@ def overrides_of(given: argparse.Namespace) -> list[str]:
         folders = ", ".join(f"'file://{Path(text).resolve()}'" for text in given.config_dir)
         overrides.append(f"hydra.searchpath=[{folders}]")
     return [*overrides, "json=true"] if given.json else overrides
+
+
+# ---------------------------------------------------------------------- settings in other spellings
+_BUDGET = re.compile(r"\d+(\.\d+)?%?")
+_SEVERAL = ("-m", "--multirun")
+_CHOICES = ("method", "model", "dataset", "experiment")
+
+
+def rephrased(
+    program: str, words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()
+) -> list[str]:
+    """Return the words with other spellings of settings rewritten as settings. Other words stay unchanged.
+
+    Args:
+        program: the program with its verb.
+        flags: the verb's flags, which stay unchanged.
+        valued: the flags whose value is the next word.
+
+    Raises:
+        ConfigError: a word whose meaning depends on more than the word. The message says what to type for it, with the other
+            words as settings.
+    """
+    left, result = [word for word in words if word not in _SEVERAL or word in flags], list[str]()
+    answers: list[str] = []
+    unknown: list[str] = []
+    several = len(left) < len(words)
+    while left:
+        word = left.pop(0)
+        key, divided, value = word.lstrip("-").partition("=")
+        if word.partition("=")[0] in flags:
+            result += [word, *([left.pop(0)] if word in valued and left else [])]
+        elif divided and not word.startswith("-"):
+            result.append(_setting(key, value) if several else word)
+        elif _is_key(key) and (divided or (left and left[0][:1] != "-" and "=" not in left[0])):
+            values = [value] if divided else [left.pop(0)]
+            while word.startswith("--") and left and left[0][:1] != "-" and "=" not in left[0] and not _is_key(left[0]):
+                values.append(left.pop(0))  # for example: --dataset one two
+            try:
+                setting = _setting("dataset" if word == "--data" else key, ",".join(values))
+            except ConfigError as error:
+                answers.append(str(error))
+                continue
+            speed = "scenario=efficiency"
+            result += [speed, setting] if key == "batch" and speed not in (*program.split(), *result) else [setting]
+        elif answer := KEY_ANSWERS.get(key.lower().replace("-", "_")):
+            answers.append(f"{word}: {filled(answer, value)}")
+        elif _is_key(key) and word.startswith("--"):
+            answers.append(f"{word} has no value; write `{KEYS.get(key.replace('-', '_'), key)}=<value>`")
+        elif word.startswith("--") and left and _BUDGET.fullmatch(left[0]):
+            unknown.append(f"{word} {left.pop(0)}")  # a number behind an unknown flag is its value
+        else:
+            result.append(_choice(word))
+    if answers:
+        unknown += [word for word in result if word.startswith("-") and word.partition("=")[0] not in flags]
+        known, errors = checked([word for word in result if word not in unknown])
+        errors += [f"unknown flag {word.split()[0].partition('=')[0]!r}" for word in unknown]
+        others = [f"The other words are written {_line(program, known)}"] if any("=" in one for one in known) else []
+        raise ConfigError(joined(*dict.fromkeys([*answers, *errors]), *others))
+    return [*result, *(part for pair in unknown for part in pair.split())]
+
+
+def written(program: str, words: Sequence[str]) -> str:
+    """Return the command line of settings. If a choice does not exist, raise ConfigError; the message has the command line with
+    placeholders."""
+    known, errors = checked(words)
+    if errors:
+        raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known)}"))
+    return _line(program, words)
+
+
+def joined(*sentences: str) -> str:
+    """Return sentences as one text. A question mark is not followed by a period."""
+    return ". ".join(sentences).replace("?. ", "? ")
+
+
+def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Replace each choice that does not exist by `<key>`. Return the words, and one error message per such choice."""
+    from mmkv_bench.config.compose import compose
+
+    known, errors = [], []
+    for word in words:
+        key = word.partition("=")[0]
+        try:
+            if key in _CHOICES:
+                compose([word])
+        except ConfigError as error:
+            errors.append(str(error))
+            word = f"{key}=<{key}>"
+        known.append(word)
+    return known, errors
+
+
+def _line(program: str, words: Sequence[str]) -> str:
+    """Return a command line between backticks, with words quoted as a shell needs, except placeholders."""
+    return re.sub(r"'(\w+=<\w+>)'", r"\1", f"`{shlex.join([*program.split(), *words])}`")
+
+
+def _is_key(word: str) -> bool:
+    key = word.lower().replace("-", "_")
+    return key in {*keys(), *groups(), *KEYS, *KEY_ANSWERS} - {"config"} or (
+        "." in key and key.partition(".")[0] in SCHEMAS
+    )
+
+
+def _setting(word: str, value: str) -> str:
+    key = word.lower().replace("-", "_")
+    if key in KEY_ANSWERS:
+        raise ConfigError(f"{word}={value}: {filled(KEY_ANSWERS[key], value)}")
+    key = KEYS.get(key, key)
+    if "," in value and not value.startswith(("[", "{")) and key not in ("model", "experiment"):
+        value = f"[{value}]"
+    return f"{key}={value}"
+
+
+def _choice(word: str) -> str:
+    """Turn a name into the setting that chooses it (`snapkv` into `method=snapkv`) and a number into a budget. Return other words
+    unchanged.
+    """
+    if _BUDGET.fullmatch(word):
+        return f"budget={word}"
+    chosen = [f"{group}={name}" for group in _CHOICES for name in [canonical(group, word)] if name in options(group)]
+    return chosen[0] if len(chosen) == 1 and not word.startswith("-") else word

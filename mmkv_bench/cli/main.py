@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import PROGRAM, VERBS, reader, split
 from mmkv_bench.errors import MMKVError, check_output, first_line, out_of_memory
-from mmkv_bench.run.stopping import Stopped
+from mmkv_bench.signals import Stopped
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_PLACE = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EROFS)
@@ -133,14 +133,10 @@ def _main(arguments: Sequence[str]) -> int:
         print(overview())
     elif first == "--version":
         print(f"mmkv_bench {__version__}")
-    elif first == "--completion":
-        from mmkv_bench.cli.completion import script
+    elif first in ("--completion", "--complete"):
+        from mmkv_bench.cli.completion import candidates, script
 
-        print(script(*others))
-    elif first == "--complete":
-        from mmkv_bench.cli.completion import candidates
-
-        print("\n".join(candidates(others)))
+        print(script(*others) if first == "--completion" else "\n".join(candidates(others)))
     else:
         name, words = split(arguments)
         answer, parser = reader(name)

@@ -12,40 +12,61 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mmkv_bench.config.files import TABLES, conf_dir, content
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.bash_completion import BashCompletion
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.hydra import Hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from mmkv_bench.config.files import TABLE_FOLDER, TABLES, conf_dir, content, members, read
 from mmkv_bench.config.overrides import (
+    SCHEME,
     SEARCHPATH,
     check_choice,
     check_option,
     checked_value,
     is_choice,
     is_users_own,
+    located,
     parse,
     searched,
     searchpath,
     sweep_refusal,
 )
-from mmkv_bench.config.run_config import run_config, settle
+from mmkv_bench.config.run_config import composed_schema, run_config, settle
 from mmkv_bench.config.schema import LIST_GROUPS, RunConfig
 from mmkv_bench.config.shorthand import spelled_out
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.file_state import State
 
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-    from omegaconf import DictConfig
-
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
     """Compose the configuration that these overrides describe.
 
+    Interpolations are resolved. `retry` becomes a list of words (on a command line `nan` is a number). The further config
+    folders are added, because their methods have defaults too. If `only` is given, only its datasets stay.
+
     Raises:
-        ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind.
+        ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind, an
+            interpolation to a missing key, a key without a value, or an unknown dataset in `only`.
     """
     parsed = spelled_out([parse(text) for text in overrides])
     for override in parsed:
@@ -59,18 +80,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     fixed = [o.input_line for o in choices] + [o.input_line for o in parsed if o.key_or_group == SEARCHPATH]
     values = [o for o in parsed if not is_choice(o) and o.key_or_group != SEARCHPATH]
     reference = _reference(fixed, extra) if values else {}
-    return completed(composed(fixed, [checked_value(o, reference) for o in values], extra), extra)
-
-
-def completed(config: DictConfig, extra: Sequence[str] = ()) -> RunConfig:
-    """Convert a composition by Hydra to a run's configuration.
-
-    Interpolations are resolved. `retry` becomes a list of words (on a command line `nan` is a number). The further config
-    folders are added, because their methods have defaults too. If `only` is given, only its datasets stay.
-
-    Raises:
-        ConfigError: an interpolation to a missing key, a key without a value, or an unknown dataset in `only`.
-    """
+    config = composed(fixed, [checked_value(o, reference) for o in values], extra)
     settle(config)
     config.folders = list(extra)
     made = run_config(config)
@@ -86,13 +96,8 @@ def completed(config: DictConfig, extra: Sequence[str] = ()) -> RunConfig:
 
 
 def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin.
-
-    Raises:
-        ConfigError: the launcher cannot be composed.
-    """
-    from omegaconf import OmegaConf
-
+    """Return Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin. Raises ConfigError if it cannot be
+    composed."""
     hydra = by_hydra(for_hydra(overrides), with_hydra=True)
     return OmegaConf.to_container(hydra.hydra.launcher, resolve=True)
 
@@ -107,8 +112,6 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
     Raises:
         ConfigError: a name without a file.
     """
-    from omegaconf import OmegaConf
-
     names = list(dict.fromkeys(names))
     for name in names:
         check_option("method", name, tuple(extra))
@@ -159,55 +162,37 @@ def for_hydra(overrides: Sequence[str]) -> list[str]:
 
 
 def _named(parsed: Sequence[Override]) -> list[Override]:
-    """Replace `dataset.<key>` by `datasets.<name>.<key>` if the run has one dataset, and `method.<key>` likewise.
-
-    Raises:
-        ConfigError: the run has several, so the key needs a name.
-    """
+    """Replace `dataset.<key>` by `datasets.<name>.<key>` if the run has one dataset, and `method.<key>` likewise. Refuse such a
+    key if the run has several."""
+    fixed, extra = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH], searchpath(parsed)
+    named = list(parsed)
     for group in LIST_GROUPS:
-        parsed = _named_of(group, parsed)
-    return list(parsed)
-
-
-def _named_of(group: str, parsed: Sequence[Override]) -> Sequence[Override]:
-    short = [o for o in parsed if o.key_or_group.startswith(f"{group}.")]
-    if not short:
-        return parsed
-    text, key = short[0].input_line, short[0].key_or_group.removeprefix(f"{group}.")
-    say = f"say which one: {group}s.<name>.{key}=..."
-    fixed = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH]
-    if any(o.is_sweep_override() for o in fixed):
-        raise ConfigError(f"{text}: a sweep over groups may change the {group}; {say}")
-    extra = searchpath(parsed)
-    for override in fixed:
-        if is_choice(override):
+        short = [o for o in named if o.key_or_group.startswith(f"{group}.")]
+        if not short:
+            continue
+        text, key = short[0].input_line, short[0].key_or_group.removeprefix(f"{group}.")
+        say = f"say which one: {group}s.<name>.{key}=..."
+        if any(o.is_sweep_override() for o in fixed):
+            raise ConfigError(f"{text}: a sweep over groups may change the {group}; {say}")
+        for override in filter(is_choice, fixed):
             check_choice(override, extra)
-    names = list(_reference([o.input_line for o in fixed], extra)[f"{group}s"])
-    if len(names) != 1:
-        raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {say}")
-    long = f"{group}s.{names[0]}."
-    return [parse(o.input_line.replace(f"{group}.", long, 1)) if o in short else o for o in parsed]
-
-
-def folders(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the further config folders in overrides (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
-    return searchpath([parse(text) for text in overrides])
+        names = list(_reference([o.input_line for o in fixed], extra)[f"{group}s"])
+        if len(names) != 1:
+            raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {say}")
+        long = f"{group}s.{names[0]}."
+        named = [parse(o.input_line.replace(f"{group}.", long, 1)) if o in short else o for o in named]
+    return named
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
     """Return the keys that overrides may change, with their defaults for these choices. `folders` is left out, because
-    `completed` fills it.
+    `compose` fills it.
     """
-    from omegaconf import OmegaConf
-
     keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
 
 
 # ---------------------------------------------------------------------- compositions by Hydra
-_Files = tuple[tuple[str, State], ...]
-
-
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
     """Compose a configuration. The composition of `choices` is cached. The caller may change the result.
 
@@ -219,10 +204,6 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
     Raises:
         ConfigError: Hydra cannot compose it.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     if any(text.startswith("hydra.") for text in values):
         return by_hydra((*choices, *values))
     config = copy.deepcopy(_cached(choices, extra))
@@ -235,22 +216,20 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
 
 
 def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
-    return _of_choices(tuple(choices), _files((conf_dir(), *map(Path, extra))))
+    """Compose `choices`, once for each state of the YAML files."""
+    paths = (
+        os.path.join(root, name)
+        for folder in (conf_dir(), *map(Path, extra))
+        for root, _, names in os.walk(folder)
+        for name in names
+        if name.endswith(".yaml")
+    )
+    return _of_choices(tuple(choices), tuple(sorted((path, State.of(os.stat(path))) for path in paths)))
 
 
 @lru_cache(maxsize=128)
-def _of_choices(choices: tuple[str, ...], files: _Files) -> DictConfig:
+def _of_choices(choices: tuple[str, ...], files: tuple[tuple[str, State], ...]) -> DictConfig:
     return by_hydra(choices)
-
-
-def _files(folders: Sequence[Path]) -> _Files:
-    """Return every YAML file of these folders with its state, which changes with its content."""
-    files = []
-    for folder in folders:
-        for root, _, names in os.walk(folder):
-            paths = (os.path.join(root, name) for name in names if name.endswith(".yaml"))
-            files += [(path, State.of(os.stat(path))) for path in paths]
-    return tuple(sorted(files))
 
 
 def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
@@ -259,15 +238,6 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
     Raises:
         ConfigError: Hydra cannot compose them.
     """
-    from hydra import compose as hydra_compose
-    from hydra.errors import HydraException
-    from omegaconf import open_dict
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    from mmkv_bench.config.source import register
-
-    register()
     try:
         with _initialised():
             made = hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
@@ -280,32 +250,40 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
 
 
 @contextmanager
-def _initialised() -> Iterator[None]:
-    """Set Hydra's global state for composing, also inside a multirun job with its own state."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
+def _initialised() -> Iterator[Hydra]:
+    """Let Hydra search `conf/` inside the block, and yield it. The state of a program that uses Hydra itself is restored."""
+    for plugin in (FolderSource, OwnFolder):
+        Plugins.instance().register(plugin)
+    ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), job_name="mmkv_bench", version_base="1.3"):
-            yield
+            yield GlobalHydra.instance().hydra
     finally:
         GlobalHydra.instance().hydra = outer
 
 
+def print_composed(
+    overrides: Sequence[str], cfg: str | None, info: str | None, package: str | None, resolve: bool
+) -> None:
+    """Print what Hydra composes, after a check that the configuration composes. The other arguments are Hydra's flags of these
+    names.
+    """
+    compose(overrides)
+    words = for_hydra(overrides)
+    with _initialised() as hydra:
+        if info is not None:
+            hydra.show_info(info, "config", words)
+        else:
+            hydra.show_cfg("config", words, cfg or "job", package, resolve)
+
+
 def completions(before: Sequence[str], last: str) -> list[str]:
     """Return settings of a run that begin with `last` and may follow `before`; none if `before` is not a valid configuration."""
-    from hydra._internal.core_plugins.bash_completion import BashCompletion
-    from hydra.core.global_hydra import GlobalHydra
-
-    from mmkv_bench.config.source import register
-
-    register()
     try:
-        with _initialised():
-            loader = GlobalHydra.instance().config_loader()
-            offers = BashCompletion(loader)._query("config", " ".join([*before, last]))
+        with _initialised() as hydra:
+            offers = BashCompletion(hydra.config_loader)._query("config", " ".join([*before, last]))
     except Exception:  # noqa: BLE001 - whatever Hydra raises about half a line
         return []
     return sorted({word for word in offers if word.startswith(last) and re.split(r"\W", word)[0] != TABLES})
@@ -328,3 +306,50 @@ def _one_sentence(error: Exception) -> str:
             )
         return f"hydra.launcher has no key {key[1]!r}; {nearest(key[1], content('launcher', 'slurm')['hydra']['launcher'])}"
     return f"the configuration cannot be composed: {first}; see `mmkv-bench run --help` for keys and values"
+
+
+# ---------------------------------------------------------------------- files as Hydra reads them
+class FolderSource(FileConfigSource):
+    """A folder of config groups, as a source of Hydra configs.
+
+    It reads folders like Hydra's source, but returns the content that `files.read` makes from a file: methods with their parts,
+    datasets from tables. In groups of which a run may choose several, a file's values go below `<group>s.<name>`, without a
+    header in the file.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        return SCHEME
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        file = Path(self.path, group, f"{name}.yaml")
+        content = read(file.parent, name, lambda path: _loaded(path, State.of(path.stat())))
+        if content is None:
+            raise ConfigLoadError(f"Config not found : {file}")
+        header = self._get_header_dict(file.read_text(encoding="utf-8")[:512] if file.is_file() else "")
+        if group in LIST_GROUPS and header["package"] is None:
+            header["package"] = f"{group}s.{name}"
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content), header)
+
+    def is_config(self, config_path: str) -> bool:
+        file = Path(self.path, self._normalize_file_name(config_path))
+        return super().is_config(config_path) or file.stem in members(file.parent)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        inside = set() if results_filter == ObjectType.GROUP else members(Path(self.path, config_path))
+        return sorted({*super().list(config_path, results_filter)} - {TABLE_FOLDER} | inside)
+
+
+@cache
+def _loaded(file: Path, state: State) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+
+
+class OwnFolder(SearchPathPlugin):
+    """A plugin that makes `FolderSource` read `conf/`. The search paths of other programs stay unchanged."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for element in search_path.get_path():
+            if element.path.removeprefix("file://") == str(conf_dir()):
+                element.path = located(element.path)

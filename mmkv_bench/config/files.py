@@ -102,18 +102,17 @@ _NOTHING = object()
 
 def members(group: Path) -> set[str]:
     """Return the members of all tables of a group's folder."""
-    return {name for table in _tables(group) for name in table["rows"]}
+    return {name for table in _tables(group).values() for name in table["rows"]}
 
 
 def benchmark_members() -> dict[str, tuple[str, ...]]:
     """Map each benchmark of several datasets, which is a table of `conf/dataset`, to its datasets in the table's order."""
-    folder = conf_dir() / DATASET / TABLE_FOLDER
-    return {file.stem: tuple(_table(file, file.stat().st_mtime_ns)["rows"]) for file in sorted(folder.glob("*.yaml"))}
+    return {name: tuple(table["rows"]) for name, table in _tables(conf_dir() / DATASET).items()}
 
 
 def _member(group: Path, name: str) -> dict[str, Any] | None:
     """Return a member's content as if it had its own file, or None if no table has the name."""
-    for table in _tables(group):
+    for table in _tables(group).values():
         if name in table["rows"]:
             row = dict(table["rows"][name])
             kinds = {key: value for kind in row.pop("kinds", ()) for key, value in table["kinds"][kind].items()}
@@ -122,8 +121,9 @@ def _member(group: Path, name: str) -> dict[str, Any] | None:
     return None
 
 
-def _tables(group: Path) -> list[Mapping[str, Any]]:
-    return [_table(file, file.stat().st_mtime_ns) for file in sorted((group / TABLE_FOLDER).glob("*.yaml"))]
+def _tables(group: Path) -> dict[str, Mapping[str, Any]]:
+    files = sorted((group / TABLE_FOLDER).glob("*.yaml"))
+    return {file.stem: _table(file, file.stat().st_mtime_ns) for file in files}
 
 
 @cache

@@ -89,20 +89,22 @@ def defaults(target: str) -> dict[str, Any]:
 
     Fields of base classes come first. Empty if this package defines no such dataclass.
     """
-    module_name, _, name = target.rpartition(".")
-    if not module_name.startswith(f"{_PACKAGE}.") or not _exists(module_name):
-        return {}
-    cls = getattr(importlib.import_module(module_name), name, None)
-    if not inspect.isclass(cls) or cls.__module__ != module_name or not dataclasses.is_dataclass(cls):
+    module, _, name = target.rpartition(".")
+    cls = _classes(module).get(name) if module.startswith(f"{_PACKAGE}.") else None
+    if cls is None or not dataclasses.is_dataclass(cls):
         return {}
     return {field.name: _default(field) for field in dataclasses.fields(cls)}
 
 
-def _exists(module: str) -> bool:
+def _classes(module: str) -> dict[str, type]:
+    """Map names to the classes that a module defines, in order; empty if there is no such module."""
     try:
-        return find_spec(module) is not None
+        if find_spec(module) is None:
+            return {}
     except ModuleNotFoundError:  # a parent package is missing
-        return False
+        return {}
+    inside = vars(importlib.import_module(module))
+    return {name: one for name, one in inside.items() if inspect.isclass(one) and one.__module__ == module}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -124,10 +126,8 @@ def base_class(part: str) -> type:
 def part_class(part: str, module: str) -> str | None:
     """Return the dotted name of the part class that a module defines: its last class that extends the base class of `part`."""
     name, base = f"{_home(part)}.{module}", base_class(part)
-    if not module.isidentifier() or not _exists(name):
-        return None
-    classes = [c for c in vars(importlib.import_module(name)).values() if inspect.isclass(c) and c.__module__ == name]
-    parts = [c.__name__ for c in classes if issubclass(c, base) and c is not base]
+    classes = _classes(name).values() if module.isidentifier() else ()
+    parts = [one.__name__ for one in classes if issubclass(one, base) and one is not base]
     return f"{name}.{parts[-1]}" if parts else None
 
 

@@ -1,4 +1,5 @@
-"""Other spellings of names: `SnapKV`, `LOOK-M`, `Qwen2.5-VL-7B-Instruct`, `docvqa_val`, `MM-ShiftKV Table 1`.
+"""Other words for keys, values and names: those of other tools (`field_words.yaml`), and other spellings of names (`SnapKV`,
+`Qwen2.5-VL-7B-Instruct`, `docvqa_val`, `MM-ShiftKV Table 1`).
 
 A spelling stands for a name of `conf/` if both have the same letters and digits, and if this holds for one name only. Case,
 separators and a `v` before a version are ignored. The name in `conf/` enters the configuration, so no hash depends on a
@@ -8,11 +9,38 @@ spelling.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from mmkv_bench.config.field_words import NAMES
 from mmkv_bench.config.files import DATASET, MODEL, TABLES, TITLES, benchmark_members, content, options
+from mmkv_bench.declared import declared
 from mmkv_bench.errors import folded
+
+
+def _synonyms(entries: Mapping[str, str]) -> dict[str, str]:
+    """Invert a mapping from names to their synonyms: synonym to name."""
+    return {word: name for name, words in entries.items() for word in words.split()}
+
+
+def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Map each word to its answer: text for an error message that says what to type instead."""
+    return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
+
+
+_WORDS = declared(__file__, "field_words.yaml")
+KEYS = _synonyms(_WORDS["keys"])
+"""Synonym to the key of this package (`torch_dtype` to `model.dtype`)."""
+VALUES = {key: _synonyms(entries) for key, entries in _WORDS["values"].items()}
+"""Per key: synonym of a value to the value of this package."""
+NAMES = {group: _synonyms(entries) for group, entries in _WORDS["names"].items()}
+"""Per group: folded synonym to the name in this package."""
+NAME_ANSWERS = {group: _answers(entries) for group, entries in _WORDS["name_answers"].items()}
+"""Per group: name to answer."""
+KEY_ANSWERS = _answers(_WORDS["answers"])
+VERB_ANSWERS = _answers(_WORDS["verbs"])
+"""First word, or a flag without its dashes, to answer."""
+FLAG_ANSWERS = _answers(_WORDS["flags"])
+"""Flag of verbs that read rows, without its dashes, to answer."""
 
 
 def alike(name: str, allowed: Iterable[str]) -> str:
@@ -69,3 +97,34 @@ def tables(words: str) -> list[str]:
         return []
     end = f"{'table' if match['table'] else 'fig'}{int(match['number']):02}" if match else ""
     return [name for name in options(TABLES) if name.startswith(paper) and name.endswith(end)] if match or paper else []
+
+
+# ---------------------------------------------------------------------- models that cannot be run
+@dataclass(frozen=True)
+class Unavailable:
+    """A model that cannot be run. `unavailable.yaml` explains the fields."""
+
+    title: str
+    repository: str
+    papers: str
+    why: str
+    needed: str
+    instead: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    def sentence(self, name: str) -> str:
+        """Return the error message for `model=<name>`."""
+        text = f"model={name} cannot be run: {self.title} ({self.repository}) {self.why}; it would need {self.needed}"
+        return f"{text}; the nearest that runs is model={' or model='.join(self.instead)}" if self.instead else text
+
+
+UNAVAILABLE = {
+    name: Unavailable(**fields | {key: tuple(fields.get(key, ())) for key in ("instead", "aliases")})
+    for name, fields in declared(__file__, "unavailable.yaml").items()
+}
+
+
+def unavailable(name: str) -> Unavailable | None:
+    """Return the model that cannot be run with this name, in any spelling with the same letters and digits, or None."""
+    wanted = folded(name)
+    return next((one for key, one in UNAVAILABLE.items() if wanted in map(folded, (key, *one.aliases))), None)

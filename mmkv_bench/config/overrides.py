@@ -14,10 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import unavailable
-from mmkv_bench.config.field_words import NAME_ANSWERS
 from mmkv_bench.config.files import DATASET, groups, options
-from mmkv_bench.config.names import tables
+from mmkv_bench.config.names import NAME_ANSWERS, tables, unavailable
 from mmkv_bench.config.schema import LIST_GROUPS, SCHEMAS, accepts, allowed
 from mmkv_bench.errors import SIMILAR, ConfigError, folded, near, nearest
 
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
 _OPTIONAL_GROUPS = ("experiment",)
 SEARCHPATH = "hydra.searchpath"
+SCHEME = "mmkv"
+"""Scheme of folders whose files are read as `compose.FolderSource` does."""
 _ELSE = {
     "method": "`mmkv-bench run --help` lists them, and `mmkv-bench new mine.py` writes a file for a new method",
     "model": "any other checkpoint of a supported family is `model=<folder or org/name>`, and docs/own_model.md "
@@ -77,17 +77,19 @@ def is_choice(override: Override) -> bool:
 
 def searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
     """Return the further config folders (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
-    from mmkv_bench.config.source import SCHEME
-
     lists = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
     return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in lists for folder in value)
 
 
 def searched(folders: Sequence[str]) -> str:
     """Return the override that makes the configuration loader search `folders` too, as it searches `conf/`."""
-    from mmkv_bench.config.source import located
-
     return f"{SEARCHPATH}=[{','.join(repr(located(str(folder))) for folder in folders)}]"
+
+
+def located(folder: str) -> str:
+    """Give a folder of the search path the scheme `SCHEME` in place of `file://` or no scheme. Other schemes stay."""
+    scheme, divided, rest = folder.partition("://")
+    return f"{SCHEME}://{rest if divided else folder}" if not divided or scheme == "file" else folder
 
 
 # ---------------------------------------------------------------------- checks against the configuration of the choices
@@ -135,7 +137,7 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
         names = options(f"{group}/{name.rpartition('/')[0]}", extra)
         names = tuple(f"{name.rpartition('/')[0]}/{one}" for one in names)
     if name not in names:
-        if group == "model" and (model := unavailable.find(name)) is not None:
+        if group == "model" and (model := unavailable(name)) is not None:
             raise ConfigError(model.sentence(name))
         raise ConfigError(f"unknown {group} {name!r}; {_known_as(group, name, names, extra)}")
 

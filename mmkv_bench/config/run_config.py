@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, make_dataclass
 from dataclasses import field as new_field
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
+
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from mmkv_bench.config.schema import RunConfig, as_list, scalars
 from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from omegaconf import Container, DictConfig
-
 
 _UNRESOLVED = ("methods", "variants")
 """Keys whose relative interpolations are kept, because a reading changes the parameters that they refer to."""
@@ -25,8 +24,6 @@ _NOT_COMPOSED = "resolved"
 
 def run_config(composed: DictConfig) -> RunConfig:
     """Convert a composed configuration whose absolute interpolations are resolved."""
-    from omegaconf import OmegaConf
-
     resolved = _resolved(composed)
     raw = OmegaConf.to_container(composed, resolve=False)
     values = _values(RunConfig, {**resolved, **{key: raw[key] for key in _UNRESOLVED}})
@@ -35,17 +32,12 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 def stored_config(stored: Mapping[str, Any]) -> RunConfig:
     """Convert a stored configuration. Keys that are newer than the rows get their defaults."""
-    from omegaconf import OmegaConf
-
     return run_config(OmegaConf.merge(OmegaConf.structured(composed_schema()), stored))
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:
     """Return all keys as plain values. A variant's interpolations refer to keys of its base, so they are kept if they cannot
     be resolved."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import InterpolationKeyError
-
     try:
         return OmegaConf.to_container(composed, resolve=True)
     except InterpolationKeyError:
@@ -117,8 +109,6 @@ def settle(config: Container) -> None:
         ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a value
             (`???`).
     """
-    from omegaconf import OmegaConf
-
     for path, holder, key in _leaves(config, ()):
         raw = OmegaConf.to_container(holder, resolve=False)[key]
         relative = isinstance(raw, str) and _RELATIVE in raw
@@ -131,8 +121,6 @@ def settle(config: Container) -> None:
 
 def _leaves(node: Container, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Container, Any]]:
     """Yield (path, container, key) of all interpolations and missing values below a node."""
-    from omegaconf import OmegaConf
-
     for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
         if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key):
             yield (*path, key), node, key
@@ -141,8 +129,6 @@ def _leaves(node: Container, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any,
 
 
 def _value(name: str, raw: Any, holder: Container, key: Any) -> Any:
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         value = holder[key]
     except (OmegaConfBaseException, RecursionError, ValueError) as error:

@@ -36,6 +36,10 @@ PACKAGE_SCHEME = "pkg://"
 FETCHED_SCHEME = "fetched://"
 
 
+_COUNT = "a whole number >= 1"
+_COUNT_OR_NULL = f"{_COUNT} or null"
+
+
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
     """Declare a documented field. `allowed`: a tuple of allowed words, or a phrase that `ranges` reads, such as `whole numbers
     >= 1`."""
@@ -60,16 +64,12 @@ class Model:
     )
     device: str = _key("auto", "device of the model; auto = cuda if there is one", ("auto", "cpu", "cuda"))
     threads: int | None = _key(
-        None,
-        "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing",
-        "a whole number >= 1",
+        None, "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing", _COUNT
     )
     device_map: Any = _key(None, "accelerate device map for models larger than one device")
-    min_pixels: int | None = _key(None, "image pixels the processor scales up to", "a whole number >= 1")
-    max_pixels: int | None = _key(None, "image pixels the processor scales down to", "a whole number >= 1")
-    max_prompt_tokens: int | None = _key(
-        None, "maximum; longer prompts become rows with an error", "a whole number >= 1"
-    )
+    min_pixels: int | None = _key(None, "image pixels the processor scales up to", _COUNT)
+    max_pixels: int | None = _key(None, "image pixels the processor scales down to", _COUNT)
+    max_prompt_tokens: int | None = _key(None, "maximum; longer prompts become rows with an error", _COUNT)
     weights: str = _key(
         "hub", "hub: from model.path; a folder: from there; random: only the shape is used", "hub, random, or a folder"
     )
@@ -78,13 +78,9 @@ class Model:
         None, "plain: a text model's prompts without template; null = the checkpoint's chat template", "plain"
     )
     adapter: str | None = _key(None, "LoRA adapter added to the weights; null = none", "a folder as PEFT writes it")
-    layers: int | None = _key(
-        None, "random weights: layers of the text model and of the vision tower", "a whole number >= 1"
-    )
-    frames: int | None = _key(None, "frames taken from a video, evenly spaced; null = 32", "a whole number >= 1")
-    video_max_pixels: int | None = _key(
-        None, "pixels of one video frame the processor scales down to", "a whole number >= 1"
-    )
+    layers: int | None = _key(None, "random weights: layers of the text model and of the vision tower", _COUNT)
+    frames: int | None = _key(None, "frames taken from a video, evenly spaced; null = 32", _COUNT)
+    video_max_pixels: int | None = _key(None, "pixels of one video frame the processor scales down to", _COUNT)
     shape: Mapping[str, Any] | None = _key(
         None, "configuration of the checkpoint, as data (conf/model/*.yaml), for random weights"
     )
@@ -120,7 +116,7 @@ class Judge:
     backoff_s: float = _key(
         1.0, "wait before the first further attempt [s]; doubled each time, with jitter", "a number >= 0"
     )
-    concurrency: int = _key(8, "number of concurrent questions", "a whole number >= 1")
+    concurrency: int = _key(8, "number of concurrent questions", _COUNT)
     temperature: float | None = _key(
         None,
         "temperature of the judge's sampling; null = each scorer's value (0, WorldQA 0.2)",
@@ -151,9 +147,7 @@ class Stream:
     while the stream is read.
     """
 
-    every: int | None = _key(
-        8, "frames or pictures per chunk, or tokens of a text; null = all at once", "a whole number >= 1 or null"
-    )
+    every: int | None = _key(8, "frames or pictures per chunk, or tokens of a text; null = all at once", _COUNT_OR_NULL)
     ask_at: tuple[float, ...] = _key(
         (1.0,),
         "share of the stream after which questions are asked, in whole chunks; a value, or a list (the stream is read once)",
@@ -260,15 +254,6 @@ class GridConfig:
 
 
 @dataclass(frozen=True)
-class SplitConfig:
-    """The division of a run's datasets into jobs, one part of a `RunConfig`: number of shards of each dataset, and maximum
-    hours of a job with several datasets."""
-
-    shards: int
-    job_hours: float
-
-
-@dataclass(frozen=True)
 class EfficiencyConfig:
     """Settings of the passes of scenario=efficiency, one part of a `RunConfig`."""
 
@@ -312,7 +297,7 @@ class RunConfig:
     )
     reading: tuple[str, ...] = _key(("paper",), "a paper's text or its released code; a value or a list", READINGS)
     page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", ("small", "large"))
-    limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
+    limit: int | None = _key(None, "first N samples of each dataset; null = all", _COUNT_OR_NULL)
     samples: tuple[str, ...] | None = _key(
         None,
         "answer only these samples, whatever the limit; null = all within the limit",
@@ -351,16 +336,14 @@ class RunConfig:
         "bytes, 512MiB, 8GiB, or null",
     )
     new_tokens: int = _key(64, "efficiency: exact number of tokens of every answer", "a whole number >= 3")
-    repeats: int = _key(5, "efficiency: timed passes of every cell and length", "a whole number >= 1")
+    repeats: int = _key(5, "efficiency: timed passes of every cell and length", _COUNT)
     order_seed: int = _key(0, "efficiency: seed of the order of passes", "a whole number >= 0")
     stage: str = _key("both", "generate answers, score stored answers, or both", ("both", "generate", "score"))
     shard: str = _key("0/1", "the part of each dataset that this process answers, by cluster", "i/n with 0 <= i < n")
     only: tuple[str, ...] | None = _key(
         None, "datasets of the run that this process answers; a name or a list, null = all", "names"
     )
-    shards: int = _key(
-        1, "sweep with launcher=slurm: number of jobs per dataset, split by cluster", "a whole number >= 1"
-    )
+    shards: int = _key(1, "sweep with launcher=slurm: number of jobs per dataset, split by cluster", _COUNT)
     dry: bool = _key(False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     primary: str | None = _key(
@@ -380,9 +363,7 @@ class RunConfig:
         "what new rows store about kept entries: how many, or also which ones (for reports)",
         ("counts", "indices"),
     )
-    fork_batch: int = _key(
-        16, "maximum number of answers decoded together; 1 = no shared decoding", "a whole number >= 1"
-    )
+    fork_batch: int = _key(16, "maximum number of answers decoded together; 1 = no shared decoding", _COUNT)
     fork_memory: int | str | None = _key(
         None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null"
     )
@@ -420,11 +401,6 @@ class RunConfig:
     def grid(self) -> GridConfig:
         """Return the values at which the methods run."""
         return GridConfig(tuple(self.datasets), self.protocol, self.budget, self.seed, self.answering)
-
-    @property
-    def split(self) -> SplitConfig:
-        """Return how a sweep on Slurm divides the run into jobs."""
-        return SplitConfig(self.shards, self.slurm.job_hours)
 
     @property
     def efficiency(self) -> EfficiencyConfig:

@@ -1,5 +1,6 @@
-"""Short forms of overrides, expanded before anything is composed.
+"""Short forms and common words of the field in overrides, translated before anything is composed.
 
+- `torch_dtype=bf16`: `model.dtype=bfloat16` (synonyms of `field_words.yaml`; for its other words, the answer says what to type).
 - `method=[snapkv,mine.py]`: a Python file among methods is a variant of `custom` named by the file's stem, with settings
   `methods.mine.<key>`.
 - `model=<folder>` and `model=org/name`: `model=hf model.path=...`, or the file of `conf/model` with exactly this path.
@@ -15,12 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import unavailable
-from mmkv_bench.config.files import content, groups, options
+from mmkv_bench.config.files import MODEL, content, groups, options
 from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.names import KEY_ANSWERS, KEYS, VALUES, chosen, unavailable
 from mmkv_bench.config.overrides import parse, searchpath
-from mmkv_bench.config.schema import LIST_GROUPS, keys
-from mmkv_bench.config.synonyms import understood
+from mmkv_bench.config.schema import LIST_GROUPS, as_list, keys
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -57,14 +57,15 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
     """Expand one override."""
     key, text = override.key_or_group, override.input_line
+    stem, _, setting = key.removeprefix("methods.").partition(".")
     if key == "method" and files and not override.is_sweep_override():
-        names = [str(name) for name in _listed(override) if not _is_file(name)]
+        names = [str(name) for name in as_list(override.value()) if not _is_file(name)]
         yield parse(f"{text.partition('=')[0]}=[{','.join(names)}]")
     elif key == "model" and _is_place(override, extra):
         yield from _model(str(override.value()))
     elif key.removeprefix("methods.") in files and key.startswith("methods."):
         yield parse(text.lstrip("+~").replace("methods.", "variants.", 1))
-    elif (stem := _settings_of(key, files)) is not None:
+    elif setting and stem in files:  # methods.mine.window, or mine.window
         yield parse(f"variants.{stem}.{_setting(override, stem, files[stem])}")
     elif (group := _group_of(key, extra)) is not None:
         mark = len(text) - len(text.lstrip("+~"))
@@ -75,11 +76,8 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
 
 # ---------------------------------------------------------------------- files among methods
 def _method_files(parsed: Sequence[Override]) -> list[str]:
-    """List the Python files among the methods. The last choice of methods counts, as in Hydra.
-
-    Raises:
-        ConfigError: a sweep over files, or two files with one name.
-    """
+    """List the Python files among the methods. The last choice of methods counts, as in Hydra. Refuse a sweep over files, and two
+    files with one name."""
     files: list[str] = []
     for override in parsed:
         if override.key_or_group != "method" or override.is_delete():
@@ -92,7 +90,7 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
                     f"'method=[{names}]' (one run that shares its prefills); write that"
                 )
             continue
-        files = [str(name) for name in _listed(override) if _is_file(name)]
+        files = [str(name) for name in as_list(override.value()) if _is_file(name)]
     for path in files:
         twin = next((other for other in files if other != path and Path(other).stem == Path(path).stem), None)
         if twin is not None or files.count(path) > 1:
@@ -101,11 +99,6 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
                 f"rename one file, or give it another name: 'variants.<name>={{base: {CUSTOM}, path: {path}}}'"
             )
     return files
-
-
-def _listed(override: Override) -> list[object]:
-    value = override.value()
-    return value if isinstance(value, list) else [value]
 
 
 def _is_file(name: object) -> bool:
@@ -128,19 +121,9 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
         raise ConfigError(f"method={path}: {stem} is the name of another method; rename the file, or {remedy}")
 
 
-def _settings_of(key: str, files: Mapping[str, str]) -> str | None:
-    """Return the stem of the file whose setting a key is: `methods.mine.window`, or `mine.window`. None for other keys."""
-    path = key.split(".")
-    path = path[1:] if path[0] == "methods" else path
-    return path[0] if len(path) > 1 and path[0] in files else None
-
-
 def _setting(override: Override, stem: str, path: str) -> str:
-    """Return a method file's setting as `<key>=<value>`, without the file's name before the key.
-
-    Raises:
-        ConfigError: a key that `custom` lacks. Parameters of the file's own classes belong into `args`.
-    """
+    """Return a method file's setting as `<key>=<value>`, without the file's name before the key. Refuse a key that `custom`
+    lacks; parameters of the file's own classes belong into `args`."""
     text = override.input_line.lstrip("+~")
     key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
     settings = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
@@ -155,11 +138,7 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 # ---------------------------------------------------------------------- a model's location
 def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Tell whether a model is given by its location: a folder, a GGUF file, or a name of the hub.
-
-    Raises:
-        ConfigError: a sweep over locations.
-    """
+    """Tell whether a model is given by its location: a folder, a GGUF file, or a hub id. Refuse a sweep over locations."""
     if override.is_sweep_override():
         if "/" in override.input_line:
             places = override.input_line.partition("=")[2]
@@ -168,13 +147,10 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
             )
         return False
     value = override.value()
-    if not isinstance(value, str) or value in options("model", extra) or unavailable.find(value) is not None:
+    if not isinstance(value, str) or value in options("model", extra) or unavailable(value) is not None:
         return False
     return (
-        "/" in value
-        or value.startswith((".", "~"))
-        or value.endswith(".gguf")
-        or (value != "" and Path(value).is_dir())
+        "/" in value or value.startswith((".", "~")) or value.endswith(".gguf") or bool(value and Path(value).is_dir())
     )
 
 
@@ -190,9 +166,7 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the group (method or dataset) of the name with which a key begins, as in `snapkv.window`. None if a key or group has
-    that name.
-    """
+    """Return the group of the name with which a key begins (`snapkv.window`); None if a key or group has that name."""
     first, _, rest = key.partition(".")
     if not rest or first in keys() or first in groups():
         return None
@@ -228,3 +202,99 @@ def _word(value: Any) -> str:
         return text
     doubled = re.sub(r"(\\*)'", r"\1\1\\'", text)  # escape a quotation mark, and backslashes before it
     return "'" + re.sub(r"(\\+)$", r"\1\1", doubled) + "'"
+
+
+# ---------------------------------------------------------------------- words of the field
+def understood(parsed: Sequence[Override], extra: tuple[str, ...]) -> list[Override]:
+    """Return overrides with the keys and names of this package.
+
+    Raises:
+        ConfigError: words of the field whose meaning depends on more than the word. The message says what to type for each.
+    """
+    answered = [(KEY_ANSWERS[_folded_key(one)], one.input_line) for one in parsed if _folded_key(one) in KEY_ANSWERS]
+    if answered:
+        raise ConfigError("; ".join(f"{text}: {filled(answer, text.partition('=')[2])}" for answer, text in answered))
+    return [_understood(one, extra) for one in parsed]
+
+
+def _folded_key(override: Override) -> str:
+    return override.key_or_group.lower().replace("-", "_")
+
+
+def _understood(override: Override, extra: tuple[str, ...]) -> Override:
+    key, text = override.key_or_group, override.input_line
+    word, value = _folded_key(override), text.partition("=")[2]
+    if word in KEYS and not (word in ("methods", "datasets") and isinstance(override.value(), Mapping)):
+        mark = text[: len(text) - len(text.lstrip("+~"))]
+        return _understood(parse(f"{mark}{KEYS[word]}={value}"), extra)
+    same = VALUES.get(key, {})
+    if (text := ",".join(same.get(one.lower(), one) for one in value.split(","))) != value and same:
+        return parse(f"{key}={text}")
+    return _renamed(override, extra) if key in groups() and not override.is_delete() else override
+
+
+def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
+    """Return an override that chooses by name (`model=...`) with the spelling of `conf/`."""
+    group, value = override.key_or_group, override.value()
+    sweep = override.is_sweep_override()
+    given = [*override.sweep_string_iterator()] if sweep else as_list(value)
+    names = [[str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given]
+    if value is None or [[str(one)] for one in given] == names:
+        return override
+    if sweep:
+        text = ",".join(one[0] if len(one) == 1 else f"[{','.join(one)}]" for one in names)
+    else:
+        flat = [name for one in names for name in one]
+        text = f"[{','.join(flat)}]" if isinstance(value, list) or len(flat) > 1 else flat[0]
+    return parse(f"{override.input_line.partition('=')[0]}={text}")
+
+
+def _is_elsewhere(group: str, name: str) -> bool:
+    """Tell whether a choice is no name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
+    return (
+        name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
+    )
+
+
+def filled(answer: str, value: str) -> str:
+    """Insert the user's value into an answer of `field_words`, a text with placeholders.
+
+    Args:
+        value: the text after the `=`.
+    """
+    listed = value.strip("[]'\"")
+    shares = [_share(text.strip()) for text in listed.split(",")]
+    if ("{kept}" in answer or "{rest}" in answer) and None in shares:
+        return "a budget counts kept entries: write the share as `budget=10%`, or entries per KV head as `budget=64`"
+    digits = re.search(r"\d+", re.sub(r"(\d+)k\b", lambda match: f"{int(match[1]) * 1024}", value.lower()))
+    return answer.format(
+        value=value or "<value>",
+        kept=_listed([f"{100 * share:.6g}%" for share in shares if share]),
+        rest=_listed([f"{100 - 100 * share:.6g}%" for share in shares if share]),
+        digits=digits[0] if digits else "<number>",
+        minutes=_minutes(value.strip("'\"")),
+    )
+
+
+def _listed(texts: list[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
+
+
+def _share(text: str) -> float | None:
+    """Return a share between 0 and 1, given as 0.1 or 10%; None for other text."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None
+
+
+def _minutes(text: str) -> str:
+    """Return a time of Slurm (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) in minutes, rounded up."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return "<minutes>"
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    hours = match[1] is not None or match[4] is not None
+    seconds = days * 86400 + (first * 3600 + second * 60 + third if hours else first * 60 + second)
+    return str(-(-seconds // 60))

@@ -131,7 +131,7 @@ def make_again(
         one.outcome = f"{OTHER_VERSIONS} ({'; '.join(other)})" if other and not other_versions else ""
         wanted += [] if one.outcome else [one]
     model: dict[str, LoadedModel] = {}
-    with Progress(len(wanted), "made again", unit="answers") as bar:
+    with Progress(len(wanted), "made again") as bar:
         try:
             for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
                 group = sorted(together, key=lambda one: one.row["doc_id"])

@@ -168,7 +168,7 @@ class _Passes:
         for unit in todo:
             self._prompt(unit)  # refuse impossible prompts before any pass
         searching = self.plan.searches and all(unit.repeat is None for unit in todo)
-        with Progress(len(todo), "search" if searching else "passes", unit="passes") as bar:
+        with Progress(len(todo), "search" if searching else "passes") as bar:
             for unit in todo:
                 if unit.shape not in failed:
                     rows = self._rows(unit)

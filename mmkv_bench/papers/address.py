@@ -15,8 +15,8 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.files import content, options
+from mmkv_bench.config.names import UNAVAILABLE
 from mmkv_bench.config.schema import READINGS
-from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.methods.build import method
 from mmkv_bench.methods.node import flat_parameters, read, under_reading

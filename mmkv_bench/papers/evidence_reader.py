@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mmkv_bench.config.files import content
-from mmkv_bench.config.unavailable import UNAVAILABLE
+from mmkv_bench.config.names import UNAVAILABLE
 from mmkv_bench.papers import margins
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.diagnostic_curves import DiagnosticEvidence

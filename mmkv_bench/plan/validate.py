@@ -63,6 +63,32 @@ def validate(config: RunConfig) -> None:
         Budget.parse(PrimaryEndpoint.parse(config.primary).budget)
 
 
+def validated(overrides: Sequence[str]) -> RunConfig:
+    """Compose a configuration and check it. Raises the errors of `compose` and `validate`."""
+    from mmkv_bench.config.compose import compose
+
+    config = compose(overrides)
+    validate(config)
+    return config
+
+
+def validated_jobs(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]]:
+    """Return the jobs of a sweep, each with its composed configuration.
+
+    Raises:
+        ConfigError: a job that cannot run.
+    """
+    from mmkv_bench.config.compose import expand_sweep
+
+    made, jobs = [], expand_sweep(overrides)
+    for job in jobs:
+        try:
+            made.append((job, validated(job)))
+        except ConfigError as error:
+            raise ConfigError(f"job {' '.join(job) or '(defaults)'} of {len(jobs)}: {error}") from error
+    return made
+
+
 def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
     """Check every variant: its name must not be another method's. Its parameters must exist in its base's file and have values of
     the defaults' types.

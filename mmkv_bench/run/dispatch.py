@@ -1,25 +1,25 @@
 """Distribution of samples to the processes of one run, one at a time on request, so that no process waits for another's share.
 
 All processes go through the same samples in the same order, and each answers those it gets. The starting process keeps the
-assignment (`Dispatcher`) and talks to each process over a socket. If a process dies, the socket ends, and the samples that it
-had not answered are free again for the others.
+assignment (`Dispatcher`) and talks to each process over a pipe. If a process dies, the pipe ends, and the samples that it had not
+answered are free again for the others.
 
-Messages are JSON, one per line. {"take": [dataset, sample]} is answered by true or false. {"done": [dataset, sample]} has no
-answer. {"again": true} asks whether a process that died freed samples. The answer comes as soon as it is yes, or when no other
-process is at work.
+Messages are JSON. ["take", dataset, sample] is answered by true or false. ["done", dataset, sample] has no answer. ["again"] asks
+whether a process that died freed samples. The answer comes as soon as it is yes, or when no other process is at work.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 VARIABLE = "MMKV_BENCH_DISPATCH"
-"""Environment variable with the descriptor number of a process's socket."""
+"""Environment variable with the descriptor number of a process's pipe."""
 _POLL_S = 0.5
 
 Key = tuple[str, str]
@@ -38,9 +38,9 @@ class Dispatcher:
         self._seen: dict[int, int] = {}  # living process -> number of deaths at its last `again`
         self._waiting: set[int] = set()
 
-    def connect(self) -> socket.socket:
-        """Return a new process's end of the socket. The caller closes it after starting the process."""
-        ours, theirs = socket.socketpair()
+    def connect(self) -> Connection:
+        """Return a new process's end of a pipe. The caller closes it after starting the process."""
+        ours, theirs = Pipe()
         with self._changed:
             self._count += 1
             owner = self._count
@@ -88,26 +88,16 @@ class Dispatcher:
     def _left(self, owner: int) -> bool:
         return any(since > self._seen.get(owner, since) for since in self._freed.values())
 
-    def _serve(self, owner: int, connection: socket.socket) -> None:
-        try:
-            with connection, connection.makefile("rw") as stream:
-                for line in stream:
-                    answer = self._answer(owner, json.loads(line))
-                    if answer is not None:
-                        stream.write(f"{json.dumps(answer)}\n")
-                        stream.flush()
-        except OSError:
-            pass  # the process died while it was answered
-        finally:
-            self.died(owner)
-
-    def _answer(self, owner: int, message: dict[str, Any]) -> bool | None:
-        if "take" in message:
-            return self.take(owner, tuple(message["take"]))
-        if "done" in message:
-            self.done(tuple(message["done"]))
-            return None
-        return self.again(owner)
+    def _serve(self, owner: int, pipe: Connection) -> None:
+        with pipe, suppress(EOFError, OSError):  # the process died, perhaps while it was answered
+            while True:
+                verb, *sample = json.loads(pipe.recv_bytes())
+                if verb == "done":
+                    self.done(tuple(sample))
+                else:
+                    answer = self.take(owner, tuple(sample)) if verb == "take" else self.again(owner)
+                    pipe.send_bytes(json.dumps(answer).encode())
+        self.died(owner)
 
 
 class SampleQueueClient:
@@ -118,44 +108,30 @@ class SampleQueueClient:
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         number, self._check = os.environ.get(VARIABLE), check
-        self._socket = None if number is None else socket.socket(fileno=os.dup(int(number)))
-        self._read = b""
+        self._pipe = None if number is None else Connection(os.dup(int(number)))
 
     def take(self, dataset: str, sample: str) -> bool:
         """Return whether this process must answer the sample now."""
-        return self._asked({"take": [dataset, sample]}, alone=True)
+        return self._pipe is None or self._asked(self._pipe, "take", dataset, sample)
 
     def done(self, dataset: str, sample: str) -> None:
         """Report the sample as stored."""
-        if self._socket is not None:
-            self._send({"done": [dataset, sample]})
+        if self._pipe is not None:
+            self._pipe.send_bytes(json.dumps(["done", dataset, sample]).encode())
 
     def again(self) -> bool:
         """Wait until a process dies and leaves samples, or no other process is at work. Return whether there are such samples."""
-        return self._asked({"again": True}, alone=False)
+        return self._pipe is not None and self._asked(self._pipe, "again")
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        if self._pipe is not None:
+            self._pipe.close()
 
-    def _asked(self, message: dict[str, Any], alone: bool) -> bool:
-        if self._socket is None:
-            return alone
-        self._send(message)
-        self._socket.settimeout(_POLL_S)
-        while b"\n" not in self._read:
-            try:
-                got = self._socket.recv(4096)
-            except TimeoutError:
-                self._check()
-                continue
-            if not got:
-                return False  # the dispatcher is gone, and it ends the processes that it started
-            self._read += got
-        line, _, self._read = self._read.partition(b"\n")
-        return bool(json.loads(line))
-
-    def _send(self, message: dict[str, Any]) -> None:
-        assert self._socket is not None
-        self._socket.settimeout(None)
-        self._socket.sendall(f"{json.dumps(message)}\n".encode())
+    def _asked(self, pipe: Connection, *message: str) -> bool:
+        pipe.send_bytes(json.dumps(message).encode())
+        while not pipe.poll(_POLL_S):
+            self._check()
+        try:
+            return bool(json.loads(pipe.recv_bytes()))
+        except EOFError:  # the dispatcher is gone, and it ends the processes that it started
+            return False

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.datasets.messages import with_question
-from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.requirements import COMPILED
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.decode import CompiledStep, config_of
@@ -34,6 +33,7 @@ from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.protocols import protocol
 from mmkv_bench.run.prompt_rows import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
+from mmkv_bench.signals import time_limit
 from mmkv_bench.store.response import COUNTED
 
 if TYPE_CHECKING:
@@ -41,37 +41,19 @@ if TYPE_CHECKING:
     from mmkv_bench.evaluation.samples import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.store.folder import Writer
 
-CONTEXT_END, CONTROLS = (
-    "context_end",
-    "control_token_in_text",
-)  # fallbacks that this file reports, not a method's part
-
+CONTEXT_END, CONTROLS = "context_end", "control_token_in_text"
+"""Fallbacks that this file reports, not a method's part."""
 LEAST_TEXT = 8  # tokens of a prompt's text that `cut_prompt` keeps at any budget
 
 log = logging.getLogger(__name__)
 
-RequestTimeout = Callable[["Request", EncodedPrompt, Sequence[ForkResult]], None]
-"""A function that is called with a request, its prompt, and the cells' results for that prompt."""
-
 
 def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
-    """Return the decode rules for answers to a dataset with these generation settings.
-
-    Raises:
-        UnsupportedError: sampling, beams, or a setting that is not supported.
-    """
+    """Return the decode rules for answers to a dataset with these generation settings. Raises UnsupportedError for sampling,
+    beams and settings that are not supported."""
     return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
-
-
-def prompt_of(
-    loaded: LoadedModel, request: Request, max_prompt_tokens: int | None
-) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return the request's messages and images as the model gets them. They are cut if the dataset allows it and the model's
-    context is too short."""
-    length = request.generation.get("max_new_tokens") or 0
-    limit = prompt_limit(max_prompt_tokens, loaded.family.max_context, int(length))
-    return fitted(loaded.processor, request.messages, request.images, request.generation, limit, request.instruction)
 
 
 def encoded(
@@ -85,7 +67,7 @@ def encoded(
     shared: SharedMedia | None = None,
     replays: bool = False,
 ) -> EncodedPrompt:
-    """Encode the request's prompt within `timeout_s`.
+    """Encode the request's prompt within `timeout_s`. It is cut if its dataset allows this and the model's context is too short.
 
     share, replays: see `encode`.
     tokens: cut the middle of the text to this number of tokens, but to no fewer than `LEAST_TEXT`.
@@ -95,7 +77,10 @@ def encoded(
     """
     model = config.model
     with time_limit(config.timeout_s, "making the prompt"):
-        messages, images = prompt_of(loaded, request, model.max_prompt_tokens)
+        length = int(request.generation.get("max_new_tokens") or 0)
+        limit = prompt_limit(model.max_prompt_tokens, loaded.family.max_context, length)
+        given = request.messages, request.images, request.generation
+        messages, images = fitted(loaded.processor, *given, limit, request.instruction)
         if tokens is not None:
             messages = middle(loaded.processor, messages, tokens, LEAST_TEXT)
         return encode(
@@ -122,13 +107,7 @@ def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | N
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
-class Commits(Protocol):
-    """A destination of rows, such as a `Writer` of a store."""
-
-    def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Store the rows of one sample."""
-
-
+@dataclass(eq=False)
 class Answering:
     """Answers each request of one dataset with every cell that has no row for the sample yet.
 
@@ -138,47 +117,36 @@ class Answering:
         loaded: the model.
         cells: the dataset's cells.
         done: cell to sample ids that have rows.
-        writer: destination of rows.
+        writer: destination of rows; None stores nothing.
         after: called with each committed sample's rows (progress, tracking).
         committed: called with the number of rows of each commit, which is 1 if cells share no prefill.
         measures: the dataset's measures in addition to its metrics (`specs.MEASURES`). These and fidelity need a shared prefill;
             `sharing=off` leaves them null.
         step: the result of `compiled_step`.
-        watch: called with all results and their prompts before rows are stored.
+        watch: called with a request, its prompt and the cells' results for that prompt before rows are stored.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        config: AnswerConfig,
-        cells: Sequence[Cell],
-        done: Mapping[str, set[str]],
-        writer: Commits,
-        after: Callable[[list[dict[str, Any]]], None],
-        measures: Sequence[str] = (),
-        step: CompiledStep | None = None,
-        watch: RequestTimeout | None = None,
-        committed: Callable[[int], None] | None = None,
-    ):
-        self.step, self.watch = step, watch
-        self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
-        self.writer, self.after, self.measures = writer, after, tuple(measures)
-        self.committed = committed or (lambda rows: None)
-        if self.measures and not config.shares_prefill:
+    loaded: LoadedModel
+    config: AnswerConfig
+    cells: Sequence[Cell]
+    done: Mapping[str, set[str]]
+    writer: Writer | None
+    after: Callable[[list[dict[str, Any]]], None]
+    measures: Sequence[str] = ()
+    step: CompiledStep | None = None
+    watch: Callable[[Request, EncodedPrompt, Sequence[ForkResult]], None] | None = None
+    committed: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.measures and not self.config.shares_prefill:
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
+        keeps = self.config.keeps_indices
         self.specs = {
-            cell.cell: CellSpec(
-                cell.cell,
-                cell.compressor,
-                cell.budget,
-                cell.protocol,
-                cell.seed or 0,
-                config.keeps_indices,
-                cell.stream,
-            )
-            for cell in cells
+            one.cell: CellSpec(one.cell, one.compressor, one.budget, one.protocol, one.seed or 0, keeps, one.stream)
+            for one in self.cells
         }
-        self._encoded = partial(encoded, loaded, config, replays=any(cell.compressor.needs.replay for cell in cells))
+        replays = any(cell.compressor.needs.replay for cell in self.cells)
+        self._encoded = partial(encoded, self.loaded, self.config, replays=replays)
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the current sample
@@ -209,8 +177,10 @@ class Answering:
         for results in self._results(request, identity, specs):
             ready = [self._row(request, pending[0].dataset, result) for result in results]
             asked = prompt_row(request, pending[0].dataset, pending[0].model_fingerprint, self._visual, self._rendered)
-            self.writer.commit(ready, None if rows or request.error is not None else asked)
-            self.committed(len(ready))
+            if self.writer is not None:
+                self.writer.commit(ready, None if rows or request.error is not None else asked)
+            if self.committed is not None:
+                self.committed(len(ready))
             rows += ready
         self.after(rows)
         return rows[0]["answer"] or ""
@@ -242,12 +212,15 @@ class Answering:
         together = [spec for spec in specs if spec not in apart]
         if together:
             yield from self._of_prompt(request, prompt, together, extras)
-        text = [spec for spec in apart if not spec.compressor.needs_visual]  # these cut text, others shrink pictures
-        for group in (text, [spec for spec in apart if spec not in text]):
+        again = partial(self._encoded, request, identity, self.loaded.device)
+        cut_text = [spec for spec in apart if not spec.compressor.needs_visual]
+        smaller = (
+            (cut_text, lambda share: again(tokens=int(share * prompt.length))),
+            ([spec for spec in apart if spec not in cut_text], lambda share: again(share=share)),  # smaller pictures
+        )
+        for group, encode_share in smaller:
             yield from answered(
-                SmallerPrompts(
-                    partial(self._smaller, request, identity, group is text, prompt), prompt, self.loaded.family
-                ),
+                SmallerPrompts(encode_share, prompt, self.loaded.family),
                 group,
                 # The smaller prompt has other distributions: no noise floor, no sampled reference.
                 lambda small, own: self._of_prompt(request, small, own, ExtraMeasures(reference=extras.reference)),
@@ -299,15 +272,6 @@ class Answering:
         done = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
         fits = [self._within_context(rules, prompt) is rules for prompt in document.questions]
         return tuple(other for other in request.waiting if done[other] == done[own] and fits[other] and fits[own])
-
-    def _smaller(
-        self, request: Request, identity: str, text: bool, whole: EncodedPrompt, share: float
-    ) -> EncodedPrompt:
-        """Encode a smaller prompt: if `text`, with `share` of the tokens, cut from the text; else with pictures scaled to
-        `share`.
-        """
-        sizes = {"tokens": int(share * whole.length)} if text else {"share": share}
-        return self._encoded(request, identity, self.loaded.device, **sizes)
 
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures

@@ -15,14 +15,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.checksums import Checksums
 from mmkv_bench.errors import ConfigError, DataError, StoreError
-from mmkv_bench.file_state import State, cache_dir, state_of
+from mmkv_bench.file_state import Checksums, State, cache_dir, state_of
 from mmkv_bench.store.rows import processor
 
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.run.generate import Commits
+    from mmkv_bench.store.folder import Writer
     from mmkv_bench.store.store import Store
 
 
@@ -40,7 +39,7 @@ class Inputs:
         writer: destination of rows.
     """
 
-    def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Commits) -> None:
+    def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Writer) -> None:
         self._writer, self._model = writer, frozenset(model)
         self._checksums = Checksums(cache_dir() / "checksums.json")
         self._known: dict[Path, tuple[State, str | None]] = {}
@@ -59,13 +58,8 @@ class Inputs:
             self.look()
 
     def look(self) -> None:
-        """Check all files.
-
-        Raises:
-            ConfigError: a file of the model changed.
-            DataError: a file of the dataset changed. In both cases rows since the last check become failed rows, and later
-                checks raise the same error.
-        """
+        """Check all files. If one changed, rows since the last check become failed rows, and this and later checks raise
+        ConfigError (a file of the model) or DataError (a file of the dataset)."""
         from mmkv_bench.run.generate import failed
 
         if self._stopped is not None:
@@ -113,19 +107,18 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
     """
     columns = ("device", "cpu", "dtype", "versions")
     for row in store.cells(cells, columns).select(columns).group_by(list(columns)).aggregate([]).to_pylist():
-        stored_settings, current_settings = ({"device": one["device"]} for one in (row, own))
-        for side, one in ((stored_settings, row), (current_settings, own)):
-            side["cpu"] = processor(one["device"], one["cpu"], row["dtype"], times)
-            side["lmms-eval"] = json.loads(one["versions"]).get("lmms_eval")
-        if stored_settings != current_settings:
-            told = ", ".join(
-                f"{name} {stored_settings[name]} (now {current_settings[name]})"
-                for name in stored_settings
-                if stored_settings[name] != current_settings[name]
-            )
+        stored, now = (
+            {
+                "device": one["device"],
+                "cpu": processor(one["device"], one["cpu"], row["dtype"], times),
+                "lmms-eval": json.loads(one["versions"]).get("lmms_eval"),
+            }
+            for one in (row, own)
+        )
+        if others := [f"{name} {value} (now {now[name]})" for name, value in stored.items() if value != now[name]]:
             raise StoreError(
-                f"cells of this run were begun under {store.root} with {told}, and one cell must not mix them: "
-                "continue on that machine, or give another folder (out=<folder>)"
+                f"cells of this run were begun under {store.root} with {', '.join(others)}, and one cell must not mix "
+                "them: continue on that machine, or give another folder (out=<folder>)"
             )
 
 

@@ -16,23 +16,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.run.progress import waiting
-from mmkv_bench.run.stopping import check, deferred
+from mmkv_bench.signals import check_stop, deferred
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
-    from mmkv_bench.store.store import Store
 
 _LOOK_S = 0.5  # seconds between checks for a stop signal
 RUN = (sys.executable, "-m", "mmkv_bench")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Worker:
     """One process to start: its command line, additions to its environment, and the file for its output."""
 
@@ -42,24 +41,12 @@ class Worker:
     log: Path
 
 
-@dataclass(frozen=True)
-class ExitedProcess:
-    """A process that has ended. `code`: its exit code, negative for a signal."""
-
-    worker: Worker
-    code: int
-
-
 def launch_in_job(overrides: Sequence[str], asked: int) -> int:
-    """Split the work of a sweep's job, which may be a shard or a whole run. A stop signal is passed on to the processes, which
-    store their current samples, and then ends the job.
-
-    Args:
-        asked: the number of devices that the job requested.
+    """Split the work of a sweep's job, which may be a shard or a whole run, over `asked` devices. A stop signal is passed on to
+    the processes, which store their current samples, and then raised as `Stopped`.
 
     Raises:
         ConfigError: as `launch`, or the job sees no device.
-        Stopped: a stop signal came.
     """
     seen = visible_devices("auto")[:asked]
     if not seen:
@@ -92,16 +79,14 @@ def launch(
         ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, or no number of processes
             on a machine without devices.
     """
-    from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard" and seen is None:
             raise ConfigError(
                 f"{text}: launch divides the run itself; drop {text}, or run the shard with mmkv-bench run"
             )
-    config = compose(overrides)
-    validate(config)
+    config = validated(overrides)
     if config.stage == "score":
         raise ConfigError(
             "stage=score needs only one process; allowed with launch: both, generate; use "
@@ -109,6 +94,7 @@ def launch(
         )
     spread = config.model.device_map is not None
     with waiting("loading", log=True):
+        from mmkv_bench.evaluation.documents import documents
         from mmkv_bench.plan.planner import make_plan
         from mmkv_bench.run.run import carry_out
         from mmkv_bench.store.store import Store
@@ -117,46 +103,44 @@ def launch(
         count = _count(processes, devices, spread)
         plan = make_plan(config)
     store = Store(plan.out)
-    _prepare(plan, store)
+    coverage = plan.coverage(store)
+    incomplete = [part for part in plan.parts if coverage.missing(part)]
+    if incomplete:
+        plan.check_device()
+    for part in incomplete:  # once, before the processes start
+        documents(part.spec, plan.limit)
+    named = "process"
+    if seen is not None:  # a name for this attempt of a job, unique among all that write to one folder
+        identity, attempt = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
+        named = f"job-{identity or os.getpid()}-{attempt or 0}-process"
     ordered = [*overrides, *_longest_first(plan)]
-    named = "process" if seen is None else _job()
-    ended = run_all(workers(ordered, count, devices, Path(config.out), run, spread=spread, named=named))
-    failed = [end for end in ended if end.code]
-    for end in failed:
-        print(
-            f"mmkv_bench: process {end.worker.name} ended with exit code {end.code}; see {end.worker.log}",
-            file=sys.stderr,
-        )
+    failed = run_all(workers(ordered, count, devices, Path(config.out), run, spread=spread, named=named))
+    for worker, code in failed.items():
+        print(f"mmkv_bench: process {worker.name} ended with exit code {code}; see {worker.log}", file=sys.stderr)
     stopped = _stopped(failed)
     for line in stopped:
         print(f"mmkv_bench: {line}", file=sys.stderr)
     store.recover()  # publish what a dead process had committed
     if failed and not stopped and plan.unanswered(store):
         print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
-        return max(abs(end.code) if end.code < 128 else 1 for end in failed)
-    if any(end.code != 1 for end in failed):
+        return max(abs(code) if code < 128 else 1 for code in failed.values())
+    if any(code != 1 for code in failed.values()):
         print("mmkv_bench: the others answered what was left", file=sys.stderr)
     if config.stage == "generate":
-        return 1 if any(end.code == 1 for end in failed) else 0
+        return int(1 in failed.values())
     scored = carry_out(plan.at_stage("score"))
     return max(scored, int(bool(stopped)))
 
 
-def _stopped(failed: Sequence[ExitedProcess]) -> list[str]:
+def _stopped(failed: Mapping[Worker, int]) -> list[str]:
     """Return log lines about stopped datasets if no process failed for another reason, else no lines. If there are lines, the
     other datasets are scored."""
     from mmkv_bench.run.report import STOPPED
 
-    if any(end.code != 1 for end in failed):
+    if any(code != 1 for code in failed.values()):
         return []
-    lines = [line for end in failed for line in end.worker.log.read_text(errors="replace").splitlines()]
+    lines = [line for worker in failed for line in worker.log.read_text(errors="replace").splitlines()]
     return list(dict.fromkeys(line for line in lines if STOPPED in line))
-
-
-def _job() -> str:
-    """Return a name for this attempt of a job, unique among all that write to one folder."""
-    identity, attempt = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
-    return f"job-{identity or os.getpid()}-{attempt or 0}-process"
 
 
 def workers(
@@ -191,10 +175,11 @@ def workers(
     return made
 
 
-def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
+def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
     """Run processes side by side until all have ended, and distribute samples. Their stderr is shown with their name in front.
+    Return those that failed, with their exit codes (negative for a signal).
 
-    Ctrl-C, or a remembered stop signal (`stopping.deferred`), ends all processes and is raised again.
+    Ctrl-C, or a remembered stop signal (`signals.deferred`), ends all processes and is raised again.
     """
     running, dispatcher = [], Dispatcher()
     for worker in started:
@@ -215,7 +200,7 @@ def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
     try:
         for _, process, _, _ in running:
             while process.poll() is None:
-                check()
+                check_stop()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
     except BaseException:
@@ -227,7 +212,7 @@ def run_all(started: Sequence[Worker]) -> list[ExitedProcess]:
             process.wait()
             thread.join()
             log.close()
-    return [ExitedProcess(worker, process.returncode) for worker, process, _, _ in running]
+    return {worker: process.returncode for worker, process, _, _ in running if process.returncode}
 
 
 def visible_devices(setting: str) -> list[str]:
@@ -242,29 +227,12 @@ def visible_devices(setting: str) -> list[str]:
 
 def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
     """Return the number of processes: `processes` if given, otherwise one per device. A model that spans several devices gets
-    one process, because nobody states how many devices it takes.
-
-    Raises ConfigError if there is neither a number nor a device.
-    """
-    if processes is None and devices:
-        return 1 if spread else len(devices)
-    if processes is None:
+    one process, because nobody states how many devices it takes."""
+    if processes is None and not devices:
         raise ConfigError(
             "this machine has no device, so the number of processes cannot be derived; give --processes N"
         )
-    return processes
-
-
-def _prepare(plan: Plan, store: Store) -> None:
-    """Check the device, then make or open the data of datasets that lack answers. Done once, before processes start."""
-    from mmkv_bench.evaluation.documents import documents
-
-    coverage = plan.coverage(store)
-    waiting_parts = [part for part in plan.parts if coverage.missing(part)]
-    if waiting_parts:
-        plan.check_device()
-    for part in waiting_parts:
-        documents(part.spec, plan.limit)
+    return processes or (1 if spread else len(devices))
 
 
 def _longest_first(plan: Plan) -> list[str]:
@@ -278,7 +246,7 @@ def _longest_first(plan: Plan) -> list[str]:
     return [f"dataset=[{','.join(longest_first(costs))}]"]
 
 
-def _forward(name: str, lines, log) -> None:
+def _forward(name: str, lines: IO[str], log: IO[str]) -> None:
     for line in lines:
         log.write(line)
         log.flush()

@@ -6,10 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TextIO
-
-_EVERY_S = 10.0
 
 
 class Progress:
@@ -20,13 +17,10 @@ class Progress:
         label: name of the dataset, such as `pages_walk`.
         stream: destination, stderr by default; stdout stays for results.
         every: seconds between lines if the stream is not a terminal.
-        unit: name of the counted things.
     """
 
-    def __init__(
-        self, total: int, label: str, stream: TextIO | None = None, every: float = _EVERY_S, unit: str = "samples"
-    ):
-        self.total, self.label, self.every, self.unit = total, label, every, unit
+    def __init__(self, total: int, label: str, stream: TextIO | None = None, every: float = 10.0):
+        self.total, self.label, self.every = total, label, every
         self.stream = stream or sys.stderr
         self.count = self._told = 0
         self._bar: Any = None  # rich's, on a terminal
@@ -35,18 +29,18 @@ class Progress:
         self._start = self._shown = self._last = time.monotonic()
         if self.stream.isatty():
             self._bar = self._terminal()
-            self._task = self._bar.add_task(self.label, total=self.total, note="")
+            self._task = self._bar.add_task(self.label, total=self.total)
             self._bar.start()
         return self
 
-    def advance(self, samples: int = 1, note: str = "") -> None:
-        """Count finished samples. `note` is shown after the count, for example a running accuracy."""
+    def advance(self, samples: int = 1) -> None:
+        """Count finished samples."""
         self.count += samples
         self._last = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._task, advance=samples, note=note)
+            self._bar.update(self._task, advance=samples)
         elif self.count and (not self._told or self._last - self._shown >= self.every):
-            self._line(note)
+            self._line()
 
     def relabel(self, label: str) -> None:
         """Change the label, for example to the next dataset."""
@@ -54,19 +48,16 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=label)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif self.count > self._told:
-            self._line("")
+            self._line()
 
-    def _line(self, note: str) -> None:
+    def _line(self) -> None:
         self._shown, self._told = time.monotonic(), self.count
         elapsed, left = self._shown - self._start, self.left()
-        tail = f", {note}" if note else ""
-        text = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {left} left{tail}"
+        text = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {left} left"
         print(text, file=self.stream, flush=True)
 
     def left(self) -> str:
@@ -95,14 +86,8 @@ class Progress:
             TimeElapsedColumn(),
             TextColumn("ETA"),
             Left(),
-            TextColumn("{task.fields[note]}"),
             console=Console(file=self.stream),
         )
-
-
-def progress(label: str, total: int) -> Progress:
-    """Return a progress display of `total` samples (or cells) on stderr, a context manager with `advance()`."""
-    return Progress(total, label)
 
 
 def duration(seconds: float) -> str:
@@ -114,9 +99,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}:{seconds:02d} min"
     return f"{minutes // 60}:{minutes % 60:02d} h"
-
-
-_ERASE = "\r\x1b[2K"
 
 
 @contextmanager
@@ -138,5 +120,5 @@ def waiting(what: str, stream: TextIO | None = None, log: bool = False) -> Itera
     try:
         yield
     finally:
-        stream.write(_ERASE)
+        stream.write("\r\x1b[2K")  # erases the line
         stream.flush()

@@ -18,10 +18,8 @@ def prompt_row(
 ) -> dict[str, Any]:
     """Return a sample's row of the table `prompts`.
 
-    dataset: the dataset's name in the cells' rows.
-    fingerprint: the model's fingerprint.
-    visual: the result of `visual_places`.
-    rendered: the prompt's text.
+    dataset: the dataset's name in the cells' rows. fingerprint: the model's. visual: the result of `visual_places`. rendered: the
+    prompt's text.
     """
     return {
         "prompt_hash": request.prompt_hash,

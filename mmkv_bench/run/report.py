@@ -1,23 +1,233 @@
-"""The report at a run's end: tables, the rows' folder, failures, and one JSON document."""
+"""What a run prints: its card before any work (model, cache, budgets, datasets and rows), and its report at the end (tables, the
+rows' folder, failures, and one JSON document); and the schedule of `mmkv-bench plan`.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow.compute as pc
 
-from mmkv_bench.plan.plan import Coverage, Plan
+from mmkv_bench import devices
+from mmkv_bench.families.facts import ModelFacts, kv_bytes_per_token, share_of_all_state
+from mmkv_bench.forecast.roofline import weights_text
+from mmkv_bench.models.load import LoadedModel, threads_for
+from mmkv_bench.plan.identity import UNKNOWN
+from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.protocols import protocol
+from mmkv_bench.text_columns import aligned, size
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
-    from mmkv_bench.tables.rows import ReadOnce, Rows
+    from mmkv_bench.tables.rows import ReadOnce
 
+_INDENT = " " * 11
+
+
+@dataclass(frozen=True)
+class PromptSize:
+    """Sizes of a dataset's first prompt: all tokens, visual tokens, and the tokens that the budget applies to (fewer than all
+    under query_agnostic)."""
+
+    tokens: int
+    visual_tokens: int
+    context_tokens: int
+
+
+def card(
+    plan: Plan,
+    rows_done: Mapping[str, int],
+    prompts: Mapping[str, PromptSize] | None = None,
+    loaded: LoadedModel | None = None,
+    notes: Sequence[str] = (),
+    width: int | None = None,
+) -> str:
+    """Return the card as text.
+
+    Args:
+        rows_done: dataset to number of stored rows.
+        prompts: dataset to its first prompt's size, if known.
+        loaded: the model, or None if no model is needed.
+        notes: notes in addition to the plan's.
+        width: wrap lines at this number of columns; None does not wrap.
+    """
+    cells, prompts = plan.cells, prompts or {}
+    family, lines = _family(plan), model_lines(plan, loaded)
+    first = next((prompts[part.dataset] for part in plan.parts if part.dataset in prompts), None)
+    if first is not None and family is not None:
+        lines += _cache(plan, family, first)
+    protocols, readings, seeds = (
+        _each(getattr(cell, name) for cell in cells) for name in ("protocol", "reading", "seed")
+    )
+    lines.append(f"methods    {_each(cell.method for cell in cells)}")
+    lines.append(f"protocol   {protocols}; reading {readings or 'none'}{seeds and f'; seed {seeds}'}")
+    lines += [f"dataset    {_dataset(part, rows_done[part.dataset], prompts.get(part.dataset))}" for part in plan.parts]
+    lines += row_lines(plan, rows_done, notes)
+    return wrapped(lines, width)
+
+
+def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
+    """Return lines about the model, its weights and its cache's bytes per token."""
+    model, cell, family = plan.model, plan.cells[0], _family(plan)
+    held = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+    where = "" if loaded is None else f", on {loaded.device}"
+    if loaded is not None and devices.at(loaded.device).kind == "cpu":
+        count = threads_for(loaded, model.threads)
+        where += f" with {count} thread{'s' * (count > 1)}"
+    weights = f"{_INDENT}{weights_text(plan, held)}, {cell.dtype}, {model.attention}{where}"
+    if family is None:
+        return [f"model      {model.name}, whose files are not on this machine", weights]
+    heads = f"{family.num_query_heads} query / {family.num_kv_heads} KV heads, head_dim {family.head_dim}"
+    return [
+        f"model      {model.name} ({family.name}, {cell.model_fingerprint}), {family.all_layers} layers, {heads}",
+        weights,
+        f"KV cache   {size(kv_bytes_per_token(family, cell.dtype))} per token",
+        *_beside(family),
+    ]
+
+
+def _beside(family: ModelFacts) -> list[str]:
+    """Return a line about layers that are not compressed, or no line if all layers are compressed."""
+    states = family.states
+    kinds = [
+        *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
+        *([f"{states.linear} with a recurrent state"] if states.linear else []),
+        *([f"{states.readers} that read another layer's entries"] if states.readers else []),
+    ]
+    return [f"beside     {' and '.join(kinds)}, which are not compressed"] if kinds else []
+
+
+def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
+    """Return lines with the number of rows, done and missing, and with the notes."""
+    rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
+    todo = f"{rows - done} to make" if done < rows else "nothing to generate"
+    shard = plan.answering.selection.shard
+    shard = "" if shard == "0/1" else f", shard {shard}"
+    return [
+        f"rows       {rows} rows, {done} done, {todo}{shard}, in {plan.out}",
+        *(f"note       {note}" for note in (*plan.notes, *notes)),
+    ]
+
+
+def wrapped(lines: Sequence[str], width: int | None) -> str:
+    """Join lines to text, wrapped at `width` with continuation lines indented below their text; None does not wrap."""
+    if width is not None:
+        room = max(width, 2 * len(_INDENT))
+        options = {"subsequent_indent": _INDENT, "break_long_words": False, "break_on_hyphens": False}
+        lines = [row for line in lines for row in wrap(line, room, **options)]  # type: ignore[arg-type]
+    return "\n".join(lines)
+
+
+def columns(stream: TextIO) -> int | None:
+    """Return the width of a terminal, or None for other streams, whose lines are not wrapped."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def _family(plan: Plan) -> ModelFacts | None:
+    return None if plan.cells[0].dtype == UNKNOWN else plan.family
+
+
+def _each(values: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
+
+
+def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
+    """Return lines with the size of the first prompt's cache, full and under each budget."""
+    per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
+    whole = size(prompt.tokens * per_token)
+    lines = [f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {whole} cache"]
+    for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
+        entries = budget.entries_for(length)
+        kept, in_bytes = min(entries, length), f" ({budget.in_bytes} of all state)" if budget.in_bytes else ""
+        of_all = ""
+        if family.states.layers:  # layers that are not compressed
+            share = share_of_all_state(family, length, kept, plan.cells[0].dtype)
+            of_all = f" in {family.num_layers} of {family.all_layers} layers, {100 * share:.1f}% of all state"
+        lines.append(
+            f"budget     {budget}{in_bytes}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
+            f"{kept * family.num_layers * family.num_kv_heads} in all, {size(kept * per_token)}"
+            + of_all
+            + ("; the first prompt is kept whole" if entries >= length else "")
+        )
+    return lines
+
+
+def _dataset(part: DatasetShare, done: int, prompt: PromptSize | None) -> str:
+    samples, cells = len(part.samples), len(part.cells)
+    first = "" if prompt is None else f", first prompt {prompt.tokens} tokens"
+    return f"{part.dataset}: {samples} samples x {cells} cells{first}" + (
+        f", {done} of {samples * cells} rows there already" if done else ""
+    )
+
+
+# ---------------------------------------------------------------------- the schedule of `mmkv-bench plan`
+_HEADS = ("method", "reading", "budgets", "seeds", "protocols", "cells", "rows", "done", "failed", "missing")
+_COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
+
+
+def schedule(plan: Plan, coverage: Coverage) -> str:
+    """Return the model and one table per group of datasets with equal counts. coverage: which rows of the plan are stored."""
+    done = {part.dataset: coverage.count(part) for part in plan.parts}
+    tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
+    for part in plan.parts:
+        samples = f"{len(part.samples)} samples{_COUNTED.get(part.counted, '')}, {coverage.missing(part)} with missing answers"
+        tables.setdefault((samples, _methods(part, coverage)), []).append(part.dataset)
+    lines = [wrapped([*model_lines(plan), *row_lines(plan, done)], columns(sys.stdout))]
+    for (samples, methods), datasets in tables.items():
+        each = "each " if len(datasets) > 1 else ""
+        table = aligned(_HEADS, methods, words=_HEADS.index("cells"))
+        lines += ["", f"{', '.join(datasets)}: {each}{samples}", *table]
+    return "\n".join(lines)
+
+
+def schedule_document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
+    """Return the schedule as data: datasets with their cells and counts, and the notes."""
+    return {
+        "out": str(plan.out),
+        "model": plan.model.name,
+        "notes": list(plan.notes),
+        "datasets": [_counts(part, coverage) for part in plan.parts],
+    }
+
+
+def _counts(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
+    answered, statuses = coverage.answered(part), coverage.statuses(part)
+    cells = zip(part.cells, answered.sum(1).tolist(), (statuses > 0).sum(1).tolist(), strict=True)
+    return {
+        "dataset": part.dataset,
+        "samples": len(part.samples),
+        "counted": part.counted,
+        "missing": coverage.missing(part),
+        "cells": [
+            {"cell": cell.cell, "label": cell.label, "done": done, "failed": failed} for cell, done, failed in cells
+        ],
+    }
+
+
+def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
+    """Return one table line per method and reading (a paper's text or its released code), with sums of cells and rows."""
+    answered, statuses = coverage.answered(part), coverage.statuses(part)
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for place, cell in enumerate(part.cells):
+        groups.setdefault((cell.method, cell.reading), []).append(place)
+    lines = []
+    for (method, reading), places in groups.items():
+        cells = [part.cells[place] for place in places]
+        done, failed = int(answered[places].sum()), int((statuses[places] > 0).sum())
+        rows = len(cells) * len(part.samples)
+        varied = (_each(getattr(cell, name) for cell in cells) or "-" for name in ("budget", "seed", "protocol"))
+        lines.append((method, reading or "-", *varied, *map(str, (len(cells), rows, done, failed, rows - done))))
+    return tuple(lines)
+
+
+# ---------------------------------------------------------------------- the report
 STOPPED = " stopped: "  # between a dataset and the reason why it was not finished
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled", "continuation": "ppl"}
 """For each measure of a dataset, the metric that shows whether it was taken."""
@@ -63,16 +273,14 @@ class Report:
         with_scores = self.plan.stage != "generate" and (self.metrics or any(part.samples for part in self.parts))
         if with_scores:
             print(self._tables())
-            for note in (*self._other_names(), self._more(), self._unmeasured()):
-                if note is not None:
-                    print(note)
-        measured = any(row["metric"] == "fidelity_kl" for row in self.metrics)
-        if measured and self.plan.model.weights != "random":
-            print(f"fidelity to full's answers: python -m mmkv_bench tables {self.store.root} --metric fidelity")
+            for note in (*self._other_names(), *self._more(), *self._unmeasured()):
+                print(note)
+        trained, command = self.plan.model.weights != "random", f"python -m mmkv_bench tables {self.store.root}"
+        if trained and any(row["metric"] == "fidelity_kl" for row in self.metrics):
+            print(f"fidelity to full's answers: {command} --metric fidelity")
         if self.metrics and any(part.about.get("groups") for part in self.parts):
-            print(f"means over the groups of these datasets: python -m mmkv_bench tables {self.store.root} --groups")
-        again = f"   (python -m mmkv_bench tables {self.store.root} prints the tables again)"
-        print(f"rows: {self.store.root}" + again * bool(with_scores and self.plan.model.weights != "random"))
+            print(f"means over the groups of these datasets: {command} --groups")
+        print(f"rows: {self.store.root}" + f"   ({command} prints the tables again)" * bool(with_scores and trained))
         if judge:
             print(judge)
         if failed:
@@ -95,12 +303,6 @@ class Report:
             }
             sys.stdout.flush()
             print(json.dumps(document, default=str))
-
-    def _as_asked(self, rows: Rows) -> Rows:
-        """Rename each cell's method to this run's name for it, because an earlier run may have stored the cell under another
-        name."""
-        asked = {cell.cell: cell.method for cell in self.cells}
-        return replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(asked)))
 
     def _other_names(self) -> list[str]:
         """Return a sentence for each method whose cells an earlier run stored under another name."""
@@ -133,18 +335,18 @@ class Report:
             return "Nothing to score: all stored answers are scored, but some samples have no answer."
         return "Nothing to do: every cell has every sample, and all answers are scored."
 
-    def _more(self) -> str | None:
+    def _more(self) -> list[str]:
         """Return a sentence if the tables cover samples that this run did not ask for (a smaller limit, one shard)."""
         asked = {part.dataset: len(part.samples) for part in self.parts}
         larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
         parts = [f"{name} {n} samples, but this run asked for {asked[name]}" for name, n in sorted(larger.items())]
-        return f"note: the tables cover all stored samples: {'; '.join(parts)}" if parts else None
+        return [f"note: the tables cover all stored samples: {'; '.join(parts)}"] if parts else []
 
-    def _unmeasured(self) -> str | None:
+    def _unmeasured(self) -> list[str]:
         """Return a sentence if stored answers lack measures that this run asks for, because measures are taken only while
         answering."""
         if not self.plan.answering.shares_prefill:
-            return None
+            return []
         wanted: dict[str, dict[str, set[str]]] = {}
         for part in self.parts:
             measured = [cell for cell in part.cells if not protocol(cell.protocol).apart]
@@ -154,7 +356,7 @@ class Report:
                 wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in measured)
         suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
         if not suspects:
-            return None
+            return []
         answered = self.coverage.ok(suspects & {row["cell"] for row in self.metrics})
         found = []
         for measure, metrics_of in wanted.items():
@@ -165,14 +367,11 @@ class Report:
             if lacking := total - valued:
                 found.append(f"{measure} ({lacking} of {total} answers)")
         return (
-            f"note: answers lack {', '.join(found)}; a run with out=<another folder> measures them" if found else None
+            [f"note: answers lack {', '.join(found)}; a run with out=<another folder> measures them"] if found else []
         )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells in which none of the given metrics has a value for every sample.
-
-        metrics_of: cell to metrics of one measure. Any of them shows that a sample was measured.
-        """
+        """Return the cells in which no metric of a measure has a value for every sample. metrics_of: cell to metrics."""
         whole = {
             row["cell"]
             for row in self.metrics
@@ -191,6 +390,10 @@ class Report:
             return RANDOM
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
-        rows = self._as_asked(frames(self.rows.of_metrics(headlines)))
+        rows = frames(self.rows.of_metrics(headlines))
+        asked = {
+            cell.cell: cell.method for cell in self.cells
+        }  # an earlier run may have stored a cell under another name
+        rows = replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(asked)))
         shown = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
         return markdown(tables_of_scores(build(rows, metrics=shown)))

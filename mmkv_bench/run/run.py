@@ -5,43 +5,40 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
-from mmkv_bench.config.schema import Model, RunConfig
+from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.devices.requirements import COMPILED, check_compiler
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.evaluation.documents import documents, generation_settings
 from mmkv_bench.evaluation.fingerprints import confirm, inputs_of
-from mmkv_bench.evaluation.samples import SampleRef
 from mmkv_bench.judging.answers import JudgeAnswers, judge_answers
 from mmkv_bench.models.load import LoadedModel, computing_with, threads_for
 from mmkv_bench.models.source import Source
-from mmkv_bench.plan.cells import Cell, stored_rows
+from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.plan.plan import COLUMNS as COVERAGE_COLUMNS
 from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.plan.stale_answers import changed_answers
 from mmkv_bench.protocols import WHOLE, protocol
-from mmkv_bench.run import stopping
-from mmkv_bench.run.card import PromptSize, card, columns
 from mmkv_bench.run.dispatch import SampleQueueClient
-from mmkv_bench.run.inputs import refuse_other_machine, refuse_other_prompts
+from mmkv_bench.run.inputs import Inputs, refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.progress import Progress, waiting
-from mmkv_bench.run.report import Report
+from mmkv_bench.run.report import PromptSize, Report, card, columns
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracking import DatasetTracker, described, settings, summarise
+from mmkv_bench.signals import check_stop, deferred
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import name_primary
-from mmkv_bench.store.tracking import Tracker, WandbTracker, tracker
+from mmkv_bench.store.tracking import Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
-    from mmkv_bench.run.generate import Answering
-    from mmkv_bench.run.inputs import Inputs
+    from mmkv_bench.evaluation.samples import Request, SampleRef
+    from mmkv_bench.store.folder import Writer
 
 
 def run(config: RunConfig) -> int:
@@ -65,7 +62,7 @@ def carry_out(plan: Plan) -> int:
         store.prepare()
         name_primary(store.root, plan.primary)
     shard = plan.answering.selection.shard
-    track = tracker(settings(plan.logger, shard), store.root)
+    track = None if plan.logger.kind == "none" else tracker(settings(plan.logger, shard), store.root)
     judge = judge_answers(plan.judge, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
@@ -85,14 +82,21 @@ def carry_out(plan: Plan) -> int:
     rescores = plan.stage == "score"
     stale = unscored(store, plan.cells, judge, rows, specs, undigested=rescores) if scoring else []
     if not generating:  # nothing to track
-        track = Tracker()
-    track.start(described(plan.resolved, plan.cells))
+        track = None
+    if track is not None:
+        track.start(described(plan.resolved, plan.cells))
     scored, failed, ended = 0, 0, False
     stopped: dict[str, str] = {}
     try:
         if loaded is not None:
+            unfinished = [
+                cell.cell
+                for part in plan.parts
+                for cell, done_of in zip(part.cells, coverage.answered(part), strict=True)
+                if not done_of.all()
+            ]
             store.write_cells(stored_rows(plan.cells, plan.resolved, plan.provenance, loaded.prompt_format))
-            refuse_other_machine(store, _unfinished(plan, coverage), plan.provenance)
+            refuse_other_machine(store, unfinished, plan.provenance)
             store.forget_scores(changed)
             with computing_with(threads_for(loaded, plan.model.threads)):
                 _generate(plan, loaded, store, todo, track, stopped)
@@ -105,7 +109,8 @@ def carry_out(plan: Plan) -> int:
         failed = sum(coverage.failed(part) for part in plan.parts)
         ended = True
     finally:
-        track.finish(failed=not ended or failed > 0 or bool(stopped))
+        if track is not None:
+            track.finish(failed=not ended or failed > 0 or bool(stopped))
     report = Report(plan, store, coverage, rows)
     seconds, asked = time.perf_counter() - started, judge.summary(report.metrics)
     report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
@@ -122,18 +127,9 @@ def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
 
 
 # ---------------------------------------------------------------------- before work
-def _unfinished(plan: Plan, coverage: Coverage) -> list[str]:
-    """List the cells to which rows will be added."""
-    return [cell for part in plan.parts for cell, done in coverage.done(part).items() if len(done) < len(part.samples)]
-
-
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
     """Refuse to mix rows with and without a shared prefill in one cell. Their answers are equal, but their times and memory are
-    not.
-
-    Raises:
-        ConfigError: the store has rows of these cells that were measured the other way.
-    """
+    not."""
     if plan.stage == "score":
         return
     wanted, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
@@ -147,42 +143,28 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
 
 
 def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
-    """Check the device and the data, then load the model.
-
-    Raises:
-        MMKVError: device, data or model is missing, or cannot do what the run asks.
-    """
+    """Check the device and the data, then load the model. Refuse unsupported generation settings here, rather than in every
+    row."""
     from mmkv_bench.compression.flash import check as check_flash
+    from mmkv_bench.run.generate import decode_rules
 
     parts = [part for part in plan.parts if todo[part.dataset]]
     plan.check_device()
     compiled = plan.answering.decode == COMPILED
     if compiled:
         check_compiler()
-    model, dtype = plan.model, plan.cells[0].dtype
-    check_flash(model.attention, devices.kind_of(model.device), dtype, compiled)
+    model, source = plan.model, Source.of(plan.model)
+    check_flash(model.attention, devices.kind_of(model.device), plan.cells[0].dtype, compiled)
     for part in parts:
         documents(part.spec, plan.limit)
-    loaded = _load(model)
-    Source.of(model).confirm(plan.cells[0].model_fingerprint)
-    _check_generation(loaded, parts)
-    return loaded
-
-
-def _check_generation(loaded: LoadedModel, parts: Sequence[DatasetShare]) -> None:
-    """Refuse unsupported generation settings before any work, rather than in every row."""
-    from mmkv_bench.run.generate import decode_rules
-
+    loaded = source.load()
+    source.confirm(plan.cells[0].model_fingerprint)
     for part in parts:
         try:
             decode_rules(loaded, generation_settings(part.spec))
         except UnsupportedError as error:
             raise UnsupportedError(f"{part.dataset}: {error}") from error
-
-
-def _hold(found: list[Any], request: Any) -> str:
-    found.append(request)
-    return ""
+    return loaded
 
 
 def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
@@ -192,20 +174,19 @@ def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
     from mmkv_bench.run.generate import encoded
 
     protocols = list(dict.fromkeys(cell.protocol for cell in plan.cells))
-    sizes = {}
+    shown = next((name for name in protocols if name in WHOLE), protocols[0])
+    sizes: dict[str, PromptSize] = {}
     for part in plan.parts:
-        found: list[Any] = []
-        generate(part.spec, partial(_hold, found), 1)
-        if not found or found[0].error is not None:
-            continue
-        request = found[0]
-        try:
-            prompt = encoded(loaded, plan.answering, request, "card", "cpu")
-            asked = [name for name in protocols if name in WHOLE] or protocols
-            context = lengths_of(protocol(asked[0]), prompt, loaded.family).reduced
-        except Exception:  # noqa: BLE001, S112 - any failure of a processor becomes that sample's status later
-            continue
-        sizes[part.dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
+
+        def measure(request: Request, dataset: str = part.dataset) -> str:
+            with suppress(Exception):  # any failure of a processor becomes that sample's status later
+                if request.error is None:
+                    prompt = encoded(loaded, plan.answering, request, "card", "cpu")
+                    context = lengths_of(protocol(shown), prompt, loaded.family).reduced
+                    sizes[dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
+            return ""
+
+        generate(part.spec, measure, 1)
     return sizes
 
 
@@ -215,90 +196,75 @@ def _generate(
     loaded: LoadedModel,
     store: Store,
     todo: Mapping[str, int],
-    track: Tracker,
+    track: Tracker | None,
     stopped: dict[str, str],
 ) -> None:
-    """Generate the missing answers. `stopped` gets the datasets that could not be finished."""
-    from mmkv_bench.evaluation.grader import RunningScores
-    from mmkv_bench.run.generate import Answering, compiled_step
-    from mmkv_bench.run.inputs import Inputs
+    """Generate the missing answers, except those that other processes answer.
 
-    step = compiled_step(loaded, plan.answering)
-    parts, limit = plan.parts, plan.limit
-    coverage = plan.coverage(store)
-    worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
-    given = SampleQueueClient(stopping.check)
-    with stopping.deferred(), store.writer(worker) as writer:
-        while True:
-            for part in parts:
-                if not todo[part.dataset]:
-                    continue
-                stopping.check()
-                scores = RunningScores(part.spec, limit) if isinstance(track, WandbTracker) else None
-                following = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
-                make = partial(Answering, loaded, plan.answering, part.cells, coverage.done(part), writer)
-                with _one_of(parts, part.dataset, stopped):
-                    confirm(part.spec, part.cells[0].dataset_fingerprint)
-                    _answer(
-                        part,
-                        todo[part.dataset],
-                        None if plan.answering.shares_prefill else coverage.left(part),
-                        limit,
-                        partial(make, measures=part.spec.measures, step=step),
-                        following,
-                        given,
-                        Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer),
-                    )
-            if not given.again():
-                return
-
-
-def _answer(
-    part: DatasetShare,
-    todo: int,
-    alone: int | None,
-    limit: int | None,
-    answering_of: Callable[..., Answering],
-    following: DatasetTracker,
-    given: SampleQueueClient,
-    inputs: Inputs,
-) -> None:
-    """Answer one dataset's missing samples, except those that other processes answer.
-
-    todo: number of samples, the unit of progress if cells share a prefill.
-    alone: number of answers, the unit of progress if they do not; else None.
+    Args:
+        todo: dataset to number of samples with missing answers.
+        stopped: gets the datasets that could not be finished, with the reason.
     """
     from mmkv_bench.evaluation.generating import generate
+    from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.evaluation.question_groups import asks_groups
+    from mmkv_bench.run.generate import Answering, compiled_step
 
-    total, label = (todo, "cells") if alone is None else (alone, "cells one by one")
-    with Progress(total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
+    step = compiled_step(loaded, plan.answering)
+    coverage, shares = plan.coverage(store), plan.answering.shares_prefill
+    queue = SampleQueueClient(check_stop)
 
-        def after(rows: list[dict[str, Any]]) -> None:
-            given.done(part.dataset, rows[0]["sample_id"])
-            bar.advance(int(alone is None))
-            following.add(rows)
-            inputs.committed(rows)
-            stopping.check()
+    def answer(part: DatasetShare, writer: Writer) -> None:
+        follow = None
+        if track is not None:
+            scores = RunningScores(part.spec, plan.limit)
+            follow = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
+        confirm(part.spec, part.cells[0].dataset_fingerprint)
+        inputs = Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer)
+        # Progress counts samples if cells share a prefill, otherwise answers.
+        total, label = (todo[part.dataset], "cells") if shares else (coverage.left(part), "cells one by one")
+        with Progress(total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
 
-        answering = answering_of(after=after, committed=None if alone is None else bar.advance)
+            def after(rows: list[dict[str, Any]]) -> None:
+                queue.done(part.dataset, rows[0]["sample_id"])
+                bar.advance(int(shares))
+                if follow is not None:
+                    follow.add(rows)
+                inputs.committed(rows)
+                check_stop()
 
-        def wanted(sample: SampleRef) -> bool:
-            """Tell whether this process must answer the sample. A sample that another process answers is counted as progress."""
-            if not answering.wants(sample):
-                return False
-            mine = given.take(part.dataset, sample.sample_id)
-            if not mine:
-                bar.advance(1 if alone is None else answering.pending(sample.sample_id))
-            return mine
+            def wanted(sample: SampleRef) -> bool:
+                """Tell whether this process must answer the sample. A sample of another process counts as progress."""
+                if not answering.wants(sample):
+                    return False
+                mine = queue.take(part.dataset, sample.sample_id)
+                if not mine:
+                    bar.advance(1 if shares else answering.pending(sample.sample_id))
+                return mine
 
-        try:
-            groups = asks_groups({cell.protocol for cell in part.cells})
-            generate(part.spec, answering, limit, wanted, groups)
-        finally:
-            answering.close()
-            following.close()
-            inputs.look()
+            done, committed = coverage.done(part), None if shares else bar.advance
+            answering = Answering(
+                loaded, plan.answering, part.cells, done, writer, after, part.spec.measures, step, committed=committed
+            )
+            try:
+                groups = asks_groups({cell.protocol for cell in part.cells})
+                generate(part.spec, answering, plan.limit, wanted, groups)
+            finally:
+                answering.close()
+                if follow is not None:
+                    follow.close()
+                inputs.look()
+
+    worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
+    with deferred(), store.writer(worker) as writer:
+        while True:
+            for part in plan.parts:
+                if todo[part.dataset]:
+                    check_stop()
+                    with _one_of(plan.parts, part.dataset, stopped):
+                        answer(part, writer)
+            if not queue.again():
+                return
 
 
 @contextmanager
@@ -314,24 +280,16 @@ def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) 
         stopped[label] = str(error)
 
 
-def _load(model: Model) -> LoadedModel:
-    return Source.of(model).load()
-
-
-def _advance(bar: Progress, cell: Cell) -> None:
-    bar.advance()
-
-
 def _score(
-    store: Store, parts: Sequence[DatasetShare], stale: Sequence[str], judge: JudgeAnswers, stopped: dict[str, str]
+    store: Store, parts: Sequence[DatasetShare], stale: Collection[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
     """Score stale cells and return their number. `stopped` gets the datasets that could not be scored."""
-    done, waiting = 0, set(stale)
+    done = 0
     for part in parts:
-        own = waiting.intersection(cell.cell for cell in part.cells)
-        if own:
+        waiting = {*stale}.intersection(cell.cell for cell in part.cells)
+        if waiting:
             label = f"scoring {part.dataset}"
-            with Progress(len(own), label, unit="cells") as bar, _one_of(parts, label, stopped):
+            with Progress(len(waiting), label) as bar, _one_of(parts, label, stopped):
                 confirm(part.spec, part.cells[0].dataset_fingerprint)
-                done += score_dataset(store, part.spec, part.cells, partial(_advance, bar), judge, own)
+                done += score_dataset(store, part.spec, part.cells, bar.advance, judge, waiting)
     return done

@@ -14,9 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from mmkv_bench.evaluation.extra_metrics import NAMES
-from mmkv_bench.judging.answers import not_judged
-from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows, keep_judged
+from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest, scorer_files
+from mmkv_bench.judging.answers import NOT_JUDGED, not_judged
+from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows
+from mmkv_bench.store.packing import alike, arranged, blocks
+from mmkv_bench.store.parts import keys
 from mmkv_bench.store.schema import METRICS
+from mmkv_bench.store.tally import digests_of_cells, tally
 from mmkv_bench.tables.agreement import SUMMED, cells_beside, sums_of
 from mmkv_bench.tables.metrics import JUDGE, metrics_rows
 from mmkv_bench.tables.rows import ReadOnce, frame
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 EVIDENCE = ("answers_digest", "scorer_digest", "scorer_files")
 """Columns of `metrics` that identify the scored answers and the scorer."""
 AT_ONCE = 1 << 21  # answers and scores compared at a time
+Row = dict[str, Any]
+_NO_SCORE: Row = {"value": None}
 
 
 def unscored(
@@ -74,9 +80,6 @@ def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
     """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer."""
-    from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest
-    from mmkv_bench.store.tally import tally
-
     digested = [row for row in metrics if row["answers_digest"] is not None]
     other = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
     held = tally(store).digests if digested else {}
@@ -98,8 +101,6 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
     """Yield (answers, scores) of the cells `names`, each with cell, sample and status. If there are many rows, split them by
     cell.
     """
-    from mmkv_bench.store.packing import blocks
-
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
         yield rows.responses.select(columns), rows.samples
@@ -111,8 +112,6 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
     """Return the cells with a pair of sample and status that is in only one of the tables."""
-    from mmkv_bench.store.parts import keys
-
     both = pa.concat_tables([answered, scored])
     key = keys(both, both.column_names)
     differing = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
@@ -134,7 +133,7 @@ def score_dataset(
     store: Store,
     spec: TaskSpec,
     cells: Sequence[Cell],
-    after: Callable[[Cell], None] = lambda cell: None,
+    after: Callable[[], object] = lambda: None,
     judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
@@ -143,7 +142,7 @@ def score_dataset(
     Args:
         spec: the task.
         cells: this run's cells of the task.
-        after: called with each scored cell.
+        after: called after each scored cell.
         judge: answers the scorers' questions; None asks nobody. An earlier judge's scores stay if this judge gives none
             (score_rows.py).
         stale: the cells to score, if known; None computes them by `unscored`.
@@ -155,11 +154,8 @@ def score_dataset(
         ScoringError: lmms-eval's metric code failed; the answers stay unchanged.
     """
     from mmkv_bench.evaluation.captions import release
-    from mmkv_bench.evaluation.fingerprints import scorer_digest, scorer_files
     from mmkv_bench.evaluation.grader import Grader
     from mmkv_bench.evaluation.task_code import opened
-    from mmkv_bench.store.packing import alike, arranged
-    from mmkv_bench.store.tally import digests_of_cells
 
     stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
@@ -171,13 +167,13 @@ def score_dataset(
     scored, measuring = _Scored(store, described, stale), Measuring(store, cells, answers.reach)
     del described
 
-    def blocks() -> Iterator[pa.Table]:
+    def all_rows() -> Iterator[pa.Table]:
         reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
         scorer = Grader(spec, reach, answers.of, judge, answers.failed)
         for block in answers.blocks(cells):
-            yield from parts(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
+            yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
-    def parts(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
+    def rows_of(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
         """Yield the `samples` rows of a block. A function of its own, so that its variables are freed before the next block is
         read.
         """
@@ -189,7 +185,7 @@ def score_dataset(
                     name, found = next(scores)
                     assert name == cell.cell, "scores come in the order of the cells"
                     scored.add(cell, found)
-                    after(cell)
+                    after()
             for measures in measuring.of(rows, part[0].dataset):
                 scored.rows.add_table(measures)
             yield scored.rows.table()
@@ -197,7 +193,7 @@ def score_dataset(
     scored.scorer = scorer_digest(spec)
     with opened() as heard:
         scored.files = lambda: scorer_files(spec, heard, store.root)
-        store.write_scores(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
+        store.write_scores(all_rows(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()
     return len(stale)
 
@@ -219,12 +215,12 @@ class _Scored:
         self.rows = SampleRows()
         self.aggregates: dict[tuple[str, str], float | None] = {}
         self.reasons: dict[str | tuple[str, str], str | None] = {}
-        self.judges: dict[tuple[str, str], dict[str, Any]] = {}
+        self.judges: dict[tuple[str, str], Row] = {}
         self.answers: dict[str, str] = {}
         self.scorer: str | None = None
         self.files: Callable[[], Mapping[str, str]] = dict
-        self._evidence: dict[str, dict[str, Any]] = {}
-        self._metrics: dict[str, list[dict[str, Any]]] = {}
+        self._evidence: dict[str, Row] = {}
+        self._metrics: dict[str, list[Row]] = {}
         for row in store.metrics(cells["cell"].to_pylist()).to_pylist():
             self._metrics.setdefault(row["cell"], []).append(row)
             if row["cell"] not in stale:
@@ -258,12 +254,50 @@ class _Scored:
             return
         fresh = SampleRows()
         fresh.add(name, cell.dataset, scores.samples)
+        rows = {(row["sample_id"], row["metric"]): row for row in fresh.table().to_pylist()}
         stored = self._stored.of(name).drop_columns(["schema_version"]).to_pylist()
-        kept = keep_judged(fresh.table().to_pylist(), stored, self._metrics.get(name, []), scores)
-        self.rows.add_rows(kept.samples)
-        self.judges |= {(name, metric): by for metric, by in kept.judges.items()}
-        self.aggregates |= {(name, metric): value for metric, value in kept.lmms_eval.items()}
-        self.reasons |= {(name, metric): why for metric, why in kept.reasons.items()}
+        for known in self._metrics.get(name, []):
+            if known["judge"] is not None:
+                self._keep_judged(known, [row for row in stored if row["metric"] == known["metric"]], rows, scores)
+        self.rows.add_rows(list(rows.values()))
+
+    def _keep_judged(
+        self, known: Row, stored: Sequence[Row], rows: dict[tuple[str, str], Row], scores: CellScores
+    ) -> None:
+        """Merge stored scores of a judged metric into the rows of a new pass that would lose some of them.
+
+        Such a metric keeps every stored score whose sample has none in this pass (a stored `ok` answer never changes). If this
+        pass had another judge than the stored one, the metric keeps all its stored scores, and samples without a score stay
+        unjudged: scores of two judges are never averaged. The new judge's answers are in its cache, so a later pass only has to
+        ask for the rest.
+
+        known, stored: the metric's stored row of the table `metrics`, and its stored rows of `samples`.
+        rows: (sample, metric) to the rows of this pass; changed in place.
+        scores: the result of this pass.
+        """
+        name, metric = known["cell"], known["metric"]
+        judged = {row["sample_id"]: row for row in stored if row["status"] == "ok" and row["value"] is not None}
+        lost = [sample for sample in judged if rows.get((sample, metric), _NO_SCORE)["value"] is None]
+        if not lost:
+            return
+        by = scores.judged.get(metric)
+        other = by is not None and tuple(by) != tuple(known[column] for column in JUDGE)
+        rows |= {(sample, metric): judged[sample] for sample in (judged if other else lost)}
+        new = {sample: row for (sample, its), row in rows.items() if its == metric}
+        if other:
+            new |= {sample: row | {"value": None} for sample, row in new.items() if sample not in judged}
+            rows |= {(sample, metric): row for sample, row in new.items()}
+        answered = [row for row in new.values() if row["status"] == "ok"]
+        waiting = sum(row["value"] is None for row in answered)
+        same = new.keys() == {row["sample_id"] for row in stored} and not waiting
+        self.judges[name, metric] = {column: known[column] for column in JUDGE}
+        self.aggregates[name, metric] = known["lmms_eval"] if same else None
+        if waiting:
+            why = scores.not_judged.get(metric, "").split(": ", 2)[-1] or "this judge did not answer for all"
+            self.reasons[name, metric] = f"{NOT_JUDGED}: {waiting} of {len(answered)} samples: {why}"
+        else:
+            together = f"{NOT_JUDGED} in one pass, which lmms-eval's aggregate needs"
+            self.reasons[name, metric] = known["lmms_eval_reason"] if same else scores.reason or together
 
     def metrics(self, samples: pa.Table) -> pa.Table:
         """Return the rows of the table `metrics` computed from these `samples` rows. Each metric of a cell must be complete."""
@@ -276,10 +310,5 @@ class _Scored:
         for row in found:
             digest = self.answers.get(row["cell"])
             row |= self._evidence.get(row["cell"], nothing) if digest is None else {**new, "answers_digest": digest}
-        return _metrics_table(found)
-
-
-def _metrics_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-
-    fields = [field for field in METRICS if field.name not in ("schema_version", "row_digest")]  # which the store adds
-    return pa.table({field.name: pa.array([row[field.name] for row in rows], field.type) for field in fields})
+        of_store = ("schema_version", "row_digest")  # which the store adds
+        return pa.Table.from_pylist(found, pa.schema([field for field in METRICS if field.name not in of_store]))

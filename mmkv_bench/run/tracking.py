@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 def settings(logger: Logger, shard: str) -> dict[str, Any]:
     """Return the arguments of `store.tracking.tracker`."""
-    if logger.kind == "none":
-        return {"name": "none"}
     return {
         "name": logger.kind,
         "mode": logger.mode,
@@ -122,48 +120,42 @@ class DatasetTracker:
         for row in rows:
             self._add_cell(row)
         self._new = True
-        for name in _PEAKS:
-            peaks = [row[name] for row in rows if row.get(name) is not None]
-            if peaks:
-                key = f"{self._dataset}/{name}"
-                self._largest[key] = max(self._largest.get(key, 0), *peaks)
-        told = {**self._means.add(values), **self._largest}
+        for row in rows:
+            _add_peaks(self._largest, self._dataset, row)
+        shown = {**self._means.add(values), **self._largest}
         self._left -= 1
         now = time.monotonic()
         if now >= self._next or self._left <= 0:
-            self._report()
+            self._score()
             ended = time.monotonic()
             self._next = ended + max(EVERY, SCORING * (ended - now))
-            told = {**told, **self._cells}
-        self._track.log(told)
+            shown |= self._cells
+        self._track.log(shown)
 
     def close(self) -> None:
         """Report the answers since the last report. There are some if another process had the last samples."""
         if self._new:
-            self._report()
+            self._score()
             self._track.log(self._cells)
-
-    def _report(self) -> None:
-        self._score()
-        self._new = False
 
     def _score(self) -> None:
         """Score the answers since the last report. If the scorer fails, only the running scores end."""
+        self._new = False
         waiting, self._unscored = self._unscored, []
         if self._scores is None or not waiting:
             return
         distinct = list(dict.fromkeys((doc_id, text) for _, doc_id, text in waiting))
+        scores = None
         try:
-            found = self._scores.of(distinct)
+            scores = self._scores.of(distinct)
         except Exception as error:  # noqa: BLE001 - the score stage will fail in the same way and report it
             log.warning("%s: no running scores: %s", self._dataset, error)
-            found = None
-        if found is None:
+        if scores is None:
             self._scores = None
             return
-        of = dict(zip(distinct, found, strict=True))
+        scores_of = dict(zip(distinct, scores, strict=True))
         for label, doc_id, text in waiting:
-            for metric, value in of[doc_id, text].items():
+            for metric, value in scores_of[doc_id, text].items():
                 name = f"{label}/{metric}"
                 total, count = self._sums.get(name, (0.0, 0))
                 self._sums[name] = total + value, count + 1
@@ -180,10 +172,15 @@ class DatasetTracker:
         own = {f"{label}/{name}": row.get(name) for name in _OWN}
         means = self._own.add(own)
         self._cells |= {name: means[name] for name in own if name in means}
-        for name in _PEAKS:
-            if row.get(name) is not None:
-                key = f"{label}/{name}"
-                self._cells[key] = max(self._cells.get(key, 0), row[name])
+        _add_peaks(self._cells, label, row)
+
+
+def _add_peaks(largest: dict[str, float], label: str, row: Mapping[str, Any]) -> None:
+    """Update `<label>/<peak>` with a row's memory peaks."""
+    for name in _PEAKS:
+        if row.get(name) is not None:
+            key = f"{label}/{name}"
+            largest[key] = max(largest.get(key, 0), row[name])
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

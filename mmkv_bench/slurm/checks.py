@@ -22,11 +22,7 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def check_launcher(launcher: Mapping[str, Any]) -> None:
-    """Refuse settings under which a stopped job would not be queued again, or several tasks of a job would do the same work.
-
-    Raises:
-        ConfigError: the launcher has such a setting.
-    """
+    """Refuse settings under which a stopped job would not be queued again, or several tasks of a job would do the same work."""
     if launcher["timeout_min"] < _SHORTEST:
         raise ConfigError(
             f"hydra.launcher.timeout_min={launcher['timeout_min']}: submitit takes any stop signal in a job's "
@@ -48,15 +44,9 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
 
 
 def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
-    """Return the number of processes of a job: one per requested GPU, unless one process takes all GPUs.
-
-    Args:
-        launcher: `hydra.launcher` of the run's model.
-        model: how the model is loaded.
-    """
-    if model.device_map is not None or model.device == "cpu":
-        return 1
-    return max(1, gpus_of(launcher))
+    """Return the number of processes of a job: one per requested GPU, unless one process takes all GPUs. launcher:
+    `hydra.launcher` of the run's model."""
+    return 1 if model.device_map is not None or model.device == "cpu" else max(1, gpus_of(launcher))
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
@@ -76,14 +66,13 @@ def check_here() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of rows that several nodes cannot write to. The folder is created; nothing else is left behind.
-
-    Raises:
-        ConfigError: the folder is in this machine's memory although the cluster has other nodes, or its file system has no
-            locks or cannot replace a file in one step.
-    """
+    """Refuse a folder of rows that several nodes cannot write to: one in this machine's memory although the cluster has other
+    nodes, or on a file system without locks or without replacement in one step. The folder is created; nothing else is left
+    behind."""
     folder.mkdir(parents=True, exist_ok=True)
-    kind, others = _file_system(folder), sorted(_nodes() - {socket.gethostname().partition(".")[0]})
+    answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
+    nodes = set() if answer is None else set(answer.stdout.split())
+    kind, others = _file_system(folder), sorted(nodes - {socket.gethostname().partition(".")[0]})
     if kind in _IN_MEMORY and others:
         raise ConfigError(
             f"out={folder} is in this machine's memory ({kind}), which {others[0]} and other nodes do not see; "
@@ -123,9 +112,3 @@ def _file_system(folder: Path) -> str | None:
     mounts = [(Path(at.encode().decode("unicode_escape")), kind) for _, at, kind, *_ in lines]
     over = [(len(at.parts), kind) for at, kind in mounts if place.is_relative_to(at)]
     return max(over, key=lambda one: one[0])[1] if over else None
-
-
-def _nodes() -> set[str]:
-    """Return the names of the cluster's nodes, or none if Slurm does not answer."""
-    answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
-    return set() if answer is None else set(answer.stdout.split())

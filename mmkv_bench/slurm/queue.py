@@ -84,11 +84,8 @@ def of_script(script: Path) -> str | None:
 
 
 def surely_queued(jobs: Collection[str]) -> set[str]:
-    """Return `queued`. If Slurm does not answer, ask again for more than 20 seconds.
-
-    Raises:
-        ConfigError: Slurm never answers. Treating that as an empty queue would submit everything again.
-    """
+    """Return `queued`. If Slurm does not answer for more than 20 seconds, raise ConfigError. Treating that as an empty queue
+    would submit everything again."""
     if not jobs:
         return set()
     for attempt in range(_ATTEMPTS):

@@ -84,11 +84,8 @@ class Executor(SlurmExecutor):
 
 
 def _sent(script: Path) -> str:
-    """Submit a script by sbatch. Return the id of the job or array.
-
-    Raises:
-        ConfigError: sbatch refuses it (with its message), or prints no id and squeue has no job with this script.
-    """
+    """Submit a script by sbatch. Return the id of the job or array. Raise ConfigError if sbatch refuses it (with its message), or
+    prints no id and squeue has no job with this script."""
     answer = ask(["sbatch", str(script)], SUBMIT_S)
     if answer is not None and answer.returncode:
         raise ConfigError(f"sbatch refuses: {_words(answer.stderr or answer.stdout)}")
@@ -96,11 +93,8 @@ def _sent(script: Path) -> str:
     array = array or queue.of_script(script)
     if array is not None:
         return array
-    problem = (
-        f"sbatch does not answer within {SUBMIT_S:.0f} s"
-        if answer is None
-        else f"sbatch prints {_words(answer.stdout)!r}"
-    )
+    silent = f"sbatch does not answer within {SUBMIT_S:.0f} s"
+    problem = silent if answer is None else f"sbatch prints {_words(answer.stdout)!r}"
     raise ConfigError(
         f"{problem} instead of 'Submitted batch job <id>', and squeue shows no job of {script}; search for it "
         "with squeue, and cancel it before you run the same command again"
@@ -117,11 +111,8 @@ def submitted(text: str) -> str | None:
 
 
 def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
-    """Return `hydra.launcher` with the changes for a model in `slurm.models` (argument `models`).
-
-    Raises:
-        ConfigError: keys that the launcher does not have.
-    """
+    """Return `hydra.launcher` with the changes for a model in `slurm.models` (argument `models`). Refuse keys that it does not
+    have."""
     own = (models or {}).get(model) or {}
     known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
     for key in own:
@@ -133,10 +124,7 @@ def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, mod
 def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
     """Make the executor that submits these jobs. Slurm is not asked yet, and no folder is created.
 
-    Args:
-        launcher: `hydra.launcher`, checked.
-        slurm: the configuration's node `slurm`.
-        out: folder of the rows.
+    launcher: `hydra.launcher`, checked. slurm: the configuration's node `slurm`. out: folder of the rows.
     """
     given = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
     given |= beside(given, slurm, out, int(launcher["max_num_timeout"]))
@@ -159,15 +147,12 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
     srun = [str(flag) for flag in slurm.srun]
     if slurm.container is not None and slurm.runtime == "pyxis":
         srun += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
-    found: dict[str, Any] = {}
+    teardown: list[str] = []
     if slurm.container is not None:
         setup = ["trap : TERM", *setup]  # preemption may also signal the script, and would end it before its last lines
-        found["teardown"] = _again(attempts)
-    if setup:
-        found["setup"] = setup
-    if srun:
-        found["srun_args"] = srun
-    return found
+        teardown = _again(attempts)
+    lists = {"setup": setup, "srun_args": srun, "teardown": teardown}
+    return {name: values for name, values in lists.items() if values}
 
 
 def _again(attempts: int) -> list[str]:

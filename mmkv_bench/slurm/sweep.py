@@ -1,11 +1,15 @@
 """A sweep on Slurm: missing work is submitted and waited for, then rows are scored and tables printed.
 
+A job belongs to one run and shard, and to one dataset or several short ones. All methods, budgets and seeds of the run are
+answered in the same job, from shared prefills.
+
 Only rows decide, never Slurm's state of a job: a cell is done when it has its rows. So the same command continues a sweep that
 was killed or whose nodes failed, even with another number of shards.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -14,13 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config.schema import Model, RunConfig, Slurm, SplitConfig
-from mmkv_bench.plan.plan import Plan
+import numpy as np
+
+from mmkv_bench.config.schema import EFFICIENCY, RunConfig, Slurm
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.evaluation.documents import sample_refs
+from mmkv_bench.forecast.throughput import rates
+from mmkv_bench.plan.plan import DatasetShare, Plan
 from mmkv_bench.plan.planner import make_plan, outline
-from mmkv_bench.plan.stale_answers import other_versions
+from mmkv_bench.plan.selection import index_of
+from mmkv_bench.plan.stale_answers import changed_answers, other_versions
 from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission
-from mmkv_bench.slurm.pieces import SweepJob, check, pieces
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
@@ -29,18 +38,83 @@ Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 must be picklable and belong to a module that jobs can import."""
 
 
+Requests = dict[str, tuple[Mapping[str, Any], int]]
+"""Model to `hydra.launcher` of its jobs, and the number of processes of each."""
+
 _ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
 """Lines of srun after the last output of a failed program."""
+_OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
+"""Keys that a sweep reads or sets itself."""
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """One job: the overrides of its run, its model, its datasets and its shard."""
+
+    overrides: tuple[str, ...]
+    model: str
+    datasets: tuple[str, ...]
+    shard: str
+
+    @property
+    def subjects(self) -> list[str]:
+        """Return names of what the job works on. Two jobs that may work on the same samples share such a subject."""
+        return [f"{self.model} {dataset}" for dataset in self.datasets]
+
+    def __str__(self) -> str:
+        return f"{self.model} {', '.join(self.datasets)}" + ("" if self.shard == "0/1" else f" shard {self.shard}")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep, with its overrides, plan and store."""
+    """One run of a sweep: its overrides, plan and store, and its division into jobs (shards of each dataset, and the maximum
+    hours of a job with several datasets)."""
 
     overrides: Sequence[str]
     plan: Plan
     store: Store
-    split: SplitConfig
+    shards: int
+    job_hours: float
+
+    @classmethod
+    def all(cls, jobs: Sequence[tuple[list[str], RunConfig]], plan: Callable[[RunConfig], Plan]) -> list[Run]:
+        """Plan the runs with this function."""
+        plans = [plan(config) for _, config in jobs]
+        return [
+            cls(words, made, Store(made.out), config.shards, config.slurm.job_hours)
+            for (words, config), made in zip(jobs, plans, strict=True)
+        ]
+
+    def missing(self, opened: bool = True) -> list[SweepJob]:
+        """Return the jobs that the run still needs. A job is needed if a sample lacks a row in some cell.
+
+        Datasets that only lack scores get no job. Only the stored rows decide. So a sweep may be continued with any number of
+        shards, and ends with the same rows.
+
+        Args:
+            opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a job.
+        """
+        plan = self.plan.with_changed(changed_answers(self.plan, self.store)[0]) if opened else self.plan
+        coverage, ours = plan.coverage(self.store), ("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/")
+        keys = [(text.partition("=")[0].lstrip("+~"), text) for text in self.overrides]
+        own = [text for key, text in keys if key not in _OURS and not key.startswith(ours)]
+        # Scores are for whole datasets. If jobs have only parts of a dataset, the sweep itself scores at its end.
+        stage = "generate" if self.shards > 1 else plan.stage
+        asked_for: list[tuple[DatasetShare, int]] = []
+        for part in plan.parts:
+            wanting = {part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()}
+            asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, self.shards, opened))]
+        hours: dict[str, float] = {}  # of one shard of each dataset, at the rate of stored rows, where there is one
+        if len(plan.parts) > 1 and self.job_hours:
+            known = {rate.dataset: rate.hours for rate in rates(plan, coverage, self.store)}
+            hours = {dataset: whole / self.shards for dataset, whole in known.items() if whole is not None}
+        made = []
+        for index, parts in _together(asked_for, hours, self.job_hours):
+            names, shard = [part.name for part in parts], f"{index}/{self.shards}"
+            only = names[0] if len(names) == 1 else f"[{','.join(names)}]"
+            mine = (f"only={only}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
+            made.append(SweepJob((*own, *mine), plan.model.name, tuple(part.dataset for part in parts), shard))
+        return made
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
@@ -54,33 +128,32 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
     Raises:
         ConfigError: something cannot be submitted. Nothing is lost then.
     """
-    _check(jobs, launcher)
+    requests = _requests(jobs, launcher)
     checks.check_here()
     for folder in {Path(config.out).expanduser() for _, config in jobs}:
         Store(folder).check_writable()
         checks.check_folder(folder)
     with waiting("planning"):
-        plans = [make_plan(config) for _, config in jobs]
-    runs = [Run(job, plan, Store(plan.out), config.split) for (job, config), plan in zip(jobs, plans, strict=True)]
-    for said in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
-        print(f"mmkv_bench: {said}", file=sys.stderr)
-    config, folder = jobs[0][1], _notes(launcher)
+        runs = Run.all(jobs, make_plan)
+    for note in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
+        _say(note)
+    config, folder = jobs[0][1], Path(str(launcher["submitit_folder"])).absolute()
+    while "%" in folder.name:
+        folder = folder.parent  # of all jobs' folders: the list of submitted jobs is there
     subjects = {f"{run.plan.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
     while True:
         with queue.alone(folder):
             earlier = queue.surely_queued(queue.remembered(folder, subjects))
-            ids = {} if earlier else _submit(runs, launcher, config.slurm, folder, job)
+            ids = {} if earlier else _submit(runs, requests, launcher, config.slurm, folder, job)
         if not earlier:
             break
-        print(
-            f"mmkv_bench: waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier))}",
-            file=sys.stderr,
-        )
+        _say(f"waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier))}")
         queue.wait_for(earlier)
     if ids:
-        print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
+        arrays = " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
+        _say(f"{len(ids)} jobs submitted ({arrays}); their logs are in {folder}")
     if ids and not config.slurm.wait:
-        print("mmkv_bench: the same command, or mmkv-bench score, scores when they are done", file=sys.stderr)
+        _say("the same command, or mmkv-bench score, scores when they are done")
         return 0
     queue.wait_for(ids)
     for run in runs:
@@ -89,22 +162,17 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
 
 
 def _submit(
-    runs: Sequence[Run], launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
+    runs: Sequence[Run], requests: Requests, launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
 ) -> dict[str, SweepJob]:
-    """Submit what is missing and record it, array by array. Return job id to job.
-
-    Raises:
-        ConfigError: as `submission.submit`.
-    """
-    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store, run.split)]
+    """Submit what is missing and record it, array by array. Return job id to job. Raises the errors of `submission.submit`."""
+    todo = [piece for run in runs for piece in run.missing()]
     largest = submission.largest_array() if todo else 1
     arrays = [
         (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest])
-        for own, pieces_of in _by_resources(todo, launcher, slurm)
+        for own, pieces_of in _by_requests(todo, requests)
         for start in range(0, len(pieces_of), largest)
     ]
-    devices = _devices([run.plan.model for run in runs], slurm, launcher)
-    calls = [(made, [job(piece.overrides, devices[piece.model]) for piece in ours]) for made, ours in arrays]
+    calls = [(made, [job(piece.overrides, requests[piece.model][1]) for piece in ours]) for made, ours in arrays]
     ids: dict[str, SweepJob] = {}
     taken = submission.submit(calls, int(launcher["array_parallelism"]))
     for (_, pieces_of), names in zip(arrays, taken, strict=True):
@@ -118,55 +186,39 @@ def _submit(
 
 def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
     """Print the scripts for what is missing, and the run of each job. Slurm is not asked, and nothing is loaded or created.
-    Return the plans, as far as they are known without data, so that the caller can print them.
-
-    Raises:
-        ConfigError: as `sweep`, as far as it is known without Slurm.
-    """
-    _check(jobs, launcher)
-    plans = [outline(config) for _, config in jobs]
-    todo = [
-        piece
-        for (overrides, config), plan in zip(jobs, plans, strict=True)
-        for piece in pieces(overrides, plan, Store(plan.out), config.split, opened=False)
-    ]
-    slurm = jobs[0][1].slurm
-    devices = _devices([config.model for _, config in jobs], slurm, launcher)
-    for own, pieces_of in _by_resources(todo, launcher, slurm) or [(launcher, [])]:
-        print(submission.executor(own, slurm, plans[0].out).script(max(1, len(pieces_of))).rstrip())
-        count = max([devices[piece.model] for piece in pieces_of], default=1)
+    Return the plans, as far as they are known without data. Raises the errors of `sweep` that are known without Slurm."""
+    requests = _requests(jobs, launcher)
+    runs = Run.all(jobs, outline)
+    todo = [piece for run in runs for piece in run.missing(opened=False)]
+    for own, pieces_of in _by_requests(todo, requests) or [(launcher, [])]:
+        print(submission.executor(own, jobs[0][1].slurm, runs[0].plan.out).script(max(1, len(pieces_of))).rstrip())
+        count = max([requests[piece.model][1] for piece in pieces_of], default=1)
         split = f", by a process for each of {count} GPUs," if count > 1 else ""
         print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench{split} with")
         for place, piece in enumerate(pieces_of):
             print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
-    return plans
+    return [run.plan for run in runs]
 
 
-def _by_resources(
-    todo: Sequence[SweepJob], launcher: Mapping[str, Any], slurm: Slurm
-) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
-    """Group jobs by their requests to Slurm. Each group becomes one array."""
-    found: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
-    for piece in todo:
-        own = submission.for_model(launcher, slurm.models, piece.model)
-        found.setdefault(repr(own), (own, []))[1].append(piece)
-    return [*found.values()]
-
-
-def _check(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> None:
+def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> Requests:
+    """Return the requests of each model's jobs. Refuse what `_check` and `checks.check_launcher` refuse."""
     checks.check_launcher(launcher)
+    requests: Requests = {}
     for _, config in jobs:
-        check(config.scenario, config.stage, config.shard)
-        checks.check_launcher(submission.for_model(launcher, config.slurm.models, config.model.name))
+        _check(config.scenario, config.stage, config.shard)
+        own = submission.for_model(launcher, config.slurm.models, config.model.name)
+        checks.check_launcher(own)
+        requests[config.model.name] = own, checks.devices_of(own, config.model)
+    return requests
 
 
-def _devices(models: Sequence[Model], slurm: Slurm, launcher: Mapping[str, Any]) -> dict[str, int]:
-    """Map each model to the number of processes of its jobs."""
-    named = {model.name: model for model in models}
-    return {
-        name: checks.devices_of(submission.for_model(launcher, slurm.models, name), model)
-        for name, model in named.items()
-    }
+def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
+    """Group jobs by their requests to Slurm. Each group becomes one array."""
+    groups: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
+    for piece in todo:
+        own, _ = requests[piece.model]
+        groups.setdefault(repr(own), (own, []))[1].append(piece)
+    return [*groups.values()]
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:
@@ -174,29 +226,15 @@ def _cells(run: Run) -> dict[str, tuple[str, int]]:
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 
-def _notes(launcher: Mapping[str, Any]) -> Path:
-    """Return the folder with a sweep's list of submitted jobs. It is the parent of the jobs' folders."""
-    path = Path(str(launcher["submitit_folder"])).absolute()
-    while "%" in path.name:
-        path = path.parent
-    return path
-
-
-def _named(ids: Sequence[str]) -> str:
-    """Return the ids of the arrays to which these jobs belong, as text."""
-    return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
+def _say(sentence: str) -> None:
+    print(f"mmkv_bench: {sentence}", file=sys.stderr)
 
 
 def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
-    """Score and print the stored answers, and report what is missing, even if scoring fails.
-
-    Raises:
-        MMKVError: raised by `carry_out`.
-    """
+    """Score and print the stored answers, and report what is missing, even if scoring fails. Raises the errors of `carry_out`."""
     from mmkv_bench.run.run import carry_out
 
-    left = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store, run.split)]
-    missing = {subject for piece in left for subject in piece.subjects}
+    missing = {subject for run in runs for piece in run.missing() for subject in piece.subjects}
     code = int(bool(missing))
     try:
         for run in runs:
@@ -204,25 +242,15 @@ def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
             if run.plan.stage != "generate" and any(coverage.count(part) for part in run.plan.parts):
                 code = max(code, carry_out(run.plan.at_stage("score")))
     finally:
-        _tell(missing, ids, folder, list(dict.fromkeys(status for run in runs for status in run.plan.retry)))
-    return code
-
-
-def _tell(missing: set[str], ids: Mapping[str, SweepJob], folder: Path, retry: Sequence[str]) -> None:
-    """Print the subjects with missing samples, and the last message of each of their jobs.
-
-    retry: statuses that do not count as answered.
-    """
-    for name, piece in ids.items():
-        if missing.intersection(piece.subjects):
-            print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
-    if missing:
+        for name, piece in ids.items():
+            if missing.intersection(piece.subjects):
+                _say(f"job {name} ({piece}): {_last_words(submission.log_of(folder, name))}")
+        retry = list(dict.fromkeys(status for run in runs for status in run.plan.retry))
         again = f", or still have rows to repeat by retry=[{','.join(retry)}]" if retry else ""
-        print(
-            f"mmkv_bench: samples of {', '.join(sorted(missing))} are missing{again}; run the same command again "
-            "to continue",
-            file=sys.stderr,
-        )
+        if missing:
+            names = ", ".join(sorted(missing))
+            _say(f"samples of {names} are missing{again}; run the same command again to continue")
+    return code
 
 
 def _last_words(log: Path) -> str:
@@ -238,3 +266,51 @@ def _last_words(log: Path) -> str:
     own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
     last_message = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
     return f"{last_message[:300]}; see {log}"
+
+
+# ---------------------------------------------------------------------- the jobs that a sweep still has to do
+def _check(scenario: str, stage: str, shard: str) -> None:
+    """Refuse settings that a sweep on Slurm cannot split: scenario=efficiency, stage=score, or a given shard."""
+    if scenario == EFFICIENCY:
+        raise ConfigError(
+            "scenario=efficiency times its cells one after another in one process; allowed with launcher=slurm: "
+            "scenario=quality; run it with mmkv-bench run inside a job"
+        )
+    if stage == "score":
+        raise ConfigError(
+            "stage=score needs only one process; allowed with launcher=slurm: both, generate; use "
+            "mmkv-bench run for stage=score"
+        )
+    if shard != "0/1":
+        raise ConfigError(f"shard={shard}: a sweep makes the shards itself; give shards=<number>")
+
+
+def _together(
+    asked_for: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
+) -> list[tuple[int, list[DatasetShare]]]:
+    """Group datasets of the same shard into jobs of at most `most` hours, in order. A dataset with unknown hours gets a
+    separate job."""
+    jobs: list[tuple[int, list[DatasetShare]]] = []
+    filling: dict[int, tuple[list[DatasetShare], float]] = {}
+    for part, index in asked_for:
+        own = hours.get(part.dataset, math.inf)
+        parts, filled = filling.get(index, ([], math.inf))
+        total = filled + own
+        if total <= most:
+            parts.append(part)
+        else:
+            parts, total = [part], own
+            jobs.append((index, parts))
+        filling[index] = parts, total
+    return jobs
+
+
+def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
+    """Return the shards that contain one of the samples `wanting`. If that is unknown without opening the data, return all
+    shards.
+    """
+    opened = part.spec.is_pages or (opened and part.counted == "data")
+    if not wanting or count == 1 or not opened:
+        return set(range(count)) if wanting else set()
+    refs = sample_refs(part.spec, plan.limit)
+    return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench import devices
-from mmkv_bench.checksums import file_sha256
+from mmkv_bench.file_state import file_sha256
 from mmkv_bench.store.files import canonical_json
 
 PACKAGES = ("torch", "transformers", "lmms_eval", "datasets", "numpy", "pyarrow", "wandb", "hydra-core")

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from mmkv_bench.checksums import file_sha256
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.file_state import file_sha256
 from mmkv_bench.store.files import MARK, check_folder, disk_errors, remove_stale, write_bytes, write_whole
 from mmkv_bench.store.folder import StoreFolder
 from mmkv_bench.store.schema import SCHEMAS
@@ -31,7 +31,7 @@ PUBLISHED = tuple(table for table in SCHEMAS if table != "prompts")
 MANIFEST = "manifest.json"
 FORMAT = "mmkv_bench rows 1"
 RECEIPT, TABLES, ENVIRONMENT = BESIDE = ("receipt.json", "tables.md", "environment.json")
-"""Files beside the rows in a bundle: a receipt of `verify`, the tables, and versions and code (`diagnostics/bundle.py`)."""
+"""Files beside the rows in a bundle: a receipt of `verify`, the tables, and versions and code (`diagnostics/receipt.py`)."""
 _PATH = re.compile(
     rf"{'|'.join(map(re.escape, (MARK, *BESIDE)))}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet"
 )

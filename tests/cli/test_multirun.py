@@ -1,4 +1,4 @@
-"""`-m` runs one job after the other through Hydra; single runs and printing flags leave no trace of Hydra."""
+"""`-m` runs one job after the other; single runs and printing flags leave no trace of Hydra."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def test_the_exit_code_of_a_run_is_the_commands(ran):
 def test_every_job_of_a_sweep_runs(ran, tmp_path):
     assert main(["-m", *HUB, "budget=16,32", "seed=range(0,2)", "out=rows"]) == 0
     assert [(*config.budget, *config.seed) for config in ran] == [(16, 0), (16, 1), (32, 0), (32, 1)]
-    assert {path.name for path in tmp_path.iterdir()} == {"rows"}
-    assert os.getcwd() == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_keys_of_the_users_own_reach_every_job(ran):

@@ -7,11 +7,11 @@ import shlex
 from itertools import zip_longest
 
 from mmkv_bench.cli.grammar import VERBS, reader
-from mmkv_bench.config import field_words
+from mmkv_bench.config import names as field_words
 from mmkv_bench.config.compose import compose, launcher_of
 from mmkv_bench.config.files import conf_dir, groups, options
 from mmkv_bench.config.schema import keys
-from mmkv_bench.config.synonyms import filled
+from mmkv_bench.config.shorthand import filled
 from tests import cover
 
 ROWS = str(conf_dir().parent / "results" / "tiny" / "large")
@@ -36,7 +36,7 @@ def command_reads(line: str) -> None:
 
 def test_every_synonym_is_of_a_key_or_name_that_there_is():
     taken = {*keys(), *groups()} - {"methods", "datasets"}
-    assert not taken & {*field_words.KEYS, *field_words.ANSWERS}
+    assert not taken & {*field_words.KEYS, *field_words.KEY_ANSWERS}
     words = {False: ["method=snapkv"], True: ["launcher=slurm"]}
     for key in sorted({*field_words.KEYS.values()} - {*groups()}):
         value = {"seed": 1, "limit": 1, "repeats": 1, "budget": 64, "logger.mode": "online"}.get(key, "x")
@@ -55,10 +55,10 @@ def test_every_synonym_is_of_a_key_or_name_that_there_is():
 def test_every_answer_can_be_typed(share):
     answers = {
         word: filled(text, "0.5" if "{rest}" in text or "{kept}" in text else GIVEN.get(word, "8"))
-        for word, text in field_words.ANSWERS.items()
+        for word, text in field_words.KEY_ANSWERS.items()
     }
     answers |= {name: text for names in field_words.NAME_ANSWERS.values() for name, text in names.items()}
-    answers |= {verb: text.format(words="") for verb, text in field_words.VERBS.items()}
+    answers |= {verb: text.format(words="") for verb, text in field_words.VERB_ANSWERS.items()}
     typed = set()
     for text in sorted({*answers.values()}):
         commands = re.findall(r"`([^`]*)`", text)

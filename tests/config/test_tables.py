@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.config_search_path import SearchPathElement
 
-from mmkv_bench.config import files, source
-from mmkv_bench.config.compose import compose
+from mmkv_bench.config import files, overrides
+from mmkv_bench.config.compose import OwnFolder, compose
 from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.errors import ConfigError
 
@@ -77,7 +77,7 @@ def test_a_file_that_is_no_table_is_named(folder):
 
 def test_only_conf_and_folders_named_with_it_are_read_this_way():
     path = [SearchPathElement("main", f"file://{conf_dir()}"), SearchPathElement("main", "file:///of/another/program")]
-    source.OwnFolder().manipulate_search_path(SimpleNamespace(get_path=lambda: path))
+    OwnFolder().manipulate_search_path(SimpleNamespace(get_path=lambda: path))
     assert [element.path for element in path] == [f"mmkv://{conf_dir()}", "file:///of/another/program"]
-    assert source.located("file:///x") == source.located("/x") == "mmkv:///x"
-    assert source.located("pkg://theirs.conf") == "pkg://theirs.conf"
+    assert overrides.located("file:///x") == overrides.located("/x") == "mmkv:///x"
+    assert overrides.located("pkg://theirs.conf") == "pkg://theirs.conf"

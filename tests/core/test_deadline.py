@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from mmkv_bench.deadline import time_limit
 from mmkv_bench.generation.result import GenerationTimeout
+from mmkv_bench.signals import time_limit
 from tests.each import each
 
 

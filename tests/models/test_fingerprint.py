@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmkv_bench import checksums as module
 from mmkv_bench import file_state
+from mmkv_bench import file_state as module
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.file_state import cache_dir
 from mmkv_bench.models.files import folder_fingerprint, model_files

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mmkv_bench.config.compose import compose
+from mmkv_bench.config.names import UNAVAILABLE, unavailable
 from mmkv_bench.config.schema import Model, resolve_path
-from mmkv_bench.config.unavailable import UNAVAILABLE, find
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts, stated
 from mmkv_bench.families.facts import read as read_config
@@ -191,11 +191,11 @@ def test_asking_for_a_model_that_cannot_run_says_why_and_what_it_needs(name):
     sentence = str(refused.value)
     assert sentence.startswith(f"model={name} cannot be run: ") and "it would need" in sentence
     assert "\n" not in sentence and "unknown" not in sentence
-    assert all(model in NAMES for model in find(name).instead), "what is offered instead exists"
+    assert all(model in NAMES for model in unavailable(name).instead), "what is offered instead exists"
 
 
 def test_other_names_are_unknown():
-    assert find("qwen2_5_vl_7b") is None and find("tiny") is None and find("") is None
+    assert unavailable("qwen2_5_vl_7b") is None and unavailable("tiny") is None and unavailable("") is None
     with pytest.raises(ConfigError, match=r"unknown model 'qwen2_5_vl_8b'; did you mean .*'qwen2_5_vl_7b'"):
         compose(["model=qwen2_5_vl_8b"])
 

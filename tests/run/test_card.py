@@ -6,9 +6,9 @@ import io
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.plan.planner import outline
-from mmkv_bench.run import card as run_card
-from mmkv_bench.run.card import PromptSize
+from mmkv_bench.run import report
 from mmkv_bench.run.progress import Progress, duration
+from mmkv_bench.run.report import PromptSize
 from mmkv_bench.text_columns import size
 from tests.each import each
 
@@ -19,7 +19,7 @@ WORDS = ("dataset=[pages_walk,pages_lookup]", "method=[full,snapkv]", "limit=100
 
 def card(*words: str, prompts=PROMPTS, done=DONE, **options) -> str:
     plan = outline(compose([*WORDS, "budget=[64,20%]", *words]))
-    return run_card.card(plan, done, prompts, **options)
+    return report.card(plan, done, prompts, **options)
 
 
 def test_the_card_says_what_a_cache_weighs_and_what_each_budget_keeps():
@@ -75,11 +75,11 @@ def test_durations_read_well(seconds, text):
 def test_progress_off_a_terminal_is_lines_with_an_eta():
     stream = io.StringIO()
     with Progress(4, "pages", stream, every=0.0) as bar:
-        bar.advance(note="0.75 correct")
+        bar.advance()
         bar.advance(2)
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("pages: 1/4, ")
-    assert lines[0].endswith(" left, 0.75 correct")
+    assert lines[0].endswith(" left")
     assert lines[-1].startswith("pages: 3/4, ")
     assert len(lines) == 2
     assert "\r" not in stream.getvalue()

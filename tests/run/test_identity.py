@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmkv_bench import file_state
 from mmkv_bench.evaluation import fingerprints, generating
-from mmkv_bench.run import run as stages
+from mmkv_bench.models.source import Source
 from mmkv_bench.store.store import Store
 from tests.run.own_media import PICTURE, write_task
 from tests.run.setting import commits, done, everything, go, responses, scores
@@ -107,15 +107,15 @@ def test_an_interrupted_retry_continues_with_the_cells_that_are_left(task, tmp_p
 def test_weights_that_change_while_they_are_loaded_leave_no_row(tmp_path, monkeypatch):
     weights = tmp_path / "model"
     shutil.copytree(Path(str(files("mmkv_bench") / "tiny" / "weights")), weights)
-    load = stages._load
+    load = Source.load
 
-    def and_changed(config):
-        loaded = load(config)
+    def and_changed(source):
+        loaded = load(source)
         file = weights / "generation_config.json"
         file.write_text(file.read_text() + " ")
         return loaded
 
-    monkeypatch.setattr(stages, "_load", and_changed)
+    monkeypatch.setattr(Source, "load", and_changed)
     asked = (*WALK, "model=hf", f"model.path={weights}")
     outcome = go(tmp_path / "rows", *asked)
     assert outcome.code == 2 and "changed while this run loaded them" in outcome.err

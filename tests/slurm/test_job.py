@@ -13,7 +13,7 @@ import pytest
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmJobEnvironment
 
-from mmkv_bench.cli.single_run import SlurmJob
+from mmkv_bench.cli.verbs.run import SlurmJob
 from mmkv_bench.config.compose import compose, launcher_of
 from mmkv_bench.slurm.submission import ASK, REQUEUE, executor
 from mmkv_bench.store.store import Store
@@ -129,7 +129,7 @@ def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_w
     (tmp_path / "method.py").write_text(method)
     asked = ("model=tiny", "model.device=cpu", "dataset=[pages_walk]", "limit=24", "method=[custom]", "budget=16")
     asked += (f"methods.custom.path={tmp_path / 'method.py'}", "fidelity=off", "shard=0/2", "stage=generate")
-    run = "mmkv_bench.cli.single_run"
+    run = "mmkv_bench.cli.verbs.run"
     monkeypatch.setattr(f"{run}._queue_again", lambda submitits, number, frame: sys.exit(REQUEUE))
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:

@@ -10,11 +10,11 @@ import subprocess
 
 import pytest
 
+from mmkv_bench import signals
 from mmkv_bench.cli.main import main
 from mmkv_bench.config.compose import compose, launcher_of
 from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.run import stopping
 from mmkv_bench.slurm import checks, submission
 from tests.each import each
 from tests.slurm.stand_ins import stand_ins
@@ -153,19 +153,19 @@ def test_a_model_may_ask_for_more_than_the_others(tmp_path, monkeypatch, capsys)
 
 
 def test_a_stop_signal_waits_for_the_sample_in_flight():
-    before = [signal.getsignal(number) for number in stopping.SIGNALS]
-    for number in stopping.SIGNALS:
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    for number in signals.SIGNALS:
         done = []
-        with pytest.raises(stopping.Stopped) as stopped, stopping.deferred():
+        with pytest.raises(signals.Stopped) as stopped, signals.deferred():
             for sample in range(3):
                 if sample == 1:
                     os.kill(os.getpid(), number)
                 done.append(sample)
-                stopping.check()
+                signals.check_stop()
         assert done == [0, 1] and stopped.value.signal == number
-        with pytest.raises(stopping.Stopped), stopping.deferred():  # after the last check
+        with pytest.raises(signals.Stopped), signals.deferred():  # after the last check
             os.kill(os.getpid(), number)
-    assert [signal.getsignal(number) for number in stopping.SIGNALS] == before
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
 def test_a_folder_that_jobs_cannot_share_is_refused(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.config import files
 from mmkv_bench.config.files import conf_dir, options
-from mmkv_bench.config.unavailable import UNAVAILABLE
+from mmkv_bench.config.names import UNAVAILABLE
 from mmkv_bench.errors import ConfigError
 from tests.each import each
 from tools import models_page

@@ -52,11 +52,12 @@ def data(given: argparse.Namespace) -> int:
 
 
 def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
-    names = [name for word in words if "=" not in word for name in chosen("dataset", word)]
-    datasets = options("dataset")
-    for name in names:
-        if name not in datasets:
-            raise ConfigError(f"unknown dataset {name!r}; {nearest(name, datasets)}")
+    names, datasets = (
+        [name for word in words if "=" not in word for name in chosen("dataset", word)],
+        options("dataset"),
+    )
+    if unknown := [name for name in names if name not in datasets]:
+        raise ConfigError(f"unknown dataset {unknown[0]!r}; {nearest(unknown[0], datasets)}")
     if not names:
         raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(datasets)}; give one")
     from mmkv_bench.config.compose import compose
@@ -131,11 +132,9 @@ def _report(document: Mapping[str, Any], report: DataReport) -> list[str]:
 
 
 def _hub(hub: Mapping[str, Any]) -> str:
-    gated = ", gated" if hub["gated"] else ""
-    return (
-        f"{hub['repository']} at {str(hub['commit'])[:12]} of {hub['changed']}: {hub['files']} files, "
-        f"{_bytes(hub['bytes'])}, licence {hub['licence'] or 'none stated'}{gated}"
-    )
+    version = f"{hub['repository']} at {str(hub['commit'])[:12]} of {hub['changed']}"
+    licence = f"licence {hub['licence'] or 'none stated'}" + ", gated" * bool(hub["gated"])
+    return f"{version}: {hub['files']} files, {_bytes(hub['bytes'])}, {licence}"
 
 
 def _bytes(count: int) -> str:
@@ -163,9 +162,8 @@ def tokens(given: argparse.Namespace) -> int:
     sizes = [(int(word.partition("x")[0]), int(word.partition("x")[2])) for word in words if word not in settings]
     for word in settings:
         if word.partition("=")[0] not in _KEYS:
-            raise ConfigError(
-                f"{word!r} is neither a size such as 1344x896 nor a key; {nearest(word.partition('=')[0], _KEYS)}"
-            )
+            hint = nearest(word.partition("=")[0], _KEYS)
+            raise ConfigError(f"{word!r} is neither a size such as 1344x896 nor a key; {hint}")
     if not sizes or not any(word.startswith("model=") for word in settings):
         raise ConfigError("tokens needs a model and a size; write for example model=qwen2_5_vl_7b 1344x896")
     model = compose(settings).model
@@ -181,11 +179,11 @@ def tokens(given: argparse.Namespace) -> int:
     print(f"{model.name}: {per_token / 1024:g} KiB of keys and values per token in {model.dtype}")
     for size in sizes:
         if model.frames is None:
-            counts.append(image_tokens(kind, processor, *size, len(sizes), limits))
+            medium, count = "image", image_tokens(kind, processor, *size, len(sizes), limits)
         else:
-            counts.append(video_tokens(kind, processor, model.frames, *size, limits))
-        medium = "image" if model.frames is None else f"{model.frames} frames of"
-        print(f"  {medium} {size[0]}x{size[1]}: {_tokens(counts[-1], per_token)}")
+            medium, count = f"{model.frames} frames of", video_tokens(kind, processor, model.frames, *size, limits)
+        counts.append(count)
+        print(f"  {medium} {size[0]}x{size[1]}: {_tokens(count, per_token)}")
     if len(sizes) > 1:
         print(f"  together: {_tokens(sum(counts), per_token)}")
     return 0

@@ -29,10 +29,8 @@ def new(given: argparse.Namespace) -> int:
 def check(given: argparse.Namespace) -> int:
     """Check all promises. Return 0 if all are kept, 1 if one is broken. A file that cannot be used at all is refused."""
     if given.file.startswith("model="):
-        name = given.file.removeprefix("model=")
-        raise ConfigError(
-            f"check takes a method file; models are checked by `python -m tools.check_model {name}` in a checkout"
-        )
+        command = f"python -m tools.check_model {given.file.removeprefix('model=')}"
+        raise ConfigError(f"check takes a method file; models are checked by `{command}` in a checkout")
     from mmkv_bench.methods import method_text
 
     method_text.check(given.file)  # before the seconds that torch takes
@@ -55,7 +53,6 @@ def check(given: argparse.Namespace) -> int:
         promise = (check.__doc__ or check.__name__).splitlines()[0]
         print(f"ok      {promise}" if finding is None else f"BROKEN  {promise}: {finding}", flush=True)
     kept = len(invariants.CHECKS) - len(broken) - waiting
-    print(
-        f"{kept} of {len(invariants.CHECKS)} promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
-    )
+    more = f"; {waiting} wait for the line above" * bool(waiting)
+    print(f"{kept} of {len(invariants.CHECKS)} promises are kept{more}")
     return 1 if broken else 0

@@ -30,26 +30,27 @@ def plan(given: argparse.Namespace) -> int:
         ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe the prompts.
     """
     if given.devices:
-        return _list_devices(given.json)
-    from mmkv_bench.config.compose import compose, launcher_of
+        from mmkv_bench.forecast import device_speed
+
+        speeds = list(device_speed.stored().values())
+        text = "\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file"
+        print(json.dumps([asdict(one) | {"device": one.slug} for one in speeds]) if given.json else text)
+        return 0
+    from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.config.schema import EFFICIENCY
     from mmkv_bench.plan.planner import outline
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.plan.validate import validated
 
     overrides = overrides_of(given)
-    config = compose(overrides)
-    validate(config)
+    config = validated(overrides)
     slurm = any(text.partition("=")[0] == "launcher" for text in overrides)
     launcher = launcher_of(overrides) if slurm else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:
         from mmkv_bench.efficiency.plan import plan_passes
 
-        for flag in ("prompt_tokens", "visual_tokens", "image"):
-            if getattr(given, flag):
-                raise ConfigError(
-                    f"--{flag.replace('_', '-')} does not work with scenario=efficiency; give lengths=[...] and "
-                    "prompts="
-                )
+        for flag in ("prompt-tokens", "visual-tokens", "image"):
+            if getattr(given, flag.replace("-", "_")):
+                raise ConfigError(f"--{flag} does not work with scenario=efficiency; give lengths=[...] and prompts=")
         document = _print_passes(plan_passes(config, outline=True), given, launcher)
     else:
         if given.scores:
@@ -76,7 +77,7 @@ def print_plan(
     from mmkv_bench.forecast.forecast import forecast, workloads_of
     from mmkv_bench.forecast.text import text
     from mmkv_bench.plan import preflight, stale_answers
-    from mmkv_bench.run import schedule
+    from mmkv_bench.run.report import schedule, schedule_document
     from mmkv_bench.store.store import Store
 
     given = reader("plan")[1].read([]) if given is None else given
@@ -87,10 +88,10 @@ def print_plan(
     disk = preflight.disk_of(plan, coverage, store)
     lacks = preflight.lacking(plan, disk)
     notes = [f"note       {sentence}" for sentence in older]
-    print("\n".join([schedule.text(plan, coverage), "", text(forecasts), "", *throughput.lines(rates), *notes]))
+    print("\n".join([schedule(plan, coverage), "", text(forecasts), "", *throughput.lines(rates), *notes]))
     print(preflight.told(disk, lacks, plan.out))
     return {
-        **schedule.document(plan, coverage),
+        **schedule_document(plan, coverage),
         "forecast": asdict(forecasts),
         "measured": [asdict(rate) | {"hours": rate.hours} for rate in rates],
         "other_versions": older,
@@ -144,10 +145,8 @@ def _peaks(
 
     def tell(done: int, total: int, label: str) -> None:
         left = f", {duration((time.monotonic() - begin) / done * (total - done))} left" if done else ""
-        print(
-            f"counting memory in dry runs of the model's code: {done} of {total} done{left}; next {label}",
-            file=sys.stderr,
-        )
+        words = f"counting memory in dry runs of the model's code: {done} of {total} done{left}; next {label}"
+        print(words, file=sys.stderr)
 
     return count_peaks(plan, forecasts, prompts, reserve, tell)
 
@@ -160,25 +159,11 @@ def _memory(forecasts: Forecast, peaks: Sequence[CellPeaks], notes: Sequence[str
     return {"memory": memory.document(peaks, notes)}
 
 
-def _list_devices(as_json: bool) -> int:
-    from mmkv_bench.forecast import device_speed
-
-    speeds = list(device_speed.stored().values())
-    if as_json:
-        print(json.dumps([asdict(speed) | {"device": speed.slug} for speed in speeds]))
-    else:
-        print("\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file")
-    return 0
-
-
 def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
     """Return the flags' numbers, completed from a measured device.
 
     The device is the one that `--device` or `--measure` names. If no number is given, it is the only measured device of the
     planned kind. Numbers of two devices are mixed only if one is named.
-
-    Raises:
-        ConfigError: an unknown device, or invalid lengths or sizes.
     """
     from mmkv_bench.forecast import device_speed
     from mmkv_bench.forecast.forecast import Assumptions

@@ -1,34 +1,36 @@
-"""`mmkv-bench pack` rewrites rows as few files, `fetch` gets published rows, `verify` makes answers again."""
+"""`mmkv-bench pack` rewrites rows as few files, `fetch` gets published rows, `verify` makes answers again, and `accept` checks a
+bundle (an experiment's published rows, tables, remade answers and environment) against the experiment.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import rows_folder
+from mmkv_bench.cli.grammar import overrides_of, rows_folder
 from mmkv_bench.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mmkv_bench.store.store import Store
 
 RESULTS = Path("results/tiny")
 
 
 def pack(given: argparse.Namespace) -> int:
     """Pack each folder and print its sizes before and after."""
+    from mmkv_bench.diagnostics.receipt import files_beside
     from mmkv_bench.store.compact import pack
     from mmkv_bench.store.publish import check_empty, publish
     from mmkv_bench.store.store import Store
 
-    if given.publish is not None and len(given.rows) != 1:
-        raise ConfigError(
-            f"--publish takes one folder of rows but got {len(given.rows)}; publish each folder by itself"
-        )
     if given.publish is not None:
+        if len(given.rows) != 1:
+            raise ConfigError(
+                f"--publish takes one folder of rows but got {len(given.rows)}; publish each folder by itself"
+            )
         check_empty(given.publish)
     elif given.receipt is not None:
         raise ConfigError(
@@ -45,17 +47,10 @@ def pack(given: argparse.Namespace) -> int:
         note = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
         print(f"{folder}: {before:.1f} -> {_mib(folder):.1f} MiB{note}")
         if given.publish is not None:
-            digest = publish(Store(folder), given.publish, _beside(Store(folder), given.receipt))
+            beside = {} if given.receipt is None else files_beside(Store(folder), given.receipt)
+            digest = publish(Store(folder), given.publish, beside)
             print(f"{given.publish}: ready to be uploaded; its manifest's sha256 is {digest}")
     return 0
-
-
-def _beside(store: Store, receipt: Path | None) -> dict[str, bytes]:
-    if receipt is None:
-        return {}
-    from mmkv_bench.diagnostics.receipt import files_beside
-
-    return files_beside(store, receipt)
 
 
 def _mib(folder: Path) -> float:
@@ -110,18 +105,14 @@ def verify(given: argparse.Namespace) -> int:
     print("\n".join(lines(drawn)))
     if given.receipt is not None:
         given.receipt.write_text(json.dumps(receipt(drawn, seed, words), indent=1) + "\n", encoding="utf-8")
-        print(
-            f"receipt: {given.receipt}; mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
-        )
+        link = f"mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
+        print(f"receipt: {given.receipt}; {link}")
     return EXIT_CODES[verdict(drawn)]
 
 
 def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
-    """Return the cells and the sample that the words choose; None for all.
-
-    Raises:
-        ConfigError: words without exactly one folder before them, or that match no cell and no sample.
-    """
+    """Return the cells and the sample that the words choose; None for all. Refuse words without exactly one folder before them,
+    and words that match no cell and no sample."""
     from mmkv_bench.report.show_cells import StoreCells
     from mmkv_bench.store.store import Store
 
@@ -140,3 +131,38 @@ def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | Non
 def stores_with_answers(folder: Path) -> list[Path]:
     """Return the stores below a folder that have answers. Passes and diagnostics are never made again."""
     return sorted(file.parent for file in folder.glob("*/store.json") if any(file.parent.glob("responses/*.parquet")))
+
+
+# ---------------------------------------------------------------------- accept
+FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
+"""Settings of the bundles that `make first-real` makes."""
+
+
+def accept(given: argparse.Namespace) -> int:
+    """Print a line per check. Return 0 if nothing is refused, otherwise 1."""
+    from mmkv_bench.diagnostics.acceptance import NOT_CHECKED, REFUSED, findings
+    from mmkv_bench.plan.validate import validated_jobs
+    from mmkv_bench.store.publish import place
+
+    source, settings = place(given.bundle), given.overrides or list(FIRST_REAL)
+    given.overrides, as_json, given.json = settings, given.json, False
+    configs = [config for _, config in validated_jobs(overrides_of(given))]
+    seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
+    results = []
+    if not as_json:
+        print(f"{source.shown} as a bundle of {' '.join(settings)}")
+    with tempfile.TemporaryDirectory() as folder:
+        for finding in findings(source, configs, Path(folder) / "rows", given.samples, seed):
+            results.append(finding)
+            if not as_json:
+                print(finding, flush=True)
+    accepted = all(finding.outcome != REFUSED for finding in results)
+    if as_json:
+        checks = [asdict(finding) for finding in results]
+        print(json.dumps({"accepted": accepted, "settings": settings, "seed": seed, "checks": checks}))
+    elif accepted:
+        unchecked = ", ".join(finding.check for finding in results if finding.outcome == NOT_CHECKED)
+        print("accepted: nothing is refused" + f"; not checked: {unchecked}" * bool(unchecked))
+    else:
+        print(f"refused: {', '.join(finding.check for finding in results if finding.outcome == REFUSED)}")
+    return int(not accepted)

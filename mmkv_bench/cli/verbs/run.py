@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from textwrap import indent, wrap
-from typing import Any
+from typing import Any, NoReturn
 
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import VERBS, overrides_of
-from mmkv_bench.cli.single_run import SlurmJob, refuse_keys_of_slurm, run_once
+from mmkv_bench.cli.main import closed_output, guarded
 from mmkv_bench.config.files import groups, options
-from mmkv_bench.config.schema import SCHEMAS, RunConfig, keys
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.config.schema import EFFICIENCY, SCHEMAS, RunConfig, keys
+from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.secrecy import literal_secret
-
-_HYDRA = ("--cfg", "--info", "--package")
-"""Hydra's flags that take a word, print and stop."""
 
 
 def usage() -> str:
@@ -44,15 +46,65 @@ def usage() -> str:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run a configuration. Return 1 if some row is a failure."""
-    overrides, values = overrides_of(given), vars(given)
-    flags = [word for flag in _HYDRA if values[flag[2:]] for word in (flag, values[flag[2:]])]
-    flags += [flag for flag in ("--resolve", "--hydra-help") if values[flag[2:].replace("-", "_")]]
-    if flags:
-        from mmkv_bench.run.multirun import show
+    """Run a configuration, or print it. Return 1 if some row is a failure."""
+    overrides = overrides_of(given)
+    if given.cfg or given.info or given.resolve or given.package:
+        from mmkv_bench.config.compose import print_composed
 
-        return show(overrides, flags)
+        print_composed(overrides, given.cfg, given.info, given.package, given.resolve)
+        return 0
     return run_sweep(overrides) if given.multirun else run_once(overrides)
+
+
+def run_once(overrides: Sequence[str]) -> int:
+    """Run one configuration and return its exit code.
+
+    Raises:
+        ConfigError: a configuration that cannot run.
+        MMKVError: also if the output was closed before the end.
+    """
+    from mmkv_bench.run.progress import waiting
+
+    with waiting("reading the configuration"):
+        from mmkv_bench.config.compose import for_hydra
+        from mmkv_bench.plan.validate import refuse_absent, validated
+
+        for text in for_hydra(overrides):
+            if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
+                raise ConfigError(
+                    f"{text} only affects jobs on Slurm; write it with `mmkv-bench sweep launcher=slurm`, or "
+                    "leave it out"
+                )
+        config = validated(overrides)
+        refuse_absent(config.answering, config.stage, config.out)
+        remedy = "write `mmkv-bench plan` for what a run would do, or `mmkv-bench sweep launcher=slurm`"
+        _refuse_keys_of_slurm(config.shards, config.dry, remedy)
+    try:
+        return _carried_out(config)
+    except BrokenPipeError:
+        closed_output()
+        raise MMKVError(
+            "the output was closed before the run's end; run the same command again to continue, with its output to a "
+            "file or a terminal"
+        ) from None
+
+
+def _carried_out(config: RunConfig) -> int:
+    from mmkv_bench.run.progress import waiting
+
+    with waiting("loading", log=True):  # after the checks, so that a mistake stays one sentence in logs too
+        if config.scenario == EFFICIENCY:
+            from mmkv_bench.efficiency.run import run
+        else:
+            from mmkv_bench.run.run import run
+    return run(config)
+
+
+def _refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
+    """Refuse keys that a run on this machine would ignore."""
+    for key, changed in (("shards", shards != 1), ("dry", dry)):
+        if changed:
+            raise ConfigError(f"{key} only affects a sweep on Slurm; {remedy}, or drop it")
 
 
 # ---------------------------------------------------------------------- sweep
@@ -62,28 +114,49 @@ def sweep(given: argparse.Namespace) -> int:
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
-    """Run the jobs of a sweep with their launcher."""
+    """Run the jobs of a sweep here one after another, or on Slurm."""
     from mmkv_bench.config.compose import launcher_of
-    from mmkv_bench.run.multirun import checked, multirun
+    from mmkv_bench.plan.validate import validated_jobs
 
     if (secret := literal_secret(overrides)) is not None:
         raise ConfigError(
             f"{secret} is given in plain text, which the sweep's jobs and scripts would store; name an "
             f"environment variable instead: '{secret}=${{oc.env:NAME}}'"
         )
-    jobs = checked(overrides)
+    jobs = validated_jobs(overrides)
     words, config = jobs[0]
     launcher = launcher_of(words)
-    on_slurm = str(launcher["_target_"]).endswith("SlurmLauncher")
+    kind = str(launcher["_target_"]).rpartition(".")[2]
+    on_slurm = kind == "SlurmLauncher"
+    if not on_slurm and kind != "BasicLauncher":
+        raise ConfigError(
+            f"{kind} is not a launcher of this package; allowed: launcher=local or slurm; give one of them"
+        )
     if not on_slurm:
-        refuse_keys_of_slurm(config.shards, False, "add launcher=slurm")
+        _refuse_keys_of_slurm(config.shards, False, "add launcher=slurm")
     if config.dry:
         return _print_sweep(overrides, jobs, launcher if on_slurm else None)
     if not on_slurm:
-        return multirun(overrides, len(jobs))
+        return _sweep_here(jobs)
     from mmkv_bench.slurm.sweep import sweep as submit
 
     return submit(jobs, launcher, SlurmJob)
+
+
+def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
+    """Run all jobs in this process. A job that fails does not stop the others. Return the highest exit code."""
+    print(f"mmkv_bench: {len(jobs)} jobs", file=sys.stderr)
+    failures: list[tuple[str, int, str]] = []
+    for words, config in jobs:
+        try:
+            code, sentence = _carried_out(config), "see its messages above"
+        except MMKVError as error:
+            code, sentence = error.exit_code, str(error)
+        if code:
+            failures.append((" ".join(words) or "(defaults)", code, sentence))
+    for name, code, sentence in failures:
+        print(f"mmkv_bench: job {name} failed with exit code {code}: {sentence}", file=sys.stderr)
+    return max([code for _, code, _ in failures], default=0)
 
 
 def _print_sweep(
@@ -131,3 +204,91 @@ def score(given: argparse.Namespace) -> int:
         if text.partition("=")[0].lstrip("+") == "stage" and text.partition("=")[2] != "score":
             raise ConfigError(f"{text}: `score` generates nothing; drop {text}, or use `mmkv-bench run`")
     return run_once([*overrides, "stage=score"])
+
+
+# ---------------------------------------------------------------------- a job on Slurm
+_AGAIN = (signal.SIGUSR2, signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """One run, called by submitit on its node.
+
+    A stop signal ends it between two samples and queues it again. It then continues at the first missing sample.
+
+    Attributes:
+        overrides: the run's overrides of the configuration.
+        devices: number of requested GPUs, one process each; 1 means one process.
+    """
+
+    overrides: tuple[str, ...]
+    devices: int = 1
+
+    def __call__(self) -> None:
+        """Run the configuration. A failure becomes the exit code of the job."""
+        code = guarded(self.overrides, self._work)
+        if code:
+            sys.exit(code)
+
+    def checkpoint(self) -> Any:
+        """Return the submission that replaces this job. It is the same job, because rows show what is missing."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _work(self, overrides: Sequence[str]) -> int:
+        from mmkv_bench.signals import Stopped
+        from mmkv_bench.slurm.submission import ASK
+
+        again = _bound()
+        try:
+            if self.devices > 1:
+                from mmkv_bench.run.launch import launch_in_job
+
+                return launch_in_job(overrides, self.devices)
+            return run_once(overrides)
+        except Stopped as stop:
+            wanted = _wanted() if stop.signal == signal.SIGTERM else True
+            goes_on = {
+                True: ", to be queued again",
+                False: ", not queued again, since it was cancelled",
+                None: "; whether it was cancelled or preempted cannot be asked from this node",
+            }
+            print(f"mmkv_bench: ended by {stop} after the current sample{goes_on[wanted]}", file=sys.stderr)
+            if wanted:
+                again(signal.SIGUSR2, None)
+            return ASK if wanted is None else 128 + stop.signal
+
+
+def _bound() -> Callable[[int, Any], NoReturn]:
+    """Make both user signals queue the job again, even while a model is loaded or answers are scored. Return the handler.
+
+    submitit binds only one of these signals; the other would just end the job.
+    """
+    submitits = next((found for number in _AGAIN if callable(found := signal.getsignal(number))), None)
+    again = partial(_queue_again, submitits)
+    for number in _AGAIN:
+        signal.signal(number, again)
+    return again
+
+
+def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame: Any) -> NoReturn:
+    """Call submitit's handler, which queues the job again and ends the process. If it cannot, in an image without scontrol,
+    the exit code makes the job's script queue it again."""
+    from mmkv_bench.slurm.submission import REQUEUE
+
+    if submitits is not None and shutil.which("scontrol") is not None:
+        submitits(number, frame)
+    sys.exit(REQUEUE)
+
+
+def _wanted() -> bool | None:
+    """Tell whether Slurm lists this job as running: then TERM means preemption; otherwise the job was cancelled. Return None
+    if Slurm cannot be asked, as in an image."""
+    from submitit.slurm.slurm import SlurmJobEnvironment
+
+    from mmkv_bench.slurm.queue import ask
+
+    # A task of an array is asked by its own name: the array's id is one task's number too, and squeue lists all tasks for it.
+    answer = ask(["squeue", "-h", "-j", SlurmJobEnvironment().job_id, "-o", "%T"], 10)
+    return None if answer is None or answer.returncode else answer.stdout.strip() == "RUNNING"

@@ -1,4 +1,10 @@
-"""A time limit for calls that cannot check one themselves: chat templates and processors are third-party programs."""
+"""Signals: an alarm limits the time of calls that cannot check it themselves (chat templates and processors are third-party
+programs), and stop signals wait for the current sample, which is stored and published before the run ends.
+
+Batch systems announce the end of a job by a signal (USR1 or USR2 before a time limit, TERM at preemption and `scancel`). An
+exception raised at once could land anywhere, even in code that turns a sample's failure into a row. So the signal is only
+remembered, and `check_stop` raises where no work is half done.
+"""
 
 from __future__ import annotations
 
@@ -63,3 +69,50 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - start), 1e-6), every)
+
+
+# ---------------------------------------------------------------------- stop signals
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+
+_received: list[int] = []
+"""Signals received since `deferred` began, in order."""
+
+
+class Stopped(BaseException):
+    """The run was asked to end, and ended between two samples. Not an `Exception`, so that code for a sample's failure does
+    not catch it.
+
+    Attributes:
+        signal: the number of the first signal received.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.signal = number
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Remember stop signals inside the block for `check_stop`. A signal after the last check is raised at the end of the block.
+
+    Afterwards the earlier handlers are restored. In other threads than the main thread, where Python allows no handlers,
+    nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _received.clear()
+    before = {number: signal.signal(number, lambda got, _: _received.append(got)) for number in SIGNALS}
+    try:
+        yield
+        check_stop()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        _received.clear()
+
+
+def check_stop() -> None:
+    """Raise Stopped if a stop signal has come. Called where rows are stored and no work is half done."""
+    if _received:
+        raise Stopped(_received[0])
