@@ -14,9 +14,8 @@ from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable
-from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, ranks_over
+from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, predicts_nothing, ranks_over
 from mmkv_bench.tables.figure import Look, looks
-from mmkv_bench.tables.notes import predicts_nothing
 from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_notes import score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable

@@ -5,23 +5,23 @@ A table of fidelity to `full` has a column per metric: how far distributions dif
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, MEASURES, POSITIONS, TOP1_TO, lower_is_better
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
 from mmkv_bench.tables.dataset_groups import families
-from mmkv_bench.tables.notes import fidelity_notes, marks
-from mmkv_bench.tables.rows import Rows
-from mmkv_bench.tables.score_notes import score_notes
+from mmkv_bench.tables.rows import BASELINE, Rows
+from mmkv_bench.tables.score_notes import marks, score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, score, signed, title
+from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed, title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +149,7 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
     for method in table.methods:
         ranks = [table.rank(method.label, budget) for budget in budgets]
         if any(ranks):
-            rows.append([line_label(method), *("-".join(map(str, dict.fromkeys(rank or ()))) for rank in ranks)])
+            rows.append([line_label(method), *(ranks_text(rank or ()) for rank in ranks)])
     return rows
 
 
@@ -343,7 +343,30 @@ def _fidelity_table(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable
     ]
     grid = Grid(["method", "budget", *(COLUMNS[metric] for metric in shown)], rows, labels=2)
     words = caption(first, tables, intervals=False)
-    return Table(f"{first.dataset}, {GROUP}", words, [grid], fidelity_notes(first, [*group]))
+    return Table(f"{first.dataset}, {GROUP}", words, [grid], [*_fidelity_notes(first, [*group])])
+
+
+def _fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> Iterator[Note]:
+    """Yield the notes of a table of fidelity. table: one of its metrics. metrics: all its metrics."""
+    first = "without token 1, which the full prefill gives to all methods"
+    if not protocol(table.context["protocol"]).from_prefill:
+        first = "token 1 included"
+    continued = KL_TO[0] in metrics
+    fed = "the dataset's continuation" if continued else "full's own answer"
+    text = (
+        f"KL(full || method) and top-1 agreement per token of {fed}, teacher-forced, mean over samples "
+        f"({first}). A sample counts for 5 nats at most."
+    )
+    yield Note(text, Rank.MARK)
+    if continued:
+        text = "to N: the stretch of the continuation that ends at token N, from the one before on."
+    else:
+        text = "Tokens in common: length of the method's own answer until it differs from full's."
+    yield Note(text, Rank.MARK)
+    if any(method.base == BASELINE for method in table.methods):
+        yield Note("full: measured again through the path of compressed caches, as the noise floor of the others.")
+    shown = ", ".join(f"--metric {metric}" for metric in metrics if "_to_" not in metric)
+    yield Note(f"For intervals and pairs: {shown}.", Rank.DETAIL)
 
 
 def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:

@@ -93,13 +93,7 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.cost_rows import refuse_unknown
-    from mmkv_bench.tables.dataset_groups import (
-        gate_configs,
-        group_tables,
-        groups_of,
-        tables_of_groups,
-        tables_of_ranks,
-    )
+    from mmkv_bench.tables.dataset_groups import group_tables, tables_of_groups, tables_of_ranks
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import joined_tables, tables_of_scores
 
@@ -116,7 +110,7 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
     if given.ranks:
         return tables_of_ranks(built)
     if given.groups:
-        return tables_of_groups(group_tables(built, groups_of(rows), gate_configs(rows)), intervals=intervals)
+        return tables_of_groups(group_tables(built, rows), intervals=intervals)
     if given.join:
         return joined_tables(built, intervals=intervals)
     compare = bool(given.methods or given.against)
