@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
 COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
 """Columns of answers that are counts."""
-_LEFT_OUT = ("config", "schema_version", "cell")  # shown elsewhere
 
 
 def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Map each cell's hash to its row of `cells`, as the cell's page prints it: converted to JSON, without nulls."""
     rows = {}
     for row in cells.to_dict("records"):
-        shown = {key: _plain(value) for key, value in row.items() if key not in _LEFT_OUT}
+        shown = {key: _plain(value) for key, value in row.items() if key not in ("config", "schema_version", "cell")}
         rows[row["cell"]] = {key: value for key, value in shown.items() if value is not None}
     return rows
 
@@ -102,27 +101,6 @@ def _ends(values: Sequence[float]) -> str:
     return mean if values[0] == values[2] else f"{least} to {most}, {mean} on average"
 
 
-def kept_by_head(kept: pa.ListArray) -> list[list[list[Any]]] | None:
-    """Return mean, least and most entries of each layer and KV head over a cell's answers: [3][layers][heads].
-
-    None if no answer has kept entries, or if their shapes differ.
-
-    Args:
-        kept: column of one cell, lists [layers] of lists [KV heads], null for a failed answer.
-    """
-    layers = kept.drop_null().flatten()
-    rows = len(kept) - kept.null_count
-    if not rows or not len(layers):
-        return None
-    values = layers.flatten().to_numpy(zero_copy_only=False)
-    widths = layers.value_lengths().to_numpy(zero_copy_only=False)
-    if len(layers) % rows or len(np.unique(widths)) > 1 or not widths[0]:
-        return None
-    counts = values.reshape(rows, len(layers) // rows, int(widths[0])).astype(np.float64)
-    kinds = (counts.mean(axis=0), counts.min(axis=0), counts.max(axis=0))
-    return [[rounded(layer) for layer in kind.tolist()] for kind in kinds]
-
-
 def parsed(text: str) -> Any:
     """Parse a configuration, and remove what no page shows."""
     config = json.loads(text)
@@ -159,8 +137,21 @@ class AnswerTable:
         return rows.select(columns).take(pa.array(map(place.get, samples), pa.int64())).to_pylist()
 
     def kept(self, cell: str) -> list[list[list[Any]]] | None:
-        """Return `kept_by_head` of a cell."""
-        return kept_by_head(self.rows(cell)["kept"].combine_chunks())
+        """Return mean, least and most entries of each layer and KV head over a cell's answers: [3][layers][heads].
+
+        None if no answer has kept entries, or if their shapes differ. The column has lists [layers] of lists [KV heads], null
+        for a failed answer."""
+        kept = self.rows(cell)["kept"].combine_chunks()
+        layers, rows = kept.drop_null().flatten(), len(kept) - kept.null_count
+        if not rows or not len(layers):
+            return None
+        values = layers.flatten().to_numpy(zero_copy_only=False)
+        widths = layers.value_lengths().to_numpy(zero_copy_only=False)
+        if len(layers) % rows or len(np.unique(widths)) > 1 or not widths[0]:
+            return None
+        counts = values.reshape(rows, len(layers) // rows, int(widths[0])).astype(np.float64)
+        kinds = (counts.mean(axis=0), counts.min(axis=0), counts.max(axis=0))
+        return [[rounded(layer) for layer in kind.tolist()] for kind in kinds]
 
 
 def sample_scores(

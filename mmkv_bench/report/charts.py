@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.report.fields import budget_words, byte_words, number, rank_words
+from mmkv_bench.report.fields import budget_words, byte_words, number
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
-from mmkv_bench.tables.question_figure import LOOKS, PLACE, aside
-from mmkv_bench.tables.question_losses import MODES
+from mmkv_bench.tables.questions import LOOKS, MODES, PLACE, aside
 from mmkv_bench.tables.table import Table
-from mmkv_bench.tables.text import axis_words
+from mmkv_bench.tables.text import axis_words, ranks_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,9 +36,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 def _method_traces(
     view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """Return one plotly trace per method, with one point per table line.
-
-    lines, places: the table's lines and the x value of each. styles: method's label -> colour and marker."""
+    """Return a trace per method, with a point per line. places: the x value of each line."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
@@ -146,7 +143,7 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
     """Plot the score against a question's position among its document's questions: one line per mode, the full cache dashed.
 
     Args:
-        line, full: rows of `tables.question_losses.by_place` for one method and budget, and for the full cache.
+        line, full: rows of `tables.questions.by_place` for one method and budget, and for the full cache.
     """
     modes = [mode for mode in MODES if (line["mode"] == mode).any()]
     traces = []
@@ -212,7 +209,7 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
             thin["y"] += [at, at, None]
             points["x"].append((low + high) / 2)
             points["y"].append(at)
-            points["text"].append(f"{tasks[k]}: rank {rank_words((low, high))}")
+            points["text"].append(f"{tasks[k]}: rank {ranks_text((low, high))}")
     middles, halves = ([(high + sign * low) / 2 for low, high in ranks.means] for sign in (1, -1))
     word = f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
     shared = {"type": "scatter", "showlegend": False}
@@ -228,7 +225,7 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
             "marker": {"color": COLOURS["blue"], "size": 9},
             "hoverinfo": "text",
             "text": [
-                f"{method}: mean {rank_words(mean, '.1f')} over {word}"
+                f"{method}: mean {ranks_text(mean, '.1f')} over {word}"
                 for method, mean in zip(ranks.methods, ranks.means, strict=True)
             ],
         },

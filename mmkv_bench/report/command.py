@@ -70,9 +70,7 @@ class Commands:
         return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}
 
     def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that a command must state to repeat a run: key -> stored value.
-
-        They are those whose stored value differs from what the same model, datasets and methods compose to today."""
+        """Return the settings that differ from what the same model, datasets and methods compose to today."""
         from mmkv_bench.config.compose import compose
 
         named = [name for name in config["methods"] if name not in (config.get("variants") or {})]
@@ -113,9 +111,7 @@ def _option(config: Mapping[str, Any], label: str) -> str:
 
 
 def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored values of one configuration node that differ from the current ones: `prefix.key` -> stored value.
-
-    stored, now: the node's content in the store and today. Keys that are no settings (`_NO_SETTINGS`) are left out."""
+    """Return the settings of a stored node that differ from today's: `prefix.key` -> stored value."""
     changed = {}
     for key, value in _leaves(stored):
         other: Any = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,14 +68,10 @@ class Audit:
     of_all: float = 0.0
 
     @property
-    def entries_only(self) -> bool:
-        """True if the number of entries describes the storage of the cells."""
-        return not self.packed and not self.retrievable
-
-    @property
     def comparable(self) -> bool:
-        """True if the cells may be compared by entries: within the budget, and without samples that were requested by id."""
-        return self.entries_only and not self.over and not self.chosen
+        """True if the cells may be compared by entries: entries describe their storage, the budget holds, and no sample was
+        requested by id."""
+        return not (self.packed or self.retrievable or self.over or self.chosen)
 
 
 _FLAGS = ("over", "from_prefill", "text_before_cut", "packed", "retrievable", CHOSEN)
@@ -84,10 +80,7 @@ _SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held", "of_all")
 
 @dataclass
 class _Counts:
-    """Facts about one cell's ok answers that have a score of one metric.
-
-    sums: the facts of `_SUMS`, summed over answers. excess: kept / allowed entries - 1 of each answer over the budget.
-    fallbacks: reason -> number of answers."""
+    """Sums of `_SUMS`, excess of each answer over the budget, and reason -> answers, of one cell's scored ok answers."""
 
     sums: np.ndarray
     excess: np.ndarray
@@ -125,23 +118,18 @@ class Audits:
             return Audit()
         excess = np.concatenate([each.excess for each in counts]) if sums["over"] else np.zeros(1)
         fallbacks = sum((Counter(each.fallbacks) for each in counts), Counter())
-        audit = Audit(
+        known = sums["known"] if sums["packed"] or sums["retrievable"] else 0
+        return Audit(
             n=int(sums["n"]),
             excess_mean=float(np.mean(excess)),
             excess_worst=float(np.max(excess)),
             fallbacks=dict(sorted(fallbacks.items())),
             of_all=float(sums["of_all"] / sums["n"]),
-            **{name: int(sums[name]) for name in _FLAGS},
-        )
-        if audit.entries_only:
-            return audit
-        known = sums["known"]
-        return replace(
-            audit,
             device=float(sums["device"] / known) if known else 1.0,
             host=float(sums["host"] / known) if known else 0.0,
-            reach=float(sums["reach"] / audit.retrievable) if audit.retrievable else 1.0,
+            reach=float(sums["reach"] / sums["retrievable"]) if sums["retrievable"] else 1.0,
             held=float(sums["held"] / known) if known and not np.isnan(sums["held"]) else None,
+            **{name: int(sums[name]) for name in _FLAGS},
         )
 
     def _add(self, block: pd.DataFrame, sheet: Sheet) -> None:

@@ -6,7 +6,7 @@ A cost is a numeric column of `responses` (one row per answer), or a phase or nu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -83,9 +83,8 @@ def _key(name: str) -> str:
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
     """Split the names into (other names, costs), each in their given order."""
     names = dict.fromkeys(metrics)
-    costs_by_name = {name: KNOWN[_key(name)] for name in names if _key(name) in KNOWN}
-    costs = [Cost(name, known.key, known.unit, known.columns) for name, known in costs_by_name.items()]
-    return [name for name in names if name not in costs_by_name], costs
+    costs = [replace(KNOWN[_key(name)], name=name) for name in names if _key(name) in KNOWN]
+    return [name for name in names if _key(name) not in KNOWN], costs
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:

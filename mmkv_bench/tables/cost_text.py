@@ -41,9 +41,9 @@ def _grid(table: CostTable, intervals: bool) -> Grid:
         if any(entry and entry.ratio is not None for entry in entries):
             header.append(OVER_FULL)
             columns.append([_ratio(entry, intervals) for entry in entries])
-        if cost.key == TIMED and table.limits is not None:
+        if cost.key == TIMED and table.roofline is not None:
             header.append(f"{LIMIT} [{unit}]")
-            least = [table.limits.least.get((method.label, budget)) for method, budget in table.lines()]
+            least = [table.least.get((method.label, budget)) for method, budget in table.lines()]
             columns.append([number(None if value is None else value / size) for value in least])
     names = [[line_label(method), budget or "all"] for method, budget in table.lines()]
     return Grid(header, [[*name, *(column[row] for column in columns)] for row, name in enumerate(names)], labels=2)
@@ -124,9 +124,9 @@ def _notes(table: CostTable) -> Iterator[Note]:
         text = (
             "No roofline beside tpot_s: the model's shape is unknown or this device was not measured (mmkv-bench plan "
             "--measure)."
-            if table.limits is None
+            if table.roofline is None
             else f"{LIMIT}: the roofline of a step, the longer of reading weights and kept entries at "
-            f"{table.limits.bandwidth / 1e9:.1f} GB/s (read-only, {table.limits.device}) and computing with them, where the "
+            f"{table.roofline.bandwidth / 1e9:.1f} GB/s (read-only, {table.roofline.device}) and computing with them, where the "
             "device's rate is known."
         )
         yield Note(text, Rank.MARK)
@@ -153,9 +153,7 @@ def _record(table: CostTable, method: Line, budget: str, cost: Cost) -> dict[str
         **{name: value for name, value in shape.items() if name != "dataset"},
         "reading": method.reading,
         "method": method.label,
-        "base": method.base,
-        "tuned": method.tuned,
-        "parameters": method.parameters,
+        **{name: getattr(method, name) for name in ("base", "tuned", "parameters")},
         "budget_kind": table.axis if budget else "none",
         "budget": budget,
         "metric": cost.name,
@@ -171,5 +169,5 @@ def _record(table: CostTable, method: Line, budget: str, cost: Cost) -> dict[str
         "ratio_low": entry.ratio_low,
         "ratio_high": entry.ratio_high,
         "n_paired": entry.paired,
-        LIMIT: table.limits.least.get((method.label, budget)) if table.limits and cost.key == TIMED else None,
+        LIMIT: table.least.get((method.label, budget)) if cost.key == TIMED else None,
     }

@@ -33,14 +33,7 @@ RANKS = "Ranks among the compared methods (95%)"
 PAIRS = "Paired differences whose interval, Holm-corrected within the budget, excludes 0"
 _PAIR_HEADER = ("budget", "better", "worse", "difference", "Holm interval", "Holm p", "n")
 _COMPARED_HEADER = (
-    "budget",
-    "first",
-    "second",
-    "first - second",
-    "p",
-    "Holm, asked",
-    "Holm, whole",
-    "proven better, whole",
+    *("budget", "first", "second", "first - second", "p", "Holm, asked", "Holm, whole", "proven better, whole"),
 )
 
 
@@ -128,22 +121,20 @@ def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: i
     entry = table.entry(method.label, budget)
     if entry is None:
         return GridCell("")
-    signs = tuple(marks(table, method, entry, budget))
-    hashes = tuple(cell[:SHORT] for cell in entry.cells)
+    text, value, interval, bold = score(entry.value), entry.value, "", False
     if entry.scores.unjudged:
         word = "not measured" if table.metric in MEASURES else "not judged"
-        text = f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}"
-        return GridCell(text, marks=signs, hashes=hashes, span=span)
-    if entry.value is None:
+        text, value = f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}", None
+    elif value is None:
         text = f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}"
-        return GridCell(text, marks=signs, hashes=hashes, span=span)
-    bold = method.label in table.best(budget) and (method.label, budget) in table.entries
-    interval = interval_text(entry.low, entry.high) if intervals else ""
-    return GridCell(score(entry.value), entry.value, interval, signs, bold, hashes=hashes, span=span)
+    else:
+        interval = interval_text(entry.low, entry.high) if intervals else ""
+        bold = method.label in table.best(budget) and (method.label, budget) in table.entries
+    signs, hashes = tuple(marks(table, method, entry, budget)), tuple(cell[:SHORT] for cell in entry.cells)
+    return GridCell(text, value, interval, signs, bold, hashes=hashes, span=span)
 
 
 def _ranks(table: ScoreTable) -> list[list[str]]:
-    """Return the label and the ranks (`2-5`) of every line with a rank; one column per budget with ranks."""
     budgets = [budget for budget in table.budgets if table.ranked(budget)]
     rows = []
     for method in table.methods:
@@ -154,7 +145,6 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
 
 
 def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
-    """Return a printed row for every pair that is proven different: the better line's score minus the worse line's."""
     rows = []
     for pair in separated_pairs(table, against):
         ahead = pair if pair.better == pair.a else pair.turned
@@ -180,8 +170,7 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Return a note on the number of comparisons, listed and in the whole table, and a warning that names the listed differences
-    that are no longer proven when corrected over the whole table."""
+    """Yield the number of comparisons, and a warning about differences proven here but not in the whole table."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     most = {budget: len(column.p) for budget, column in table.columns.items()}
@@ -208,7 +197,6 @@ def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
 
 
 def _records(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return one record per table cell; `full` has one per table, without a budget."""
     return [record(table, *cell) for cell in table.cells]
 
 
@@ -221,18 +209,13 @@ def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[s
         "reading": method.reading,
         "metric": table.metric,
         "method": method.label,
-        "base": method.base,
-        "tuned": method.tuned,
-        "parameters": method.parameters,
+        **{name: getattr(method, name) for name in ("base", "tuned", "parameters")},
         "budget_kind": table.axis if budget else "none",
         "budget": budget,
         "seeds": " ".join(map(str, entry.seeds)),
         "n": entry.scores.n,
         "n_ok": entry.scores.n_ok,
-        "value": entry.value,
-        "low": entry.low,
-        "high": entry.high,
-        "interval": entry.interval,
+        **{name: getattr(entry, name) for name in ("value", "low", "high", "interval")},
         "value_failures_zero": entry.zero,
         "value_common": entry.common,
         "n_common": len(table.common_ids),
@@ -244,10 +227,7 @@ def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[s
         "lmms_eval_ours": entry.lmms_eval_ours,
         "answers": audit.n,
         "over_budget": audit.over,
-        "excess_mean": audit.excess_mean,
-        "excess_worst": audit.excess_worst,
-        "from_prefill": audit.from_prefill,
-        "text_before_cut": audit.text_before_cut,
+        **{name: getattr(audit, name) for name in ("excess_mean", "excess_worst", "from_prefill", "text_before_cut")},
         "fallbacks": " ".join(f"{reason}={n}" for reason, n in audit.fallbacks.items()),
         "cells": " ".join(cell[:SHORT] for cell in entry.cells),
     }

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmkv_bench.errors import ConfigError, nearest
 
@@ -32,8 +32,7 @@ NOTES = ("none", "short", "all")
 """Allowed amounts of notes below a table."""
 
 
-@dataclass(frozen=True)
-class VerdictStyle:
+class VerdictStyle(NamedTuple):
     """Sign and colour of a verdict word. colour: a key of `COLOURS`, used as a class in html and as a colour in LaTeX."""
 
     sign: str

@@ -42,11 +42,10 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
         scores.setdefault(row["cell"], []).append(row)
     lines = []
     for place, row in enumerate(cells.to_dict("records")):
-        identity = {
-            "cell": row["cell"],
-            **{name: _plain(row[name]) for name in (*IDENTITY, "device")},
-            "budget": _budget(row),
-        }
+        plain = {name: None if missing(row[name]) else row[name] for name in (*IDENTITY, "device")}
+        identity = {"cell": row["cell"]} | {k: v.item() if hasattr(v, "item") else v for k, v in plain.items()}
+        budget = row["budget_entries"] if row["budget_kind"] == "entries" else row["budget_fraction"]
+        identity["budget"] = None if missing(budget) else float(budget)
         if place in by_cell:
             totals = _totals(by_cell[place])
             shape: dict[str, Any] = {"prompt_tokens": None, "batch": None}
@@ -86,12 +85,3 @@ def _totals(rows: pd.DataFrame) -> dict[str, Any]:
             total = values.max() if key.endswith("peak_bytes") else values.median()
             totals[key] = float(total) if len(values) else None
     return totals
-
-
-def _budget(row: Mapping[str, Any]) -> float | None:
-    budget = row["budget_entries"] if row["budget_kind"] == "entries" else row["budget_fraction"]
-    return None if missing(budget) else float(budget)
-
-
-def _plain(value: Any) -> Any:
-    return None if missing(value) else value.item() if hasattr(value, "item") else value

@@ -22,7 +22,7 @@ from mmkv_bench.report.build import build_report
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.fields import budget_words
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.sample_prompts import Prompts, pictures_of
+from mmkv_bench.report.samples import Prompts, pictures_of
 from mmkv_bench.report.scores import ScoreViews
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store

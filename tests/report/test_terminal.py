@@ -65,7 +65,7 @@ def test_a_store_is_a_line_per_cell_by_dataset_and_protocol(rows, capsys):
 
 
 def test_of_many_cells_the_first_are_listed_and_the_words_that_choose_among_all(rows, capsys, monkeypatch):
-    monkeypatch.setattr("mmkv_bench.report.show_cells.MOST", 2)
+    monkeypatch.setattr("mmkv_bench.report.show.MOST", 2)
     lines = shown(capsys, rows)
     assert len([line for line in lines if line[:2] == "c0"]) == 2
     assert lines[-6:-4] == [

@@ -122,7 +122,7 @@ def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | Non
     Raises:
         ConfigError: words without exactly one folder before them, or that match no cell and no sample.
     """
-    from mmkv_bench.report.show_cells import StoreCells
+    from mmkv_bench.report.show import StoreCells
     from mmkv_bench.store.store import Store
 
     if not words:

@@ -33,7 +33,7 @@ def tables(given: argparse.Namespace) -> int:
     names, costs = divided(given.metric or ())
     _refuse_conflicts(given, names, costs)
     if given.questions:
-        from mmkv_bench.tables.question_losses import question_tables
+        from mmkv_bench.tables.questions import question_tables
 
         sys.stdout.write(
             write(
