@@ -63,7 +63,6 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
     metrics: dict[str, list[Mapping[str, Any]]] = {}
     for row in store.metrics().to_pylist():
         metrics.setdefault(row["cell"], []).append(row)
-    numbers: dict[str, int] = {}
     cells = store.cells().to_pylist()
     for cell in sorted(cells, key=lambda row: (row["dataset"], label(row), row["cell"])):
         scored = [row for row in metrics.get(cell["cell"], ()) if not missing(row["value"])]
@@ -71,8 +70,7 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
             yield cell["cell"], None
             continue
         config = parsed(cell["config"])
-        number = numbers.setdefault(cell["config"], len(numbers))
-        command = commands.of({key: value for key, value in cell.items() if value is not None}, number, config)
+        command = commands.of({key: value for key, value in cell.items() if value is not None}, cell["config"])
         yield cell["cell"], _record(answers, cell, config, scored, command["line"], by)
 
 

@@ -47,8 +47,6 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     """Write the report of these stores.
 
     Args:
-        roots: folders of the stores.
-        out: folder of the report.
         samples: largest number of samples per dataset.
         receipts: receipts of `verify` by store, which the pages of their cells link to.
 

@@ -13,6 +13,7 @@ from typing import Any
 from mmkv_bench.config.files import options
 from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import MMKVError
+from mmkv_bench.tables.rows import config_of
 
 PROGRAM = "mmkv-bench"
 _FIXTURE = "_fixture"
@@ -27,19 +28,17 @@ class Commands:
 
     def __init__(self) -> None:
         self._composed: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._differing: dict[int, dict[str, Any] | str] = {}
+        self._differing: dict[str, dict[str, Any] | str] = {}
 
-    def of(self, row: Mapping[str, Any], number: int, config: Mapping[str, Any]) -> dict[str, str]:
-        """Return {"line": command, "note": sentence} for a cell.
-
-        row: the cell's row of `cells`. config: the cell's parsed configuration.
-        number: number of this configuration in the store, by which the comparison with the defaults is cached."""
-        if number not in self._differing:
+    def of(self, row: Mapping[str, Any], text: str) -> dict[str, str]:
+        """Return {"line": command, "note": sentence} for a cell. row: its row of `cells`. text: its configuration (JSON)."""
+        config = config_of(text)
+        if text not in self._differing:
             try:
-                self._differing[number] = self._differences(config)
+                self._differing[text] = self._differences(config)
             except (MMKVError, KeyError, TypeError, AttributeError) as error:
-                self._differing[number] = f"The cell's configuration cannot be composed any more: {error}"
-        differing = self._differing[number]
+                self._differing[text] = f"The cell's configuration cannot be composed any more: {error}"
+        differing = self._differing[text]
         if isinstance(differing, str):
             return {"line": "", "note": differing}
         label = row["dataset"]
@@ -51,9 +50,8 @@ class Commands:
         if row.get("budget_kind") == "entries":
             settings["budget"] = row["budget_entries"]
         elif row.get("budget_kind") == "fraction":
-            settings["budget"] = (
-                row["budget_fraction"] if "." in row["budget_fraction"] else f"{row['budget_fraction']}.0"
-            )
+            fraction = row["budget_fraction"]
+            settings["budget"] = fraction if "." in fraction else f"{fraction}.0"
         if row["protocol"] != "paper":
             settings["protocol"] = row["protocol"]
         if row.get("seed") is not None:

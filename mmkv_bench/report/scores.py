@@ -232,19 +232,13 @@ _COLUMNS: dict[str, Callable[[ScoreLine], Field]] = {
     ),
     "score": lambda line: (score(line["value"]), line["value"]),
     "95 % interval": lambda line: (interval(line["low"], line["high"]), line["low"]),
-    "n": lambda line: (
-        str(line["n"]) if line["n_ok"] == line["n"] else f"{line['n_ok']}/{line['n']}",
-        (line["n"], line["n_ok"]),
-    ),
+    "n": lambda line: (f"{line['n_ok']}/" * (line["n_ok"] != line["n"]) + str(line["n"]), (line["n"], line["n_ok"])),
     "rank": lambda line: (ranks_text(line["rank"]) if line["rank"] else "", line["rank"]),
     **{name: _text(name) for name in ("dataset", "metric", "protocol", "reading", "model")},
-    "bytes, of full": lambda line: (
-        score(line["bytes"] and line["bytes"].ratio),
-        line["bytes"] and line["bytes"].ratio,
-    ),
+    "bytes, of full": lambda line: (score(ratio := line["bytes"] and line["bytes"].ratio), ratio),
     "ms/token": _token_ms,
     "remarks": lambda line: text_field(
-        "; ".join(filter(None, ("over budget" * bool(line["over_budget"]), line["fallbacks"])))
+        "; ".join(filter(None, (line["over_budget"] and "over budget", line["fallbacks"])))
     ),
     "audit": _text("audit"),
 }

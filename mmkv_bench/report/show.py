@@ -23,7 +23,6 @@ from mmkv_bench.report.answers import (
     counted,
     endings,
     left_at,
-    parsed,
     sample_scores,
 )
 from mmkv_bench.report.command import Commands
@@ -254,7 +253,7 @@ def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
     if (kept := answers.kept(cell)) is not None:
         _heads(console, kept)
     console.print("\nAgain", style="bold")
-    command = Commands().of({key: value for key, value in row.items() if value is not None}, 0, parsed(row["config"]))
+    command = Commands().of({key: value for key, value in row.items() if value is not None}, row["config"])
     if command["line"]:
         console.print(command["line"], soft_wrap=True)
     console.print(command["note"])
@@ -314,7 +313,6 @@ def show_sample(
     """Print a sample with the answers of the chosen cells, and maps of the entries that they kept if the rows have them.
 
     Args:
-        chosen: hashes of the cells.
         remade: leave out the maps, because the caller prints maps from a new run.
         prompt: also print the prompts as the models read them.
 

@@ -90,8 +90,6 @@ class StorePages:
 
     Args:
         number: number of the store in the report.
-        root: folder of the store.
-        rows, tables: rows and tables of the store.
     """
 
     def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[ScoreTable]) -> None:
@@ -116,8 +114,7 @@ class StorePages:
         """Write the pages, and return sentences on what they leave out.
 
         Args:
-            folder: folder of the report.
-            commands: commands that make cells again.
+                commands: commands that make cells again.
             most: largest number of samples per dataset.
             receipts: hash of a cell -> its entry in a receipt of `verify`.
         """
@@ -143,13 +140,9 @@ class StorePages:
             for group in block:
                 shown = self._shown(answers, group, most)
                 for place, one in enumerate(group.cells):
-                    number, config, content = configs[config_of[one.cell]]
-                    row = self._described[one.cell]
-                    seeds = [
-                        (other.seed, other.name)
-                        for other in group.cells
-                        if (other.label, other.budget) == (one.label, one.budget) and other != one
-                    ]
+                    text, row = config_of[one.cell], self._described[one.cell]
+                    same = one.label, one.budget
+                    others = [other for other in group.cells if other != one and (other.label, other.budget) == same]
                     folder.page(
                         f"cells/{one.name}",
                         "cell.html",
@@ -158,10 +151,10 @@ class StorePages:
                         rows=str(self.root),
                         row=row,
                         group=group.name,
-                        config=config,
-                        command=commands.of({**row, "cell": one.cell}, number, content),
+                        config=configs[text],
+                        command=commands.of({**row, "cell": one.cell}, text),
                         receipt=receipts.get(one.cell),
-                        seeds=[] if one.seed is None else seeds,
+                        seeds=[] if one.seed is None else [(other.seed, other.name) for other in others],
                         number=place,
                         samples=len(shown.samples) if any(row["status"] for row in shown.answers[place]) else 0,
                         scores=list(map(_score_row, scores.get(one.cell, []))),
@@ -202,14 +195,13 @@ class StorePages:
             cells[0] if group.full else None,
         )
 
-    def _configs(self, folder: Folder) -> dict[str, tuple[int, str, Any]]:
-        configs: dict[str, tuple[int, str, Any]] = {}
-        for text in dict.fromkeys(self.cells["config"]):
-            place, content = len(configs), parsed(text)
-            configs[text] = (1_000_000 * self.number + place, f"{self.number}-{place}", content)
-            data = json.dumps(content, ensure_ascii=False, indent=1).encode()
-            folder.write(f"configs/{self.number}-{place}.json", data)
-        return configs
+    def _configs(self, folder: Folder) -> dict[str, str]:
+        """Write every configuration once. Return text -> name of its file."""
+        names = {text: f"{self.number}-{place}" for place, text in enumerate(dict.fromkeys(self.cells["config"]))}
+        for text, name in names.items():
+            data = json.dumps(parsed(text), ensure_ascii=False, indent=1).encode()
+            folder.write(f"configs/{name}.json", data)
+        return names
 
     def _groups(self) -> Iterator[CellGroup]:
         """Group cells by context, in the order of the tables' lines; `full` first."""

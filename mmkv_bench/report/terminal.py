@@ -96,7 +96,6 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
 
     Args:
         kept: per layer int [KV heads, m], positions; negative positions are padding.
-        tokens: number of tokens.
     """
     heads = sum(len(layer) for layer in kept)
     flat = np.concatenate([layer[layer >= 0] for layer in kept])
@@ -156,7 +155,6 @@ def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.
     Args:
         places: as in `KeptMap`.
         share: float64 [V], share of layers and KV heads that keep each visual token.
-        image: number of the image.
         width: largest number of columns; the finest tokens limit the number too.
     """
     in_image = places[:, 0] == image

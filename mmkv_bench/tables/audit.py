@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
     from mmkv_bench.store.store import Store
 
-_COUNTED = ("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut")
-_STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
-COLUMNS = (*_COUNTED, *_STORAGE, "budget_entries", "context_tokens", "bytes_held", "bytes_state")
+COLUMNS = (
+    *("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut"),
+    *("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full", "budget_entries"),
+    *("context_tokens", "bytes_held", "bytes_state"),
+)
 """Columns of the responses that an audit is counted from, besides status, fallbacks and finish reasons."""
 CHOSEN = "chosen"
 FREE_COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
@@ -213,7 +215,6 @@ def free_share(answers: pd.DataFrame, name: str) -> float | None:
     Args:
         answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are used because they are the
             same for every method of a table.
-        name: name of the protocol.
     """
     free = protocol(name).from_prefill
     answers = answers[answers["status"] == "ok"]
@@ -239,7 +240,6 @@ def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
     Cells with such samples are not compared. Return None if there are none.
 
     Args:
-        store: the store of the answers.
         answers: table of `Store.responses`, with `cell` and `chosen`.
     """
     import pyarrow as pa

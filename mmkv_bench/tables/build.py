@@ -91,10 +91,6 @@ class _Parts:
             if not missing(row.get("judge")):
                 self.judges[key] = _judge(row)
 
-    def unread(self, cell: int) -> int:
-        """Count a cell's answers from which no choice can be parsed."""
-        return int(np.nansum(self.sheet.value[self.sheet.rows(cell, PARSE_FAILED)]))
-
 
 def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     groups: dict[tuple[str, str], SeedGroup] = {}
@@ -168,7 +164,7 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
         audit=parts.audits.audit(group.places, metric),
         lmms_eval=float(np.mean(aggregates)) if complete else None,
         lmms_eval_ours=float(np.mean(own_scale)) if complete else None,
-        unread=sum(parts.unread(cell) for cell in group.places),
+        unread=int(sum(np.nansum(parts.sheet.value[parts.sheet.rows(cell, PARSE_FAILED)]) for cell in group.places)),
         judges=tuple(sorted({parts.judges[key] for key in keys if key in parts.judges})),
         cells=group.cells,
     )

@@ -68,12 +68,6 @@ class Pair:
         return self.level is not None
 
     @property
-    def order(self) -> tuple[str, str]:
-        """Labels of the better and of the worse line, for a pair that differs."""
-        assert self.better is not None, "neither is better"
-        return (self.a, self.b) if self.better == self.a else (self.b, self.a)
-
-    @property
     def turned(self) -> Pair:
         """The same pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
@@ -185,7 +179,6 @@ def narrowed(
     stay. Bold and ranks stay those of the whole tables, because choosing lines afterwards must not change a verdict.
 
     Args:
-        tables: whole tables.
         methods: names or labels of lines; None = all.
         budgets: budgets as text; None = all.
         against: name or label of one more line.

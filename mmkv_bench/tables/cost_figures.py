@@ -208,8 +208,6 @@ def fronts(
     searched. Cells match by model, method, reading, parameters, protocol and budget.
 
     Args:
-        tables: tables of scores.
-        costs: the costs to join.
         roots: folders of rows with costs.
         tokens, batch, prompts: shape of the passes; needed if the passes have several shapes.
 

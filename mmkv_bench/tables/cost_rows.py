@@ -131,10 +131,6 @@ class CostRows:
     fallbacks: pd.DataFrame
     per_pass: bool
 
-    def of(self, places: Sequence[int]) -> pd.DataFrame:
-        """Return the rows of the cells at these positions."""
-        return self.frame[np.isin(self.frame["place"], places)]
-
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
     """Return the costs of a store's answers. cells: hashes of the cells; the column `place` has positions in this list."""

@@ -145,7 +145,6 @@ def cost_tables(
     """Return the tables of a store, tables of answers first. The filters name what to keep.
 
     Args:
-        root: folder of the store.
         costs: costs that the rows must have.
         beside: costs that the rows may lack; a table needs at least one known cost.
 
@@ -164,7 +163,7 @@ def cost_tables(
     cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))[keep]
     parts: list[_Part] = []
     for part in (read(store, names, [*costs, *beside]) for read in (answer_costs, pass_costs)):
-        rows = part.of(list(cells["place"]))
+        rows = part.frame[np.isin(part.frame["place"], cells["place"])]
         shown = [c for c in (*costs, *beside) if (rows[c.key].notna() & ~(rows["group"] & c.shared)).any()]
         parts.append((part, rows, tuple(shown)))
     _refuse_unknown(parts, costs)

@@ -114,7 +114,6 @@ def group_tables(tables: Sequence[ScoreTable], rows: Rows) -> list[GroupTable]:
     """Return tables by benchmark, context, kind of budget and budget, from the datasets' tables (see `build`).
 
     Args:
-        tables: the datasets' tables of scores.
         rows: the rows of the tables, whose configurations state the groups and the scores that `full` should reach.
 
     Raises:

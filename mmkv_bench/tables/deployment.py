@@ -210,11 +210,8 @@ def deployment_table(
     """Return the table of one setting, one line per method, budget and batch. Methods with equal numbers share a line.
 
     Args:
-        setting: what the options share.
         options: the options, full first at each batch.
-        losses: scores lost.
         memory: device memory in bytes, for which the largest batches hold.
-        notes: further notes.
     """
     losses = [loss for loss in losses if any(option.key in loss.lost for option in options)]
     on = "" if memory is None else f" on {memory / GIB:,.4g} GiB"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, product
+from itertools import product
 from math import ceil
 
 from mmkv_bench.tables.table import COLOURS, VERDICTS, Grid, GridCell, Table
@@ -182,8 +182,7 @@ def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
     grid, widths = grids[0], _widths(grids, setting)
     names = [_stacked(lines) for lines in _headings(grids, setting)]
     groups, rules, at = [""] * grid.labels, "", grid.labels + 1
-    for name, columns in groupby(grid.groups):
-        count = len(list(columns))
+    for name, count in grid.spans:
         lines = _broken(name, sum(widths[at - 1 : at - 1 + count]) - 2 * setting.gap, setting.size)
         groups.append(rf"\multicolumn{{{count}}}{{c}}{{{_stacked(lines)}}}")
         rules += rf"\cmidrule(lr){{{at}-{at + count - 1}}}" if name else ""

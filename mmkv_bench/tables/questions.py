@@ -14,7 +14,7 @@ Differences are paired by sample. Intervals are for means over documents, the in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,17 +41,9 @@ LOSSES = {
     "agnostic": ("each", "agnostic"),
     "turns": ("each", "turns"),
 }
-_PROTOCOLS = {
-    "query_aware": "each",
-    "query_joint": "joint",
-    "query_first": "other",
-    "query_paraphrase": "paraphrase",
-    "query_generic": "generic",
-    "query_agnostic": "agnostic",
-    "turns": "turns",
-}
-MODES = {name: [name] for name in ("each", "joint")} | {"first": ["same", "other"]}
-MODES |= {name: [name] for name in ("paraphrase", "generic", "agnostic", "turns")}
+_PROTOCOLS = {"query_aware": "each", "query_joint": "joint", "query_first": "other", "turns": "turns"}
+_PROTOCOLS |= {f"query_{name}": name for name in ("paraphrase", "generic", "agnostic")}
+MODES = {"first" if name == "other" else name: ["same", "other"] if name == "other" else [name] for name in KNOWN}
 """Mode (what the cache was compressed for) -> columns of scores. A sample has a score in one of them. `first` is
 `query_first`, with the question that the cache was compressed for."""
 LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
@@ -61,9 +53,6 @@ LEAST = 10
 """Smallest number of documents for an interval."""
 
 _BY_TURN = "by turn of the conversation; in brackets the same questions, each compressed for anew"
-
-_TURNS = "; turns: in a conversation, after other questions of the document"
-
 _NOTHING = (
     "{} has no scores of several questions per document; run dataset=questions_records with "
     "'protocol=[query_aware,query_joint,query_first]', or choose other rows with --dataset and --metric"
@@ -80,7 +69,6 @@ def question_tables(
     """Return a table per model, dataset and metric of a store with rows of several questions per document.
 
     Args:
-        root: folder of the store.
         datasets: names of datasets; None: all.
         metrics: names of metrics; None: all except fidelity.
 
@@ -206,7 +194,6 @@ def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[flo
     Args:
         line: samples of one line of `paired_scores`; samples with both columns count.
         dataset: name of the dataset, which seeds the bootstrap.
-        metric: name of the metric.
     """
     sign, made = (-1 if lower_is_better(metric) else 1), {}
     for name, (first, second) in LOSSES.items():
@@ -236,59 +223,48 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
             continue
         made = losses(line, dataset, metric)
         split.append([name, budget, *(_loss(made.get(cause)) for cause in causes)])
-    documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
-    same = rows.dropna(subset=["same", "each"])
-    notes = [
-        Note(
-            "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
-            "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; "
-            f"agnostic: for none{_TURNS if 'turns' in held else ''}.",
-            Rank.MARK,
-        ),
-        Note(
-            "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
-            "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
-            "documents, 95 % bootstrap intervals over documents, not corrected for their number.",
-            Rank.MARK,
-        ),
+    grids = [
+        Grid(["method", "budget", *held], grid, labels=2),
+        Grid(["method", "budget", *causes], split, heading="losses", labels=2),
     ]
-    if documents < LEAST:
-        notes.append(
-            Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
-        )
-    missing = sum(_missing(line) for _, line in rows.groupby(LINE[3:]))
-    if missing:
-        notes.append(Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING))
-    if len(same):
-        equal = int((same["same"] == same["each"]).sum())
-        notes.append(
-            Note(
-                f"Control: the known question again has the score of `each` in {equal} of {len(same)} pairs.",
-                Rank.READING,
-            )
-        )
-    heading = f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}"
+    if turns:
+        header = ["method", "budget", *(f"turn {turn:g}" for turn in turns)]
+        grids.append(Grid(header, talk, heading=_BY_TURN, labels=2))
+    documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
     return Table(
         title=f"{dataset}, {metric}: many questions per cache",
-        caption=heading,
-        grids=[
-            Grid(["method", "budget", *held], grid, labels=2),
-            Grid(["method", "budget", *causes], split, heading="losses", labels=2),
-            *(
-                [Grid(["method", "budget", *(f"turn {turn:g}" for turn in turns)], talk, heading=_BY_TURN, labels=2)]
-                if turns
-                else []
-            ),
-        ],
-        notes=notes,
+        caption=f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}",
+        grids=grids,
+        notes=[*_notes(rows, documents, "turns" in held)],
         records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
     )
 
 
-def _missing(line: pd.DataFrame) -> int:
-    """Count a line's missing scores. Modes that were not run, and so have no score at all, are left out."""
-    lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
-    return sum(int(gone.sum()) for gone in lacking if not gone.all())
+def _notes(rows: pd.DataFrame, documents: int, turns: bool) -> Iterator[Note]:
+    text = (
+        "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
+        "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; agnostic: for "
+        f"none{'; turns: in a conversation, after other questions of the document' * turns}."
+    )
+    yield Note(text, Rank.MARK)
+    text = (
+        "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
+        "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
+        "documents, 95 % bootstrap intervals over documents, not corrected for their number."
+    )
+    yield Note(text, Rank.MARK)
+    if documents < LEAST:
+        yield Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
+    missing = 0
+    for _, line in rows.groupby(LINE[3:]):
+        lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
+        missing += sum(int(gone.sum()) for gone in lacking if not gone.all())  # the others are modes that were not run
+    if missing:
+        yield Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING)
+    same = rows.dropna(subset=["same", "each"])
+    if len(same):
+        equal = int((same["same"] == same["each"]).sum())
+        yield Note(f"Control: the known question again has the score of `each` in {equal} of {len(same)} pairs.")
 
 
 def _count(number: int, noun: str) -> str:
@@ -366,8 +342,7 @@ def question_figure(
     full = points[(points["method"] == "full") & (points["mode"] == "each")]
     for place, (one, line) in enumerate(zip(axes, panels, strict=False)):
         _draw_panel(one, line, full, modes)
-        name, budget = line[["label", "budget"]].iloc[0]
-        one.set_title(f"{name}, {budget}" if budget else name, fontsize=10.5)
+        one.set_title(", ".join(filter(None, line[["label", "budget"]].iloc[0])), fontsize=10.5)
         if place % across == 0:
             one.set_ylabel(str(points["metric"].iloc[0]).replace("_", " "), fontsize=10)
         if place >= len(panels) - across:

@@ -178,7 +178,6 @@ def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Colle
     """Return the rows of the store at `root`.
 
     Args:
-        root: folder of the store.
         cells: hashes of the cells to read; None: all.
         fidelity: metrics of fidelity to read; None: all. They are six of every seven scores, and most tables show none.
 

@@ -21,7 +21,7 @@ from mmkv_bench.tables.rows import BASELINE, Rows
 from mmkv_bench.tables.score_notes import marks, score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed, title
+from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,6 @@ def tables_of_scores(
     """Return every table with caption and notes.
 
     Args:
-        tables: tables of scores.
         intervals: print intervals and ranks.
         pairs: list the separated pairs below each table; the records are then all pairs.
         compare: list all comparisons of the shown lines (`comparisons`), beside the whole table's verdict.
@@ -99,7 +98,7 @@ def _table(
         grids += [Grid(_COMPARED_HEADER, _compared(table, compared), "Comparisons", labels=3)] if compared else []
         notes = [*_comparison_notes(table, compared), *notes]
     return Table(
-        title(table),
+        f"{table.dataset}, {table.metric}",
         caption(table, tables, intervals),
         grids,
         notes,
@@ -149,7 +148,7 @@ def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
     for pair in separated_pairs(table, against):
         ahead = pair if pair.better == pair.a else pair.turned
         numbers = signed(ahead.difference), interval_text(ahead.low, ahead.high), p_value(pair.adjusted or 0.0)
-        rows.append([pair.budget or "all", *pair.order, *numbers, str(pair.n)])
+        rows.append([pair.budget or "all", ahead.a, ahead.b, *numbers, str(pair.n)])
     return rows
 
 
@@ -280,10 +279,10 @@ def among(metrics: Sequence[str]) -> set[str]:
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     """Replace the name `fidelity` in a list of metrics by the metrics of fidelity that the rows have."""
-    present = [name for name in FIDELITY if name in rows.names]
     if metrics is None:
         return None
-    return [name for metric in metrics for name in (present if present and metric == GROUP else [metric])]
+    present = [name for name in FIDELITY if name in rows.names] or [GROUP]
+    return [name for metric in metrics for name in (present if metric == GROUP else [metric])]
 
 
 def fidelity_tables(

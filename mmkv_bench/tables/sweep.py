@@ -82,10 +82,7 @@ def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformer
     """Say in one sentence, for the notes of a table, whether `full` reaches its expected score, and on how many samples.
 
     Args:
-        gate: the gate, or None.
         value: score of `full`; None if there is none (no `full` in the table, or not every sample is ok).
-        n: number of its samples.
-        transformers: version of transformers.
     """
     if gate is None:
         return "Full-cache gate not run: no paper prints a full-cache score for this model, dataset and metric."

@@ -187,7 +187,6 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     """Return the tables with other names for some rows, wherever a row's name is printed. The tables' records keep the ids.
 
     Args:
-        tables: the tables.
         names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
             new name gets this ending.
 

@@ -72,11 +72,6 @@ _QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "tor
 _QUIET += ("device", "processor", "lmms_eval")
 
 
-def title(table: ScoreTable) -> str:
-    """Return dataset and metric."""
-    return f"{table.dataset}, {table.metric}"
-
-
 def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:
     """Return axis, model, protocol, reading, sample count, interval kind, and what distinguishes this table from the others."""
     contexts = [each.context for each in tables]

@@ -380,6 +380,6 @@ def planned(*asked: tuple[str, str | None]) -> None:
         row = next(
             row for row in found if (row["method"] == method if method else row["method"] in variants[row["cell"]])
         )
-        command = Commands().of(row, 0, json.loads(row["config"]))
+        command = Commands().of(row, row["config"])
         plan = make_plan(compose(shlex.split(command["line"])[1:]))
         assert row["cell"] in plan.names, command
