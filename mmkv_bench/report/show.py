@@ -34,7 +34,7 @@ from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.tally import remembered, tally
-from mmkv_bench.tables.rows import BASELINE, config_of, context_key, frame, with_limits
+from mmkv_bench.tables.rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
 from mmkv_bench.tables.status import asked_at, label
 from mmkv_bench.tables.text import interval_text, score, signed
 
@@ -99,8 +99,7 @@ class StoreCells:
     def metrics(self, cell: str) -> list[str]:
         """Return the metrics in the configuration of the cell's dataset."""
         row = self.rows[cell]
-        node = (config_of(row["config"]).get("datasets") or {}).get(row["dataset"]) or {}
-        return list(node.get("metrics") or [])
+        return list(dataset_node(config_of(row["config"]), row["dataset"]).get("metrics") or [])
 
     def named(self, words: Sequence[str]) -> NamedCells:
         """Find the cells, and the sample, that the arguments of `mmkv-bench show` choose.
@@ -219,9 +218,8 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
             lines.append([*cells.names(cell), *scores, endings(endings_of.get(cell, {}))])
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
-        console.print(
-            f"\n{len(chosen) - MOST:,} more cells: choose with words, such as method@budget, or with several words"
-        )
+        more = f"{len(chosen) - MOST:,} more cells"
+        console.print(f"\n{more}: choose with words, such as method@budget, or with several words")
         for what in ("dataset", "model", "protocol", "reading", "method"):
             names = dict.fromkeys(cells.rows[cell][what] for cell in chosen)
             console.print(plain(f"{what}: {' '.join(sorted(filter(None, names)))}"))

@@ -99,10 +99,13 @@ class Sum:
             return "of samples in samples/ whose clusters differ from those of their answers"
         stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
         pooled = aggregate_of(row["metric"])
-        if stated is None or (pooled is not None and self.parts is None):
+        if pooled is None:
+            made = self.value / self.n
+        elif self.parts is not None:
+            made = float(pooled.function(self.parts))
+        else:
             return ""
-        made = self.value / self.n if pooled is None else float(pooled.function(self.parts))
-        if _close(made, stated):
+        if stated is None or _close(made, stated):
             return ""
         if row["metric"] in CAPS and _close(self.uncapped / self.n, stated):
             return ""  # metrics that were written before caps existed

@@ -327,7 +327,6 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
     size, unit = unit_of(front.cost.unit, [point.x for point in front.points])
     best = [point for point in front.points if point.best]
     x, y = [point.x / size for point in best], [point.y for point in best]
-    rate = front.cost.unit == "tokens/s"
     axes.step(x, y, where="post", color=_FRONT, linewidth=1.4, zorder=1, label="Pareto front")
     for label in dict.fromkeys(point.method.label for point in front.points):
         points = [point for point in front.points if point.method.label == label]
@@ -336,17 +335,11 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
         for point in points:
             if point.score.low is not None:
                 axes.vlines(point.x / size, point.score.low, point.score.high, **style)
-            if point.cost.low is not None:
+            if point.cost.low is not None and point.cost.high is not None:
                 axes.hlines(point.y, point.cost.low / size, point.cost.high / size, **style)
-        axes.plot(
-            [point.x / size for point in points],
-            [point.y for point in points],
-            linestyle="none",
-            **point_style(colour, shape),
-            markersize=11 if shape == "*" else 8,
-            label=line_label(points[0].method),
-            zorder=3,
-        )
+        marker = {"markersize": 11 if shape == "*" else 8, "label": line_label(points[0].method), "zorder": 3}
+        x, y = [point.x / size for point in points], [point.y for point in points]
+        axes.plot(x, y, linestyle="none", **point_style(colour, shape), **marker)
     for point in best if len(front.points) > _NAMED else front.points:
         at, aside = (point.x / size, point.y), {"textcoords": "offset points", "xytext": (6, -10)}
         axes.annotate(point.budget, at, fontsize=8, color="#444444", **aside)
@@ -358,7 +351,7 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     name = _NAMES.get(front.cost.key, front.cost.name)
     axes.set_xlabel(f"{name} [{unit}]" if unit else name, fontsize=10.5)
-    if rate:
+    if front.cost.unit == "tokens/s":
         axes.invert_xaxis()  # the cheaper side is on the left in every panel
     axes.grid(color="#E3E3E3", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

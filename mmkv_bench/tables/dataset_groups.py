@@ -26,7 +26,7 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.compare import against
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of, dataset_node
 from mmkv_bench.tables.score_notes import FIXTURE_DATA, RANKS, gate_note
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.sweep import find_group, gates_of, verdict
@@ -92,16 +92,14 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
     """
-    nodes = {}
-    for dataset, config in rows.cells[["dataset", "config"]].drop_duplicates().itertuples(index=False):
-        node = (config_of(config).get("datasets") or {}).get(dataset) or {}
-        nodes[dataset] = ((node.get("about") or {}).get("groups") or {}, node.get("metrics") or [])
+    pairs = rows.cells[["dataset", "config"]].drop_duplicates().itertuples(index=False)
+    nodes = {dataset: dataset_node(config_of(config), dataset) for dataset, config in pairs}
     groups: dict[tuple[str, str], tuple[dict[str, str], int]] = {}
-    for dataset, (benchmarks, metrics) in sorted(nodes.items()):
-        for benchmark, sizes in benchmarks.items():
+    for dataset, node in sorted(nodes.items()):
+        for benchmark, sizes in ((node.get("about") or {}).get("groups") or {}).items():
             for name, size in sizes.items():
                 members, _ = groups.setdefault((benchmark, name), ({}, int(size)))
-                members |= {dataset: metrics[0]} if metrics else {}
+                members |= {dataset: node["metrics"][0]} if node.get("metrics") else {}
     if not groups:
         raise ConfigError(
             "None of these datasets belongs to a group (about.groups of conf/dataset/<name>.yaml), so there is no mean over "
@@ -218,11 +216,7 @@ def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
 def mean(parts: Sequence[Mean]) -> Mean:
     """Return the mean of independent scores, each counting once."""
     value = float(np.mean([part.value for part in parts]))
-    ends = [
-        (part.value - part.low, part.high - part.value)
-        for part in parts
-        if part.low is not None and part.high is not None
-    ]
+    ends = [(p.value - p.low, p.high - p.value) for p in parts if p.low is not None and p.high is not None]
     if len(ends) < len(parts):
         return Mean(value, None, None)
     below, above = (float(np.sqrt(sum(end**2 for end in side))) / len(parts) for side in zip(*ends, strict=True))

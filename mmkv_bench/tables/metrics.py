@@ -102,7 +102,7 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
     for cell in scores:
         interval = next(ends) if cell.complete else NO_INTERVAL
         value = aggregate(cell, aggregator) if cell.complete else None
-        row = {"n": cell.n, "n_ok": cell.n_ok, "value": value}
+        row: dict[str, Any] = {"n": cell.n, "n_ok": cell.n_ok, "value": value}
         row["value_failures_zero"] = value if cell.complete else _with_failures(cell, aggregator, metric)
         rows.append(row | {"low": interval.low, "high": interval.high, "interval": interval.kind})
     return rows

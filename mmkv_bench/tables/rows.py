@@ -310,8 +310,13 @@ def config_of(text: str) -> Mapping[str, Any]:
     return json.loads(text)
 
 
+def dataset_node(config: Mapping[str, Any], dataset: str) -> Mapping[str, Any]:
+    """Return the settings of a dataset in a cell's configuration; empty without any."""
+    return (config.get("datasets") or {}).get(dataset) or {}
+
+
 def _limits(config: Mapping[str, Any], dataset: str) -> str:
-    model, node = config.get("model") or {}, (config.get("datasets") or {}).get(dataset) or {}
+    model, node = config.get("model") or {}, dataset_node(config, dataset)
     limits = {key: model[key] for key in LIMITS if model.get(key) is not None}
     if node.get("placeholders") not in (None, "keep"):
         limits["placeholders"] = node["placeholders"]

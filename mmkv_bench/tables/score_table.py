@@ -312,14 +312,10 @@ class ScoreTable:
             self._comparable_at[budget] = _comparable([self.entries[name, budget] for name in names])
         return self._comparable_at[budget]
 
-    def lines(self, budget: str) -> tuple[Line, ...]:
-        """Return the methods with a cell at exactly this budget."""
-        return tuple(method for method in self.methods if (method.label, budget) in self.entries)
-
     def family(self, budget: str) -> ComparisonFamily:
-        """Return the comparison family of all lines at this budget. Unlike `columns`, it includes cells that exceed the budget
-        and cells with quantised or offloaded entries."""
-        return family(self.lines(budget))
+        """Return the comparison family of all lines at exactly this budget. Unlike `columns`, it includes cells that exceed the
+        budget and cells with quantised or offloaded entries."""
+        return family([method for method in self.methods if (method.label, budget) in self.entries])
 
     def best(self, budget: str) -> tuple[str, ...]:
         """Return the methods at this budget that no other is proven better than. With 95 % confidence the best one is among them.

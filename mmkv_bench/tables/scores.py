@@ -251,12 +251,10 @@ def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
     """Return the positions of the clusters in the order of their labels; a sample without a cluster is a cluster by itself."""
-    _, of_row = coded(samples["cluster"])
-    if (of_row >= 0).all():
-        return of_row
-    return coded(
-        samples["cluster"].astype(object).where(samples["cluster"].notna(), samples["sample_id"].astype(object))
-    )[1]
+    clusters = samples["cluster"]
+    if clusters.isna().any():
+        clusters = clusters.astype(object).where(clusters.notna(), samples["sample_id"].astype(object))
+    return coded(clusters)[1]
 
 
 def numbers(column: pd.Series) -> np.ndarray:
@@ -274,11 +272,8 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
     import pyarrow as pa
 
-    return (
-        None
-        if "parts" not in samples or samples["parts"].isna().all()
-        else lists_of(samples["parts"], pa.float64(), order)
-    )
+    empty = "parts" not in samples or samples["parts"].isna().all()
+    return None if empty else lists_of(samples["parts"], pa.float64(), order)
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
