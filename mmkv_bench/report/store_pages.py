@@ -114,7 +114,7 @@ class StorePages:
         """Write the pages, and return sentences on what they leave out.
 
         Args:
-                commands: commands that make cells again.
+            commands: commands that make cells again.
             most: largest number of samples per dataset.
             receipts: hash of a cell -> its entry in a receipt of `verify`.
         """
