@@ -33,6 +33,7 @@ from mmkv_bench.report.terminal import show as show_maps
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.rows import refuse_malformed
+from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import remembered, tally
 from mmkv_bench.tables.rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
 from mmkv_bench.tables.status import asked_at, label
@@ -40,8 +41,6 @@ from mmkv_bench.tables.text import interval_text, score, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from mmkv_bench.store.store import Store
 
 _COLUMNS = (
     *("cell", "model", "dataset", "method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed"),

@@ -31,6 +31,7 @@ from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.samples import KeptTokens, Prompts, kept_section
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.text import line_label
@@ -118,8 +119,6 @@ class StorePages:
             most: largest number of samples per dataset.
             receipts: hash of a cell -> its entry in a receipt of `verify`.
         """
-        from mmkv_bench.store.store import Store
-
         store = Store(self.root)
         for file in {entry["file"]: entry["path"] for entry in receipts.values()}.items():
             folder.write(f"receipts/{file[0]}", file[1].read_bytes())

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.protocols import protocol
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.scores import Sheet, is_text, lists_of, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
-
-    from mmkv_bench.store.store import Store
-
 COLUMNS = (
     *("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut"),
     *("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full", "budget_entries"),
@@ -197,9 +196,6 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
     """List the fallbacks of all answers in arrays, because a Python object per row would be slow.
 
     Return (distinct names, position of each fallback's name among them, position of its answer in `order`)."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     lists = lists_of(block["fallback"], pa.string(), order)
     coded = lists.flatten().dictionary_encode()
     rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
@@ -242,9 +238,6 @@ def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
     Args:
         answers: table of `Store.responses`, with `cell` and `chosen`.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
     if not chosen.any():
         return None

@@ -17,13 +17,12 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.packing import OF_GROUPS
 from mmkv_bench.store.schema import COLUMNS, FLOAT, INT, PHASES, STATUSES
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.rows import frame
 from mmkv_bench.tables.scores import coded, is_text, lists_of, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from mmkv_bench.store.store import Store
 
 
 _NO_NUMBERS = {"schema_version", "doc_id", "repeat", "place", "order_seed"}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.figure import COLOURS as HUES
 from mmkv_bench.tables.figure import MARKERS, canvas, log2_axis, looks, plain
 from mmkv_bench.tables.rows import choose
@@ -71,8 +72,6 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
     Raises:
         ConfigError: the store has no rows of the analysis, or none of these datasets.
     """
-    from mmkv_bench.store.store import Store
-
     every = Store(root).diagnostics(coded=True).to_pandas()
     if not (every["name"] == name).any():
         present = ", ".join(sorted(map(str, every["name"].unique()))) or "none"

@@ -101,19 +101,14 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     given = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
     for label in sorted(labels - set(given)):
         start = zlib.crc32(label.encode())
-        hue = _hue(label) or COLOURS[_OTHERS[start % len(_OTHERS)]]
+        begun = max((name for name in _LISTED if label.startswith(name)), key=len, default="")
+        hue = _LISTED[begun].colour if begun else COLOURS[_OTHERS[start % len(_OTHERS)]]
         markers = [_MARKERS[(start // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
         taken = {*_LISTED.values(), *given.values()}
         given[label] = next(
             (look for marker in markers if (look := Look(hue, marker)) not in taken), Look(hue, markers[0])
         )
     return given
-
-
-def _hue(label: str) -> str | None:
-    """Return the hue of the longest shipped name that the label begins with."""
-    begun = [name for name in _LISTED if label.startswith(name)]
-    return _LISTED[max(begun, key=len)].colour if begun else None
 
 
 FLASHCACHE = "flashcache"

@@ -23,6 +23,7 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
 from mmkv_bench.statistics.metric_kinds import FIDELITY, lower_is_better
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.figure import COLOURS, GREY, Look, canvas, legend_below, plain, point_style, small_print
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 
@@ -103,8 +104,6 @@ def paired_scores(root: Path) -> pd.DataFrame:
         NoQuestionsError: the store has no rows of several questions per document.
         StoreError: two cells belong to one line, such as cells of two versions.
     """
-    from mmkv_bench.store.store import Store
-
     store = Store(root)
     cells = store.cells().to_pandas()
     cells = cells[cells["protocol"].isin(_PROTOCOLS)]

@@ -19,14 +19,13 @@ import pyarrow as pa
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.rows import processor
+from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
 from mmkv_bench.tables.agreement import agreeing
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from mmkv_bench.store.store import Store
 
 BASELINE = "full"
 FIXTURE = "_fixture"  # suffix of the labels of fixture datasets
@@ -189,8 +188,6 @@ def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Colle
 
 def open_store(root: Path | str) -> Store:
     """Return the store in a rows folder. Raises ConfigError if the folder does not exist."""
-    from mmkv_bench.store.store import Store
-
     if not Path(root).is_dir():
         raise ConfigError(f"There is no rows folder at '{root}'; give the folder that a run printed as its rows.")
     return Store(Path(root))

@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.metric_kinds import CAPS
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -270,15 +270,11 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 
 
 def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
-    import pyarrow as pa
-
     empty = "parts" not in samples or samples["parts"].isna().all()
     return None if empty else lists_of(samples["parts"], pa.float64(), order)
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
     """Return the lists of a column in the given order of rows."""
-    import pyarrow as pa
-
     lists = pa.array(column, type=pa.list_(kind), from_pandas=True)
     return (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.statistics.metric_kinds import MEASURES, PARSE_FAILED
 from mmkv_bench.store.schema import IDENTITY
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_rows import KNOWN, answer_costs, pass_costs
 from mmkv_bench.tables.rows import config_of, dataset_node, latest, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from mmkv_bench.store.store import Store
 
 _BESIDE = {*MEASURES, PARSE_FAILED}
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
