@@ -23,8 +23,7 @@ from typing import Any
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import rows_folder
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.report.answers import COUNTED, AnswerTable, counted, parsed
-from mmkv_bench.report.command import Commands
+from mmkv_bench.report.cells import COUNTED, AnswerTable, Commands, counted, parsed
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
 from mmkv_bench.store.store import Store

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.report.cells import Commands
 from mmkv_bench.report.charts import (
     against_budget,
     against_cost,
@@ -16,7 +17,6 @@ from mmkv_bench.report.charts import (
     printed,
     rank_intervals,
 )
-from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder, check
 from mmkv_bench.report.scores import COSTS, Family, ScoreViews
 from mmkv_bench.report.store_pages import StorePages

@@ -14,10 +14,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.report.answers import (
+from mmkv_bench.report.cells import (
     COLUMNS,
     Answer,
     AnswerTable,
+    Commands,
     audit_sentences,
     compared,
     counted,
@@ -25,7 +26,6 @@ from mmkv_bench.report.answers import (
     left_at,
     sample_scores,
 )
-from mmkv_bench.report.command import Commands
 from mmkv_bench.report.fields import number_words
 from mmkv_bench.report.samples import KeptTokens, Prompts
 from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from mmkv_bench.report.answers import (
+from mmkv_bench.report.cells import (
     COLUMNS,
+    PROGRAM,
     Answer,
     AnswerTable,
+    Commands,
     audit_sentences,
     compared,
     counted,
@@ -25,7 +27,6 @@ from mmkv_bench.report.answers import (
     parsed,
     sample_scores,
 )
-from mmkv_bench.report.command import PROGRAM, Commands
 from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.samples import KeptTokens, Prompts, kept_section

@@ -19,7 +19,7 @@ from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.report.build import build_report
-from mmkv_bench.report.command import Commands
+from mmkv_bench.report.cells import Commands
 from mmkv_bench.report.fields import budget_words
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.samples import Prompts, pictures_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmkv_bench.datasets.page_data import to_row
-from mmkv_bench.report.answers import left_at
+from mmkv_bench.report.cells import left_at
 from mmkv_bench.report.terminal import ASCII, LONGEST, MARK, cut, drawn, marked, plain, raster, shares, side_by_side
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
