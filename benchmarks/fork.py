@@ -323,7 +323,7 @@ def report(bench: Bench, options: argparse.Namespace, requests: Sequence[Request
         ),
         "",
         f"21 cells cost {many / one:.2f} full runs (promise: at most {promise:g}); run separately they cost"
-        f" {apart / one:.1f}. ForkMeasures their fidelity adds {measured / many - 1:.0%}, outside of every time in the rows.",
+        f" {apart / one:.1f}. Measuring their fidelity adds {measured / many - 1:.0%}, outside of every time in the rows.",
         f"One full run costs {overhead:.3f} of bare generate() (promise: at most {OVERHEAD:g}).",
         "",
         f"The untouched model alone takes {mean['steps alone']:.1f} ms for the steps of the 20 reduced answers, in one batch:"
