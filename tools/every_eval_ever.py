@@ -23,8 +23,7 @@ from typing import Any
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import rows_folder
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.report.answers import COUNTED, AnswerTable, counted, parsed
-from mmkv_bench.report.command import Commands
+from mmkv_bench.report.cells import COUNTED, AnswerTable, Commands, counted, parsed
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
 from mmkv_bench.store.store import Store
@@ -63,7 +62,6 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
     metrics: dict[str, list[Mapping[str, Any]]] = {}
     for row in store.metrics().to_pylist():
         metrics.setdefault(row["cell"], []).append(row)
-    numbers: dict[str, int] = {}
     cells = store.cells().to_pylist()
     for cell in sorted(cells, key=lambda row: (row["dataset"], label(row), row["cell"])):
         scored = [row for row in metrics.get(cell["cell"], ()) if not missing(row["value"])]
@@ -71,8 +69,7 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
             yield cell["cell"], None
             continue
         config = parsed(cell["config"])
-        number = numbers.setdefault(cell["config"], len(numbers))
-        command = commands.of({key: value for key, value in cell.items() if value is not None}, number, config)
+        command = commands.of({key: value for key, value in cell.items() if value is not None}, cell["config"])
         yield cell["cell"], _record(answers, cell, config, scored, command["line"], by)
 
 

@@ -146,8 +146,7 @@ def _position(request: PlotRequest) -> Figure:
 
 
 def _questions(request: PlotRequest) -> Figure:
-    from mmkv_bench.tables.question_figure import question_figure
-    from mmkv_bench.tables.question_losses import by_place, tables_with_scores
+    from mmkv_bench.tables.questions import by_place, question_figure, tables_with_scores
 
     made = tables_with_scores(request.rows, request.dataset, [request.metric] if request.metric else None)
     if len(made) > 1:

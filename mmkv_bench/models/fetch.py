@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
-from mmkv_bench.file_state import file_sha256
 from mmkv_bench.config.files import MODEL, content, options
 from mmkv_bench.config.names import canonical
 from mmkv_bench.config.schema import FETCHED_SCHEME, resolve_path
 from mmkv_bench.errors import ConfigError, folded, nearest
+from mmkv_bench.file_state import file_sha256
 from mmkv_bench.models.files import PATTERNS, sentence
 from mmkv_bench.models.gguf import tensor_types
 

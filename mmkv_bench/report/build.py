@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.report.cells import Commands
 from mmkv_bench.report.charts import (
     against_budget,
     against_cost,
@@ -16,7 +17,6 @@ from mmkv_bench.report.charts import (
     printed,
     rank_intervals,
 )
-from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder, check
 from mmkv_bench.report.scores import COSTS, Family, ScoreViews
 from mmkv_bench.report.store_pages import StorePages
@@ -47,8 +47,6 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     """Write the report of these stores.
 
     Args:
-        roots: folders of the stores.
-        out: folder of the report.
         samples: largest number of samples per dataset.
         receipts: receipts of `verify` by store, which the pages of their cells link to.
 
@@ -94,8 +92,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
 
 def _scored(root: Path, timed: bool) -> Rows | None:
-    """Return the rows of a store with scores. timed: the store has timed passes; without scores the result is then None, and
-    otherwise ConfigError is raised."""
+    """Return the rows of a store with scores; None for a store of timed passes without scores."""
     from mmkv_bench.tables.rows import load
 
     try:
@@ -109,7 +106,6 @@ def _scored(root: Path, timed: bool) -> Rows | None:
 def _write_tables(
     folder: Folder, views: ScoreViews, stores: Sequence[str], about: str, left_out: Sequence[str]
 ) -> None:
-    """Write the libraries, the charts, and the pages of tables."""
     folder.libraries()
     styles = views.styles()
     for view in views.views:
@@ -128,13 +124,8 @@ def _write_tables(
 
 
 def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[CostTable]) -> None:
-    """Write the page of timed passes: costs against prompt length, and the deployment table of each setting."""
     figures = []
-    for key, words in {
-        "tpot_s": "Time per token",
-        "ttft_s": "Time to first token",
-        "peak_total": "Peak memory",
-    }.items():
+    for key, words in (("tpot_s", "Time per token"), ("ttft_s", "Time to first token"), ("peak_total", "Peak memory")):
         figure = against_length(costs, key)
         if figure is not None:
             folder.figure(f"passes-{key}", figure)
@@ -143,10 +134,8 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return the tables of stores with several questions per document, and a sentence for each store that cannot be read.
-
-    Each table comes with the mean scores by the question's position (`by_place`)."""
-    from mmkv_bench.tables.question_losses import NoQuestionsError, by_place, tables_with_scores
+    """Return the tables of several questions per document, each with its `by_place`, and a sentence per unreadable store."""
+    from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
 
     asked, left_out = [], []
     for root in roots:
@@ -160,9 +149,8 @@ def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], lis
 
 
 def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]) -> None:
-    """Write the page of several questions per document: the tables, and charts of scores by the question's position."""
     lines: dict[str, int] = {}
-    parts = []
+    parts, names = [], []
     for number, (table, points) in enumerate(asked):
         full = points[points["method"] == "full"]
         charts = []
@@ -173,21 +161,13 @@ def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]
             folder.figure(name, against_place(line, full), ("mode", "question", "score", "low", "high"), held)
             charts.append((lines[words], words, name))
         parts.append({"words": table.title.partition(":")[0], "table": printed(table), "charts": charts})
-    folder.page(
-        "questions",
-        "questions.html",
-        title="Many questions per cache",
-        asked=[
-            (number, f"{part['words']}, {table.caption}")
-            for number, (part, (table, _)) in enumerate(zip(parts, asked, strict=True))
-        ],
-        lines=[(place, words) for words, place in lines.items()],
-        parts=parts,
-    )
+        names.append((number, f"{parts[-1]['words']}, {table.caption}"))
+    choices = [(place, words) for words, place in lines.items()]
+    title = "Many questions per cache"
+    folder.page("questions", "questions.html", title=title, asked=names, lines=choices, parts=parts)
 
 
 def _family_page(folder: Folder, number: int, family: Family, shared: dict[str, object]) -> None:
-    """Write the overview page of a family of tables, with the charts of its ranks."""
     ranks = {}
     for place, budget in enumerate(family.budgets):
         if budget in family.ranks:

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.report.fields import budget_words, byte_words, number, rank_words
+from mmkv_bench.report.fields import budget_words, byte_words, number
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
-from mmkv_bench.tables.question_figure import LOOKS, PLACE, aside
-from mmkv_bench.tables.question_losses import MODES
+from mmkv_bench.tables.questions import LOOKS, MODES, PLACE, aside
 from mmkv_bench.tables.table import Table
-from mmkv_bench.tables.text import axis_words
+from mmkv_bench.tables.text import axis_words, ranks_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,9 +36,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 def _method_traces(
     view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """Return one plotly trace per method, with one point per table line.
-
-    lines, places: the table's lines and the x value of each. styles: method's label -> colour and marker."""
+    """Return a trace per method, with a point per line. places: the x value of each line."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
@@ -104,8 +101,8 @@ def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
 
 def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figure:
     """Plot a table's scores against `bytes` or `token` (seconds per token)."""
-    costs = [(line, cost_value(line, cost)) for line in view.lines if line["value"] is not None]
-    lines, values = zip(*((line, value) for line, value in costs if value is not None), strict=True)
+    lines = [line for line in view.lines if line["value"] is not None and cost_value(line, cost) is not None]
+    values = [line[cost].value for line in lines]
     traces = _method_traces(view, lines, values, styles)
     words = "bytes held" if cost == "bytes" else "seconds per token"
     axis: dict[str, Any] = AXIS | {"type": "log", "title": {"text": words}}
@@ -146,52 +143,36 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
     """Plot the score against a question's position among its document's questions: one line per mode, the full cache dashed.
 
     Args:
-        line, full: rows of `tables.question_losses.by_place` for one method and budget, and for the full cache.
+        line, full: rows of `tables.questions.by_place` for one method and budget, and for the full cache.
     """
     modes = [mode for mode in MODES if (line["mode"] == mode).any()]
     traces = []
-    for mode in modes:
-        rows = line[line["mode"] == mode]
-        points = [
-            (value, _known(low), _known(high))
-            for value, low, high in zip(rows["value"], rows["low"], rows["high"], strict=True)
-        ]
-        trace = _trace(mode, [number(place + aside(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
-        words = [
-            f"{mode}, question {place}: {value:.2f}" for place, value in zip(rows["place"], rows["value"], strict=True)
-        ]
-        traces.append(trace | {"text": words, "hoverinfo": "text"})
     rows = full[full["mode"] == "each"]
     if len(rows):
         values = [(value, None, None) for value in rows["value"]]
-        traces.insert(
-            0, _trace("full", [*map(int, rows["place"])], values, Look(GREY, "x"), dash="dash") | {"mode": "lines"}
-        )
-    places = sorted({*map(int, line["place"])})
+        level = _trace("full", [*map(int, rows["place"])], values, Look(GREY, "x"), dash="dash")
+        traces.append(level | {"mode": "lines"})
+    for mode in modes:
+        rows = line[line["mode"] == mode]
+        ends = rows[["low", "high"]].astype(object).where(rows[["low", "high"]].notna(), None)
+        points = list(zip(rows["value"], ends["low"], ends["high"], strict=True))
+        trace = _trace(mode, [number(place + aside(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
+        places = zip(rows["place"], rows["value"], strict=True)
+        words = [f"{mode}, question {place}: {value:.2f}" for place, value in places]
+        traces.append(trace | {"text": words, "hoverinfo": "text"})
     bounded = {"range": [-0.03, 1.05]} if line["value"].between(0, 1).all() else {}
-    axis = AXIS | {"title": {"text": PLACE}, "tickvals": places}
+    axis = AXIS | {"title": {"text": PLACE}, "tickvals": sorted({*map(int, line["place"])})}
     metric = str(line["metric"].iloc[0])
     return _figure(traces, height=420, xaxis=axis, yaxis=AXIS | {"title": {"text": metric}} | bounded)
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
-
-
 def printed(table: Table) -> dict[str, Any]:
     """Convert a table for the page of timed passes: texts with intervals and marks, and all notes."""
-    grids = [
-        {
-            "heading": grid.heading,
-            "header": grid.header,
-            "rows": [
-                [" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells
-            ],
-        }
-        for grid in table.grids
-    ]
-    notes = [*table.split_notes("all")[0]]
-    return {"title": table.title, "caption": table.caption, "grids": grids, "notes": notes}
+    grids = []
+    for grid in table.grids:
+        rows = [[" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells]
+        grids.append({"heading": grid.heading, "header": grid.header, "rows": rows})
+    return {"title": table.title, "caption": table.caption, "grids": grids, "notes": table.split_notes("all")[0]}
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
@@ -212,7 +193,7 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
             thin["y"] += [at, at, None]
             points["x"].append((low + high) / 2)
             points["y"].append(at)
-            points["text"].append(f"{tasks[k]}: rank {rank_words((low, high))}")
+            points["text"].append(f"{tasks[k]}: rank {ranks_text((low, high))}")
     middles, halves = ([(high + sign * low) / 2 for low, high in ranks.means] for sign in (1, -1))
     word = f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
     shared = {"type": "scatter", "showlegend": False}
@@ -228,7 +209,7 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
             "marker": {"color": COLOURS["blue"], "size": 9},
             "hoverinfo": "text",
             "text": [
-                f"{method}: mean {rank_words(mean, '.1f')} over {word}"
+                f"{method}: mean {ranks_text(mean, '.1f')} over {word}"
                 for method, mean in zip(ranks.methods, ranks.means, strict=True)
             ],
         },
@@ -259,14 +240,13 @@ def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), d
         "hovertemplate": f"layer %{{y}}, KV head %{{x}}: %{{z}} {words}<extra></extra>",
         "texttemplate": f"%{{z:.{digits}f}}" if layers * heads <= MANY_NUMBERS else None,
     }
-    places = range(len(kinds))
     buttons = [
-        {"label": kind, "method": "restyle", "args": [{"visible": [place == other for other in places]}]}
-        for place, kind in enumerate(kinds)
+        {"label": kind, "method": "restyle", "args": [{"visible": [kind == other for other in kinds]}]}
+        for kind in kinds
     ]
     menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
     return _figure(
-        [trace | {"visible": place == 0} for place in places],
+        [trace | {"visible": kind == kinds[0]} for kind in kinds],
         height=min(900, 120 + 26 * layers),
         coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": words}}},
         updatemenus=[menu | {"buttons": buttons}] if len(kinds) > 1 else [],
@@ -286,16 +266,9 @@ def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Fi
     """
     hidden = {"visible": False, "fixedrange": True}
     across, down = edges
-    trace = {
-        "type": "heatmap",
-        "x": across,
-        "y": down,
-        "z": [[None]],
-        "zmin": 0,
-        "colorscale": "Cividis",
-        "opacity": 0.62,
-    }
-    trace |= {"showscale": False, "hovertemplate": "kept by %{z:.0%} of layers and heads<extra></extra>"}
+    trace = {"type": "heatmap", "x": across, "y": down, "z": [[None]], "zmin": 0, "colorscale": "Cividis"}
+    trace |= {"opacity": 0.62, "showscale": False}
+    trace |= {"hovertemplate": "kept by %{z:.0%} of layers and heads<extra></extra>"}
     source = {"source": image, "xref": "paper", "yref": "paper", "x": 0, "y": 1, "sizex": 1, "sizey": 1}
     return _figure(
         [trace],

@@ -53,11 +53,6 @@ def byte_words(count: float) -> str:
     return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
-def rank_words(ends: Sequence[float], form: str = "") -> str:
-    """Format a rank or an interval of ranks: `2` or `2-5`."""
-    return "-".join(dict.fromkeys(format(end, form) for end in ends))
-
-
 def number_words(value: float) -> str:
     """Format a number: `1,024` or `63.5`."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Folder:
     def __init__(self, root: Path, further: Sequence[tuple[str, str]] = ()) -> None:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        self.root, self.further = root, further
+        self.root, self.further, self._making = root, further, root / _MAKING
         self.bytes: dict[str, int] = {}
         self.files = 0
         self._heads: set[str] = set()
@@ -58,17 +59,15 @@ class Folder:
 
         Raises StoreError if the disk refuses to write. `check` tells beforehand whether the folder may be used.
         """
-        try:
+        with _writing(self.root):
             self._making.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(self._making)
             self._making.mkdir()
             (self.root / MARK).write_text(json.dumps({"format": FORMAT}) + "\n")
-        except OSError as problem:
-            raise _refused(self.root, problem) from problem
 
     def finish(self) -> None:
         """Replace an earlier report by the new one. Raises StoreError if the disk refuses to write."""
-        try:
+        with _writing(self.root):
             for name in _FOLDERS:
                 if (self.root / name).is_dir():
                     shutil.rmtree(self.root / name)
@@ -77,12 +76,6 @@ class Folder:
             for path in self._making.iterdir():
                 os.replace(path, self.root / path.name)
             self._making.rmdir()
-        except OSError as problem:
-            raise _refused(self.root, problem) from problem
-
-    @property
-    def _making(self) -> Path:
-        return self.root / _MAKING
 
     def page(self, name: str, template: str, /, **values: Any) -> None:
         """Write `<name>.html`. values: variables of the template."""
@@ -112,11 +105,9 @@ class Folder:
         """Write a file. Raises StoreError if the disk refuses."""
         assert _SAFE.fullmatch(name), f"{name!r} is no name of a file"
         path, (kind, _, _) = self._making / name, name.rpartition("/")
-        try:
+        with _writing(self.root):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        except OSError as problem:
-            raise _refused(self.root, problem) from problem
         self.bytes[kind or "pages"] = self.bytes.get(kind or "pages", 0) + len(data)
         self.files += 1
 
@@ -178,8 +169,13 @@ def _file(package: Any, name: str) -> bytes:
         ) from problem
 
 
-def _refused(root: Path, problem: OSError) -> StoreError:
-    return StoreError(
-        f"writing the report below {root} failed: {problem.strerror or problem}; free disk space or choose another folder, then "
-        "run the same command again"
-    )
+@contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    """Raise StoreError if the disk refuses to write."""
+    try:
+        yield
+    except OSError as problem:
+        raise StoreError(
+            f"writing the report below {root} failed: {problem.strerror or problem}; free disk space or choose another folder, "
+            "then run the same command again"
+        ) from problem

@@ -9,19 +9,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mmkv_bench.report.fields import Field, budget_words, byte_words, datatable, interval, rank_words, score, text_field
+from mmkv_bench.report.fields import Field, budget_words, byte_words, datatable, interval, score, text_field
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.cost_rows import KNOWN
-from mmkv_bench.tables.costs import CostEntry, CostTable
-from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, ranks_over
+from mmkv_bench.tables.costs import CostEntry, CostTable, cell_key
+from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, predicts_nothing, ranks_over
 from mmkv_bench.tables.figure import Look, looks
-from mmkv_bench.tables.notes import predicts_nothing
 from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_notes import score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.score_text import SHORT, record
-from mmkv_bench.tables.text import caption, context_words, line_label
+from mmkv_bench.tables.text import caption, context_words, line_label, ranks_text
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
 FILTERED = ("model", "dataset", "protocol", "reading", "method", "budget", "metric", "rows")
@@ -74,21 +73,19 @@ class ScoreView:
         best_lines = [line for line in lines if line["best"] and line["value"] is not None]
         if not best_lines:
             return "-" if lines else ""
-        words = (
-            f"{len(best_lines)} not told apart"
-            if len(best_lines) > 3
-            else ", ".join(line["label"] for line in best_lines)
-        )
+        words = ", ".join(line["label"] for line in best_lines)
+        words = f"{len(best_lines)} not told apart" if len(best_lines) > 3 else words
         top = (min if lower_is_better(self.metric) else max)(line["value"] for line in best_lines)
         all_of_them = "\n".join(f"{line['label']} {_score_words(line)}" for line in best_lines)
         return Markup('<span title="{}">{} <span class="quiet">{}</span></span>').format(all_of_them, words, score(top))
 
     def curve_numbers(self) -> tuple[list[str], list[list[str]]]:
         """Return header and rows of the scores by method and budget."""
-        scores = {(line["label"], line["budget"]): _score_words(line) for line in self.lines}
+        scores: dict[str, dict[str, str]] = {}
+        for line in self.lines:
+            scores.setdefault(line["label"], {})[line["budget"]] = _score_words(line)
         budgets = ("", *self.budgets)
-        methods = dict.fromkeys(label for label, _ in scores)
-        rows = [[method, *(scores.get((method, budget), "") for budget in budgets)] for method in methods]
+        rows = [[method, *(words.get(budget, "") for budget in budgets)] for method, words in scores.items()]
         return ["method", *map(self.budget_words, budgets)], rows
 
     def cost_numbers(self, cost: str) -> tuple[list[str], list[list[Any]]]:
@@ -120,7 +117,7 @@ class FamilyRanks:
     def numbers(self) -> tuple[list[str], list[list[str]]]:
         """Return header and rows of the ranks by method and task."""
         rows = [
-            [method, rank_words(mean, ".1f"), *(rank_words(task) for task in ends)]
+            [method, ranks_text(mean, ".1f"), *map(ranks_text, ends)]
             for method, mean, ends in zip(self.methods, self.means, self.ends, strict=True)
         ]
         return ["method", "mean", *self.tasks], rows
@@ -185,14 +182,11 @@ class ScoreViews:
         if not passes:
             return []
         shape = max((table.shape for table in passes), key=lambda one: (-int(one["batch"]), int(one["prompt_tokens"])))
-        times = {
-            _key(table.context, ("model", "protocol"), method.variant[1:], table.axis, budget): table.entries[
-                method.label, budget
-            ].get(COSTS[-1].key)
-            for table in passes
-            if table.shape == shape
-            for method, budget in table.lines()
-        }
+        times = {}
+        for table in [table for table in passes if table.shape == shape]:
+            for method, budget in table.lines():
+                entry = table.entries[method.label, budget].get("tpot_s")
+                times[cell_key(table.context, method, table.axis, budget)] = entry
         joined = 0
         for line in self.lines:
             entry = times.get(line["setting"])
@@ -238,19 +232,13 @@ _COLUMNS: dict[str, Callable[[ScoreLine], Field]] = {
     ),
     "score": lambda line: (score(line["value"]), line["value"]),
     "95 % interval": lambda line: (interval(line["low"], line["high"]), line["low"]),
-    "n": lambda line: (
-        str(line["n"]) if line["n_ok"] == line["n"] else f"{line['n_ok']}/{line['n']}",
-        (line["n"], line["n_ok"]),
-    ),
-    "rank": lambda line: (rank_words(line["rank"]) if line["rank"] else "", line["rank"]),
+    "n": lambda line: (f"{line['n_ok']}/" * (line["n_ok"] != line["n"]) + str(line["n"]), (line["n"], line["n_ok"])),
+    "rank": lambda line: (ranks_text(line["rank"]) if line["rank"] else "", line["rank"]),
     **{name: _text(name) for name in ("dataset", "metric", "protocol", "reading", "model")},
-    "bytes, of full": lambda line: (
-        score(line["bytes"] and line["bytes"].ratio),
-        line["bytes"] and line["bytes"].ratio,
-    ),
+    "bytes, of full": lambda line: (score(ratio := line["bytes"] and line["bytes"].ratio), ratio),
     "ms/token": _token_ms,
     "remarks": lambda line: text_field(
-        "; ".join(filter(None, ("over budget" * bool(line["over_budget"]), line["fallbacks"])))
+        "; ".join(filter(None, (line["over_budget"] and "over budget", line["fallbacks"])))
     ),
     "audit": _text("audit"),
 }
@@ -264,10 +252,8 @@ def _line(
     entry: Entry,
     costs: Mapping[tuple[Any, ...], Mapping[str, CostEntry]],
 ) -> ScoreLine:
-    """Return a table cell as a line of the report: its csv record, with label, rank, audit, fallbacks and costs.
-
-    costs: `_key` of a cell -> its costs, from `_costs`."""
-    entries = costs.get(_key(table.context, CONTEXT, method.variant, table.axis, budget), {})
+    """Return a table cell as a line of the report. costs: `_key` of a cell -> its costs."""
+    entries = costs.get(_key(table, method, budget), {})
     held, device, token = (entries.get(cost.key) for cost in COSTS)
     return {
         **record(table, method, budget, entry),
@@ -278,7 +264,7 @@ def _line(
         "fallbacks": "; ".join(f"{reason}: {n} of {entry.audit.n}" for reason, n in entry.audit.fallbacks.items()),
         "bytes": held if held is not None and held.value is not None else device,  # some rows are older than bytes_held
         "token": token,
-        "setting": _key(table.context, ("model", "protocol"), method.variant[1:], table.axis, budget),
+        "setting": cell_key(table.context, method, table.axis, budget),
     }
 
 
@@ -299,7 +285,6 @@ def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, Scor
 
 
 def _ranks(ranked: TaskRanks) -> FamilyRanks:
-    """Convert ranks over tasks for their chart: sort the methods by mean rank and write the note that stands beside it."""
     names = {line.label: line_label(line) for table in ranked.tables for line in table.methods}
     methods, means, ends = [names[label] for label in ranked.methods], ranked.means.tolist(), ranked.ranks.tolist()
     order = sorted(range(len(methods)), key=lambda at: (sum(means[at]), means[at][1], text_field(methods[at])[1]))
@@ -331,18 +316,14 @@ def audit_words(audit: Audit) -> str:
     return "; ".join(words for words, true in parts.items() if true)
 
 
-def _key(
-    context: Mapping[str, str], names: Iterable[str], variant: tuple[Any, ...], axis: str, budget: str
-) -> tuple[Any, ...]:
-    """Return a key by which lines of different tables are matched: context columns `names`, method, kind of budget, budget."""
-    return *(context[name] for name in names), *variant, axis if budget else "none", budget
+def _key(table: ScoreTable | CostTable, method: Line, budget: str) -> tuple[Any, ...]:
+    """Return a key by which lines of a store's tables are matched: context, method, kind of budget, budget."""
+    return *map(table.context.get, CONTEXT), method.name, *cell_key(table.context, method, table.axis, budget)
 
 
 def _costs(tables: Sequence[CostTable]) -> dict[tuple[Any, ...], Mapping[str, CostEntry]]:
-    """Map `_key` to the costs of a cell's answers, from the first device that has them."""
     costs: dict[tuple[Any, ...], Mapping[str, CostEntry]] = {}
     for table in tables:
         for method, budget in () if table.per_pass else table.lines():
-            key = _key(table.context, CONTEXT, method.variant, table.axis, budget)
-            costs.setdefault(key, table.entries[method.label, budget])
+            costs.setdefault(_key(table, method, budget), table.entries[method.label, budget])
     return costs

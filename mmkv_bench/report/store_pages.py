@@ -6,17 +6,18 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from mmkv_bench.report.answers import (
+from mmkv_bench.report.cells import (
     COLUMNS,
+    PROGRAM,
     Answer,
     AnswerTable,
+    Commands,
     audit_sentences,
     compared,
     counted,
@@ -26,13 +27,12 @@ from mmkv_bench.report.answers import (
     parsed,
     sample_scores,
 )
-from mmkv_bench.report.command import PROGRAM, Commands
 from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.kept_maps import KeptTokens, kept_section
-from mmkv_bench.report.sample_prompts import Prompts
+from mmkv_bench.report.samples import KeptTokens, Prompts, kept_section
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.text import line_label
@@ -40,8 +40,7 @@ from mmkv_bench.tables.text import line_label
 _ANSWER = ("cell", "sample_id", "status", "error", "answer", "fallback", "entries_resident", "token_ids", "prompt_hash")
 
 
-@dataclass(frozen=True)
-class GroupCell:
+class GroupCell(NamedTuple):
     """A cell as the pages show it. cell: its hash. name: name of its page. label: its method. budget: as text, "" for none."""
 
     cell: str
@@ -56,8 +55,7 @@ class GroupCell:
         return ", ".join(filter(None, (self.label, self.budget, "" if self.seed is None else f"seed {self.seed}")))
 
 
-@dataclass
-class CellGroup:
+class CellGroup(NamedTuple):
     """Cells of one context, which answered the same prompts, in the order of the tables; `full` first.
 
     full: hash of the cell that the others are compared with, or None.
@@ -76,8 +74,7 @@ class CellGroup:
         return [one.cell for one in self.cells]
 
 
-@dataclass(frozen=True)
-class GroupAnswers:
+class GroupAnswers(NamedTuple):
     """Answers of a group's cells to the samples that the report shows.
 
     samples: ids of the shown samples. total: number of all samples with answers. answers: per cell, one row per shown sample.
@@ -95,8 +92,6 @@ class StorePages:
 
     Args:
         number: number of the store in the report.
-        root: folder of the store.
-        rows, tables: rows and tables of the store.
     """
 
     def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[ScoreTable]) -> None:
@@ -121,13 +116,10 @@ class StorePages:
         """Write the pages, and return sentences on what they leave out.
 
         Args:
-            folder: folder of the report.
             commands: commands that make cells again.
             most: largest number of samples per dataset.
             receipts: hash of a cell -> its entry in a receipt of `verify`.
         """
-        from mmkv_bench.store.store import Store
-
         store = Store(self.root)
         for file in {entry["file"]: entry["path"] for entry in receipts.values()}.items():
             folder.write(f"receipts/{file[0]}", file[1].read_bytes())
@@ -148,13 +140,9 @@ class StorePages:
             for group in block:
                 shown = self._shown(answers, group, most)
                 for place, one in enumerate(group.cells):
-                    number, config, content = configs[config_of[one.cell]]
-                    row = self._described[one.cell]
-                    seeds = [
-                        (other.seed, other.name)
-                        for other in group.cells
-                        if (other.label, other.budget) == (one.label, one.budget) and other != one
-                    ]
+                    text, row = config_of[one.cell], self._described[one.cell]
+                    same = one.label, one.budget
+                    others = [other for other in group.cells if other != one and (other.label, other.budget) == same]
                     folder.page(
                         f"cells/{one.name}",
                         "cell.html",
@@ -163,10 +151,10 @@ class StorePages:
                         rows=str(self.root),
                         row=row,
                         group=group.name,
-                        config=config,
-                        command=commands.of({**row, "cell": one.cell}, number, content),
+                        config=configs[text],
+                        command=commands.of({**row, "cell": one.cell}, text),
                         receipt=receipts.get(one.cell),
-                        seeds=[] if one.seed is None else seeds,
+                        seeds=[] if one.seed is None else [(other.seed, other.name) for other in others],
                         number=place,
                         samples=len(shown.samples) if any(row["status"] for row in shown.answers[place]) else 0,
                         scores=list(map(_score_row, scores.get(one.cell, []))),
@@ -189,7 +177,6 @@ class StorePages:
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
     def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
-        """Return the answers of a group to the samples on its pages."""
         samples, total = first_samples(answers, group.hashes, most)
         scores = sample_scores(self.samples, group.hashes, samples)
         rows = [answers.of_samples(cell, samples, _ANSWER) for cell in group.hashes]
@@ -208,15 +195,13 @@ class StorePages:
             cells[0] if group.full else None,
         )
 
-    def _configs(self, folder: Folder) -> dict[str, tuple[int, str, Any]]:
-        """Map the text of a configuration to (its number, the name of its file, its content)."""
-        configs: dict[str, tuple[int, str, Any]] = {}
-        for text in dict.fromkeys(self.cells["config"]):
-            place, content = len(configs), parsed(text)
-            configs[text] = (1_000_000 * self.number + place, f"{self.number}-{place}", content)
-            data = json.dumps(content, ensure_ascii=False, indent=1).encode()
-            folder.write(f"configs/{self.number}-{place}.json", data)
-        return configs
+    def _configs(self, folder: Folder) -> dict[str, str]:
+        """Write every configuration once. Return text -> name of its file."""
+        names = {text: f"{self.number}-{place}" for place, text in enumerate(dict.fromkeys(self.cells["config"]))}
+        for text, name in names.items():
+            data = json.dumps(parsed(text), ensure_ascii=False, indent=1).encode()
+            folder.write(f"configs/{name}.json", data)
+        return names
 
     def _groups(self) -> Iterator[CellGroup]:
         """Group cells by context, in the order of the tables' lines; `full` first."""
@@ -237,7 +222,6 @@ class StorePages:
             )
 
     def _group_cell(self, cell: str) -> GroupCell:
-        """Return a cell with its method and budget as tables print them."""
         row = self._described[cell]
         budget = row.get("budget_entries", row.get("budget_fraction"))
         unlisted = row["method"], budget_words(row["budget_kind"], "" if budget is None else str(budget))
@@ -247,7 +231,6 @@ class StorePages:
     def _sample_pages(
         self, folder: Folder, answers: AnswerTable, prompts: Prompts, group: CellGroup, shown: GroupAnswers
     ) -> None:
-        """Write the page of a group's samples, and the page of each sample."""
         hashes = [
             next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None)
             for rows in zip(*shown.answers, strict=True)
@@ -274,6 +257,8 @@ class StorePages:
                 if (tokens := KeptTokens.of(rows[place], visual[place])) is not None
             }
             images = [(f"../{path}", ratio) for path, ratio in zip(prompt.images, prompt.ratios, strict=True)]
+            cells = zip(group.hashes, shown.answers, strict=True)
+            compressed = [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"]
             folder.page(
                 f"samples/{group.name}-{place}",
                 "sample.html",
@@ -284,32 +269,18 @@ class StorePages:
                 prompt=prompt,
                 table=_answers_table(group, shown, place),
                 kept=kept_section(kept, images, group.cells, folder) if kept else None,
-                remake=shlex.join(
-                    [PROGRAM, "show", str(self.root), sample, *_compressed(group, shown, place), "--remake"]
-                ),
+                remake=shlex.join([PROGRAM, "show", str(self.root), sample, *compressed[:1], "--remake"]),
             )
 
 
-def _compressed(group: CellGroup, shown: GroupAnswers, place: int) -> list[str]:
-    """Return the first cell, other than the full cache, with an ok answer to the sample at position `place`, as a list of at most
-    one hash. The page's command to repeat a sample names this cell."""
-    cells = zip(group.hashes, shown.answers, strict=True)
-    return [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"][:1]
-
-
 def _left_out(cut: Mapping[str, int], most: int) -> list[str]:
-    if not cut:
-        return []
     named = ", ".join(f"{dataset} ({total})" for dataset, total in list(cut.items())[:8])
     more = f" and {len(cut) - 8} more" if len(cut) > 8 else ""
-    return [
-        f"Single samples: the first {most} of each dataset are shown, of {named}{more}; --samples N shows more. All other "
-        "numbers are of all samples."
-    ]
+    words = f"Single samples: the first {most} of each dataset are shown, of {named}{more}; --samples N shows more."
+    return [f"{words} All other numbers are of all samples."] if cut else []
 
 
 def _score_row(row: Mapping[str, Any]) -> list[Any]:
-    """Convert a row of `metrics` for the page of its cell."""
     gap = row["difference"], interval(row["difference_low"], row["difference_high"])
     upstream = row["lmms_eval_reason"] if row["lmms_eval"] is None else row["lmms_eval"]
     value = score(row["value"]) if row["value"] is None else row["value"]
@@ -328,9 +299,7 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """Return an answer as markup that marks what follows its first difference from full's answer; a failed answer's status.
-
-    same: number of characters before the first difference, None without a difference."""
+    """Return an answer as markup that marks what follows its first `same` characters, which equal full's answer."""
     if status is None:
         return Markup('<span class="quiet">no row</span>')
     if status != "ok":
@@ -343,8 +312,7 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the data with which the page's script compares two cells that the reader picks: answers (each distinct text
-    once), failures, positions of the first difference from full, and scores."""
+    """Return the data with which the page's script compares two cells: each distinct text once, failures, and scores."""
     texts: dict[str, int] = {}
     cells = [
         {
@@ -377,9 +345,8 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
             "method": text_field(one.label + ("" if one.seed is None else f", seed {one.seed}")),
             "budget": text_field(one.budget or "-"),
             "answer": text_field(row["answer"], row["markup"]),
+            **{metric: (_mark(row["scores"].get(metric)), row["scores"].get(metric)) for metric in shown.metrics},
         }
-        for metric in shown.metrics:
-            fields[metric] = _mark(row["scores"].get(metric)), row["scores"].get(metric)
         if full is not None:
             first = shown.metrics[0] if shown.metrics else ""
             fields["against full"] = text_field("" if row is full else _against(row, full, first))

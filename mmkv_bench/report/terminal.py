@@ -6,8 +6,8 @@ A map is darker if more layers and KV heads keep that part of the image.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -96,15 +96,13 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
 
     Args:
         kept: per layer int [KV heads, m], positions; negative positions are padding.
-        tokens: number of tokens.
     """
     heads = sum(len(layer) for layer in kept)
     flat = np.concatenate([layer[layer >= 0] for layer in kept])
     return np.bincount(flat, minlength=tokens)[:tokens] / heads
 
 
-@dataclass(frozen=True)
-class KeptMap:
+class KeptMap(NamedTuple):
     """Map of the tokens that a cell kept of a prompt.
 
     title, words: lines above the map.
@@ -136,11 +134,18 @@ class KeptMap:
 
 
 def show(console: Console, maps: Sequence[KeptMap]) -> None:
-    """Print maps side by side, with the meaning of their shades."""
-    shades = shades_of(console)
+    """Print maps side by side, with the meaning of their shades: block characters, or ASCII if the output cannot show them."""
+    try:
+        SHADES.encode(console.encoding)
+        shades = SHADES
+    except (UnicodeEncodeError, LookupError):
+        shades = ASCII
     for line in side_by_side([one.lines(shades, console.width) for one in maps], console.width):
         console.print(line, overflow="ignore", no_wrap=True, crop=False)
-    console.print(f"\n{legend(shades)}")
+    steps = len(shades) - 1
+    middle = [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]
+    words = [f"{shades[0]} no layer and KV head keeps it", *middle, f"{shades[-1]} more, up to all"]
+    console.print(f"\n{', '.join(words)}")
 
 
 def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.ndarray:
@@ -150,7 +155,6 @@ def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.
     Args:
         places: as in `KeptMap`.
         share: float64 [V], share of layers and KV heads that keep each visual token.
-        image: number of the image.
         width: largest number of columns; the finest tokens limit the number too.
     """
     in_image = places[:, 0] == image
@@ -179,23 +183,6 @@ def drawn(grid: np.ndarray, shades: str) -> list[str]:
     return ["".join(letter * ACROSS for letter in line) for line in letters]
 
 
-def legend(shades: str) -> str:
-    """Explain the shades in a sentence."""
-    steps = len(shades) - 1
-    words = [f"{shades[0]} no layer and KV head keeps it"]
-    words += [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]
-    return ", ".join([*words, f"{shades[-1]} more, up to all"])
-
-
-def shades_of(console: Console) -> str:
-    """Return block characters, or ASCII characters if the output cannot show blocks."""
-    try:
-        SHADES.encode(console.encoding)
-    except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return SHADES
-
-
 def side_by_side(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
     """Join blocks of lines, with as many blocks side by side as fit into the width."""
     lines: list[str] = []
@@ -205,13 +192,16 @@ def side_by_side(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
             lines += [*_joined(row), ""]
             row = []
         row.append(block)
-    return lines + _joined(row) if row else lines
+    return lines + _joined(row)
 
 
 def _joined(row: Sequence[Sequence[str]]) -> list[str]:
-    tall = max(map(len, row))
-    padded = [[line.ljust(_width(block)) for line in [*block, *[""] * (tall - len(block))]] for block in row]
-    return [GAP.join(parts).rstrip() for parts in zip(*padded, strict=True)]
+    padded = [[line.ljust(_width(block)) for line in block] for block in row]
+    filled = zip_longest(*padded)
+    return [
+        GAP.join(part or " " * _width(block) for part, block in zip(parts, row, strict=True)).rstrip()
+        for parts in filled
+    ]
 
 
 def _width(block: Sequence[str]) -> int:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.metric_kinds import CAPS, aggregate_of
+from mmkv_bench.store.parts import is_in
+from mmkv_bench.store.store import Store
+from mmkv_bench.store.tally import clusters_of, tally
 from mmkv_bench.tables.scores import capped
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from mmkv_bench.store.store import Store
 
 AT_ONCE = 1 << 18  # scores summed at a time
 CLOSE = 1e-9  # relative difference of sums that were added in another order
@@ -37,11 +37,6 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
     Raises:
         StoreError: the store has scores without their answers, or metrics that contradict its scores.
     """
-    import pyarrow as pa
-
-    from mmkv_bench.store.parts import is_in
-    from mmkv_bench.store.tally import tally
-
     counted, rows = tally(store), metrics.select(_METRICS).to_pylist()
     digests, clusters = counted.digests, counted.clusters
     lost = {row["cell"]: count for row in rows if (count := row["n"] - digests.get(row["cell"], (0, ""))[0]) > 0}
@@ -99,14 +94,13 @@ class Sum:
             return "of samples in samples/ whose clusters differ from those of their answers"
         stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
         pooled = aggregate_of(row["metric"])
-        made = (
-            self.value / self.n
-            if pooled is None
-            else None
-            if self.parts is None
-            else float(pooled.function(self.parts))
-        )
-        if stated is None or made is None or _close(made, stated):
+        if pooled is None:
+            made = self.value / self.n
+        elif self.parts is not None:
+            made = float(pooled.function(self.parts))
+        else:
+            return ""
+        if stated is None or _close(made, stated):
             return ""
         if row["metric"] in CAPS and _close(self.uncapped / self.n, stated):
             return ""  # metrics that were written before caps existed
@@ -119,11 +113,6 @@ Sums = dict[tuple[str, str], Sum]
 
 def sums_of(samples: pa.Table) -> Sums:
     """Sum the scores of each cell and metric, block by block."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from mmkv_bench.store.tally import clusters_of
-
     table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
     with_clusters = "cluster" in samples.column_names
     for name in ("sample_id", "cluster") if with_clusters else ():  # their dictionaries may differ from chunk to chunk

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.protocols import protocol
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.scores import Sheet, is_text, lists_of, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
-
-    from mmkv_bench.store.store import Store
-
-_COUNTED = ("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut")
-_STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
-COLUMNS = (*_COUNTED, *_STORAGE, "budget_entries", "context_tokens", "bytes_held", "bytes_state")
+COLUMNS = (
+    *("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut"),
+    *("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full", "budget_entries"),
+    *("context_tokens", "bytes_held", "bytes_state"),
+)
 """Columns of the responses that an audit is counted from, besides status, fallbacks and finish reasons."""
 CHOSEN = "chosen"
 FREE_COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
@@ -68,14 +69,10 @@ class Audit:
     of_all: float = 0.0
 
     @property
-    def entries_only(self) -> bool:
-        """True if the number of entries describes the storage of the cells."""
-        return not self.packed and not self.retrievable
-
-    @property
     def comparable(self) -> bool:
-        """True if the cells may be compared by entries: within the budget, and without samples that were requested by id."""
-        return self.entries_only and not self.over and not self.chosen
+        """True if the cells may be compared by entries: entries describe their storage, the budget holds, and no sample was
+        requested by id."""
+        return not (self.packed or self.retrievable or self.over or self.chosen)
 
 
 _FLAGS = ("over", "from_prefill", "text_before_cut", "packed", "retrievable", CHOSEN)
@@ -84,10 +81,7 @@ _SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held", "of_all")
 
 @dataclass
 class _Counts:
-    """Facts about one cell's ok answers that have a score of one metric.
-
-    sums: the facts of `_SUMS`, summed over answers. excess: kept / allowed entries - 1 of each answer over the budget.
-    fallbacks: reason -> number of answers."""
+    """Sums of `_SUMS`, excess of each answer over the budget, and reason -> answers, of one cell's scored ok answers."""
 
     sums: np.ndarray
     excess: np.ndarray
@@ -125,23 +119,18 @@ class Audits:
             return Audit()
         excess = np.concatenate([each.excess for each in counts]) if sums["over"] else np.zeros(1)
         fallbacks = sum((Counter(each.fallbacks) for each in counts), Counter())
-        audit = Audit(
+        known = sums["known"] if sums["packed"] or sums["retrievable"] else 0
+        return Audit(
             n=int(sums["n"]),
             excess_mean=float(np.mean(excess)),
             excess_worst=float(np.max(excess)),
             fallbacks=dict(sorted(fallbacks.items())),
             of_all=float(sums["of_all"] / sums["n"]),
-            **{name: int(sums[name]) for name in _FLAGS},
-        )
-        if audit.entries_only:
-            return audit
-        known = sums["known"]
-        return replace(
-            audit,
             device=float(sums["device"] / known) if known else 1.0,
             host=float(sums["host"] / known) if known else 0.0,
-            reach=float(sums["reach"] / audit.retrievable) if audit.retrievable else 1.0,
+            reach=float(sums["reach"] / sums["retrievable"]) if sums["retrievable"] else 1.0,
             held=float(sums["held"] / known) if known and not np.isnan(sums["held"]) else None,
+            **{name: int(sums[name]) for name in _FLAGS},
         )
 
     def _add(self, block: pd.DataFrame, sheet: Sheet) -> None:
@@ -207,9 +196,6 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
     """List the fallbacks of all answers in arrays, because a Python object per row would be slow.
 
     Return (distinct names, position of each fallback's name among them, position of its answer in `order`)."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     lists = lists_of(block["fallback"], pa.string(), order)
     coded = lists.flatten().dictionary_encode()
     rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
@@ -225,7 +211,6 @@ def free_share(answers: pd.DataFrame, name: str) -> float | None:
     Args:
         answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are used because they are the
             same for every method of a table.
-        name: name of the protocol.
     """
     free = protocol(name).from_prefill
     answers = answers[answers["status"] == "ok"]
@@ -251,12 +236,8 @@ def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
     Cells with such samples are not compared. Return None if there are none.
 
     Args:
-        store: the store of the answers.
         answers: table of `Store.responses`, with `cell` and `chosen`.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
     if not chosen.any():
         return None

@@ -91,10 +91,6 @@ class _Parts:
             if not missing(row.get("judge")):
                 self.judges[key] = _judge(row)
 
-    def unread(self, cell: int) -> int:
-        """Count a cell's answers from which no choice can be parsed."""
-        return int(np.nansum(self.sheet.value[self.sheet.rows(cell, PARSE_FAILED)]))
-
 
 def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     groups: dict[tuple[str, str], SeedGroup] = {}
@@ -103,13 +99,10 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     for key, group in sweep.groups.items():
         if unscored := sum(parts.audits.unscored(cell) for cell in group.places):
             waiting[key] = unscored
-        scored = [i for i, cell in enumerate(group.places) if len(sheet.sample[sheet.rows(cell, metric)])]
+        cells = zip(group.places, group.cells, group.seeds, strict=True)
+        scored = [cell for cell in cells if len(sheet.sample[sheet.rows(cell[0], metric)])]
         if scored:
-            groups[key] = SeedGroup(
-                tuple(group.places[i] for i in scored),
-                tuple(group.cells[i] for i in scored),
-                tuple(group.seeds[i] for i in scored),
-            )
+            groups[key] = SeedGroup(*zip(*scored, strict=True))
             groups[key].refuse_twins()
     scores = {key: sheet.scores(group.places, metric) for key, group in groups.items()}
     numbers_of = headlines(list(scores.values()), sweep.context["dataset"], metric)
@@ -130,16 +123,13 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     table.columns = columns(table)
     table.free = _free(sweep, table, parts.full)
     table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}
-    table.gate = _gate(sweep, table)
-    table.primary = parts.primary
-    table.cpus = sweep.cpus
-    table.weights_files = sweep.weights_files
+    table.gate, table.primary = _gate(sweep, table), parts.primary
+    table.cpus, table.weights_files = sweep.cpus, sweep.weights_files
     table.versions = {label: score for label, score in sweep.versions.items() if label in begun}
     return table
 
 
 def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> float | None:
-    """Return the share of the answers that no method can change; None without answers of `full`."""
     full = next((method.label for method in table.methods if method.base == BASELINE), None)
     entry = None if full is None else table.entries.get((full, ""))
     if entry is None or answers is None:
@@ -149,8 +139,7 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """Return the sentence that compares the score of `full` with the expected score (the gate). Return None if neither the
-    model's file nor the run states an expected score."""
+    """Return the sentence of the full-cache gate; None if neither the model's file nor the run states a score."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))
@@ -167,10 +156,7 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
     rows = sum(len(parts.sheet.sample[parts.sheet.rows(cell, metric)]) for cell in group.places)
     return Entry(
         scores=scores,
-        value=numbers["value"],
-        low=numbers["low"],
-        high=numbers["high"],
-        interval=numbers["interval"],
+        **{name: numbers[name] for name in ("value", "low", "high", "interval")},
         zero=numbers["value_failures_zero"],
         common=None,
         seeds=tuple(sorted(seed for seed in group.seeds if seed is not None)),
@@ -178,16 +164,14 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
         audit=parts.audits.audit(group.places, metric),
         lmms_eval=float(np.mean(aggregates)) if complete else None,
         lmms_eval_ours=float(np.mean(own_scale)) if complete else None,
-        unread=sum(parts.unread(cell) for cell in group.places),
-        judges=tuple(sorted({parts.judges[cell, metric] for cell in group.cells if (cell, metric) in parts.judges})),
+        unread=int(sum(np.nansum(parts.sheet.value[parts.sheet.rows(cell, PARSE_FAILED)]) for cell in group.places)),
+        judges=tuple(sorted({parts.judges[key] for key in keys if key in parts.judges})),
         cells=group.cells,
     )
 
 
 def _judge(row: Mapping[str, Any]) -> str:
-    """Describe a judge with everything that makes its scores comparable."""
     prompts = "unknown" if missing(row["judge_prompts"]) else row["judge_prompts"][:8]
-    temperature = (
-        "several temperatures" if missing(row["judge_temperature"]) else f"temperature {row['judge_temperature']:g}"
-    )
+    degrees = row["judge_temperature"]
+    temperature = "several temperatures" if missing(degrees) else f"temperature {degrees:g}"
     return f"{row['judge']} ({temperature}, prompts {prompts})"

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 
-from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.statistics.blocks import Samples
 from mmkv_bench.statistics.column import Column, compare_column, compare_pairs, holm
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import aggregate_of, is_share, lower_is_better
+from mmkv_bench.tables.rows import check_names
 from mmkv_bench.tables.score_table import Line, ScoreTable
 from mmkv_bench.tables.scores import Scores
 
@@ -67,12 +68,6 @@ class Pair:
         return self.level is not None
 
     @property
-    def order(self) -> tuple[str, str]:
-        """Labels of the better and of the worse line, for a pair that differs."""
-        assert self.better is not None, "neither is better"
-        return (self.a, self.b) if self.better == self.a else (self.b, self.a)
-
-    @property
     def turned(self) -> Pair:
         """The same pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
@@ -105,21 +100,21 @@ def columns(table: ScoreTable) -> dict[str, Column]:
     not tell, and cells with samples that were requested by id."""
     columns_of = {}
     for budget in table.budgets or ("",):
-        competitors = {line.label: table.entries[line.label, budget] for line in table.family(budget).competitors}
-        competitors = {label: entry for label, entry in competitors.items() if entry.audit.comparable}
-        if competitors:
-            samples = samples_of([entry.scores for entry in competitors.values()], table.metric)
-            columns_of[budget] = compare_column(list(competitors), samples, falling=lower_is_better(table.metric))
+        entries = {line.label: table.entries[line.label, budget] for line in table.family(budget).competitors}
+        scores = {label: entry.scores for label, entry in entries.items() if entry.audit.comparable}
+        if scores:
+            samples = samples_of([*scores.values()], table.metric)
+            columns_of[budget] = compare_column([*scores], samples, falling=lower_is_better(table.metric))
     return columns_of
 
 
 def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]:
     """Return the pairs of lines that are proven different, budget by budget; with `against`, only pairs with that line."""
-    separated_by_column = [
-        (budget, column, np.flatnonzero(column.separated & asked_pairs(table, column, against)))
+    return [
+        pair
         for budget, column in table.columns.items()
+        for pair in _pairs(budget, column, np.flatnonzero(column.separated & asked_pairs(table, column, against)))
     ]
-    return [pair for budget, column, which in separated_by_column for pair in _pairs(budget, column, which)]
 
 
 def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -> np.ndarray:
@@ -154,9 +149,8 @@ def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete
     for at, (low, high) in zip(which, column.intervals(which, None if compete else ALPHA), strict=True):
         a, b = column.names[column.a[at]], column.names[column.b[at]]
         n, difference, p = int(column.n[at]), float(column.difference[at]), float(column.p[at])
-        pair = Pair(budget, a, b, n, difference, p, None, None, "none")
-        if not np.isnan(low):
-            pair = replace(pair, low=float(low), high=float(high), test="paired")
+        ends = (None, None, "none") if np.isnan(low) else (float(low), float(high), "paired")
+        pair = Pair(budget, a, b, n, difference, p, *ends)
         if compete:
             better = (a if column.a_better[at] else b) if column.separated[at] else None
             pair = replace(pair, adjusted=float(column.adjusted[at]), level=float(column.level[at]), better=better)
@@ -185,7 +179,6 @@ def narrowed(
     stay. Bold and ranks stay those of the whole tables, because choosing lines afterwards must not change a verdict.
 
     Args:
-        tables: whole tables.
         methods: names or labels of lines; None = all.
         budgets: budgets as text; None = all.
         against: name or label of one more line.
@@ -196,13 +189,8 @@ def narrowed(
     also = [against] if against else []
     wanted = None if methods is None else [*methods, *also]
     lines = {name for table in tables for line in table.methods for name in _names(line)}
-    for what, names, present in (
-        ("method", wanted or also, lines),
-        ("budget", budgets or (), {budget for table in tables for budget in table.budgets}),
-    ):
-        for name in names:
-            if name not in present:
-                raise ConfigError(f"The rows have no {what} '{name}': {nearest(name, present)}.")
+    check_names("method", wanted or also, lines)
+    check_names("budget", budgets or (), {budget for table in tables for budget in table.budgets})
     parts = [(table, _part(table, wanted, budgets)) for table in tables]
     return [part for whole, part in parts if part.entries and (part.budgets or not (budgets and whole.budgets))]
 
@@ -242,8 +230,8 @@ def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & ours) == 1]
     pairs = [pair.turned if pair.b in ours else pair for pair in pairs]
     corrected = []
-    for budget in dict.fromkeys(pair.budget for pair in pairs):
-        group = [pair for pair in pairs if pair.budget == budget]
+    for _, same_budget in groupby(pairs, lambda pair: pair.budget):  # `every_pair` goes budget by budget
+        group = list(same_budget)
         adjusted = holm(np.array([pair.p for pair in group]))[0].tolist()
         corrected += [replace(pair, asked=p) for pair, p in zip(group, adjusted, strict=True)]
     return corrected

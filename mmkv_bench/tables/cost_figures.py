@@ -23,7 +23,7 @@ from mmkv_bench.tables.figure import (
     small_print,
 )
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.score_table import Line, ScoreTable
+from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.text import caption, cell_words, context_words, line_label, number, unit_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _BESIDE = 0.02  # distance between the bars of two lines, in doublings of the le
 
 
 def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
-    """Draw a cost against the prompt length. If the cost is the time per token, add the roofline from the tables' `limits`.
+    """Draw a cost against the prompt length. If the cost is the time per token, add the tables' roofline.
 
     Raises:
         ConfigError: the cost was not measured at any length.
@@ -115,7 +115,7 @@ def _draw_lengths(
         name = line_label(method) + (f", {key[1]}" if key[1] else "")
         axes.plot([tokens for tokens, _, _ in points], y, markersize=7, linewidth=1.8, label=name, **styles[key])
         _intervals(axes, points, size, colour, place, len(lines))
-        limits = [(tokens, t.limits.least[key] / size) for tokens, _, t in points if t.limits and key in t.limits.least]
+        limits = [(tokens, t.least[key] / size) for tokens, _, t in points if key in t.least]
         if cost.key == TIMED and limits:
             label = "roofline, in the line's colour" if key[0] == BASELINE else "_"
             axes.plot(*zip(*limits, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label)
@@ -130,10 +130,7 @@ def _draw_lengths(
 def _intervals(
     axes: Axes, points: Sequence[tuple[int, CostEntry, CostTable]], size: float, colour: str, number: int, lines: int
 ) -> None:
-    """Draw one method's intervals: as a band, or as bars if a panel has many lines.
-
-    points: (prompt length, entry, table). size: unit of the y axis. number, lines: the method's position among the panel's
-    lines, which shifts its bars so that bars do not hide each other."""
+    """Draw one line's intervals: as a band, or as bars side by side if a panel has many lines. points: (length, entry, table)."""
     ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
     if ends and lines <= _BANDS:
         band(axes, ends, colour)
@@ -163,18 +160,23 @@ _NAMES = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_he
 class Point:
     """One cell of a table in the figure of scores against costs.
 
-    x: the cell's cost. y: the cell's score. x_low to y_high: ends of their intervals.
+    x: value of its cost. y: its score.
     best: the cell is on the Pareto front, so no other cell is better in cost or score without being worse in the other."""
 
     method: Line
     budget: str
-    x: float
-    x_low: float | None
-    x_high: float | None
-    y: float
-    y_low: float | None
-    y_high: float | None
+    cost: CostEntry
+    score: Entry
     best: bool = False
+
+    @property
+    def x(self) -> float:
+        assert self.cost.value is not None, "a cell without a cost is no point"
+        return self.cost.value
+
+    @property
+    def y(self) -> float:
+        return self.score.headline
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,6 @@ def fronts(
     searched. Cells match by model, method, reading, parameters, protocol and budget.
 
     Args:
-        tables: tables of scores.
-        costs: the costs to join.
         roots: folders of rows with costs.
         tokens, batch, prompts: shape of the passes; needed if the passes have several shapes.
 
@@ -259,7 +259,7 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
             counts = sorted({entry.n for entry in entries.values()})
             repeats = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
             words = f"{source}, medians of {repeats} repeat{'s' * (counts[-1] > 1)}"
-            words += "" if any(point.x_low is not None for point in front.points) else ", too few for an interval"
+            words += "" if any(point.cost.low is not None for point in front.points) else ", too few for an interval"
             return replace(front, source=words, disturbed=tuple(disturbed))
         if front.points:
             return front
@@ -278,7 +278,7 @@ def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], sou
         if took is None or took.value is None:
             alone.append(cell_words(line_label(method), budget))
             continue
-        points.append(Point(method, budget, took.value, took.low, took.high, score.value, score.low, score.high))
+        points.append(Point(method, budget, took, score))
     return Front(table, cost, source, _marked(points, lower_is_better(table.metric), cost), tuple(alone))
 
 
@@ -286,15 +286,12 @@ def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, 
     """Sort the points from the cheapest on, and set `best`; of two equal points both can be best."""
     rate = -1.0 if cost.unit == "tokens/s" else 1.0  # for a rate, more is better
     sign = -1.0 if falling else 1.0
-    ordered = sorted(points, key=lambda point: (rate * point.x, -sign * point.y))
     made: list[Point] = []
     highest, at = float("-inf"), float("nan")
-    for point in ordered:
-        score = sign * point.y
-        best = score > highest or (score == highest and point.x == at)
-        if score > highest:
-            highest, at = score, point.x
-        made.append(replace(point, best=best))
+    for point in sorted(points, key=lambda point: (rate * point.x, -sign * point.y)):
+        if sign * point.y > highest:
+            highest, at = sign * point.y, point.x
+        made.append(replace(point, best=(sign * point.y, point.x) == (highest, at)))
     return tuple(made)
 
 
@@ -330,31 +327,22 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
     size, unit = unit_of(front.cost.unit, [point.x for point in front.points])
     best = [point for point in front.points if point.best]
     x, y = [point.x / size for point in best], [point.y for point in best]
-    rate = front.cost.unit == "tokens/s"
     axes.step(x, y, where="post", color=_FRONT, linewidth=1.4, zorder=1, label="Pareto front")
     for label in dict.fromkeys(point.method.label for point in front.points):
         points = [point for point in front.points if point.method.label == label]
         colour, shape = styles[label]
+        style = {"color": colour, "linewidth": 1.2, "alpha": 0.6, "zorder": 2}
         for point in points:
-            _bars(axes, point, size, colour)
-        axes.plot(
-            [point.x / size for point in points],
-            [point.y for point in points],
-            linestyle="none",
-            **point_style(colour, shape),
-            markersize=11 if shape == "*" else 8,
-            label=line_label(points[0].method),
-            zorder=3,
-        )
+            if point.score.low is not None:
+                axes.vlines(point.x / size, point.score.low, point.score.high, **style)
+            if point.cost.low is not None and point.cost.high is not None:
+                axes.hlines(point.y, point.cost.low / size, point.cost.high / size, **style)
+        marker = {"markersize": 11 if shape == "*" else 8, "label": line_label(points[0].method), "zorder": 3}
+        x, y = [point.x / size for point in points], [point.y for point in points]
+        axes.plot(x, y, linestyle="none", **point_style(colour, shape), **marker)
     for point in best if len(front.points) > _NAMED else front.points:
-        axes.annotate(
-            point.budget or "",
-            (point.x / size, point.y),
-            textcoords="offset points",
-            xytext=(6, -10),
-            fontsize=8,
-            color="#444444",
-        )
+        at, aside = (point.x / size, point.y), {"textcoords": "offset points", "xytext": (6, -10)}
+        axes.annotate(point.budget, at, fontsize=8, color="#444444", **aside)
     most, least = max(point.x for point in front.points), min(point.x for point in front.points)
     if least > 0 and most / least > 8:
         axes.set_xscale("log")
@@ -363,15 +351,7 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     name = _NAMES.get(front.cost.key, front.cost.name)
     axes.set_xlabel(f"{name} [{unit}]" if unit else name, fontsize=10.5)
-    if rate:
+    if front.cost.unit == "tokens/s":
         axes.invert_xaxis()  # the cheaper side is on the left in every panel
     axes.grid(color="#E3E3E3", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _bars(axes: Axes, point: Point, size: float, colour: str) -> None:
-    style = {"color": colour, "linewidth": 1.2, "alpha": 0.6, "zorder": 2}
-    if point.y_low is not None and point.y_high is not None:
-        axes.vlines(point.x / size, point.y_low, point.y_high, **style)
-    if point.x_low is not None and point.x_high is not None:
-        axes.hlines(point.y, point.x_low / size, point.x_high / size, **style)

@@ -6,7 +6,7 @@ A cost is a numeric column of `responses` (one row per answer), or a phase or nu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,12 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.packing import OF_GROUPS
 from mmkv_bench.store.schema import COLUMNS, FLOAT, INT, PHASES, STATUSES
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.rows import frame
 from mmkv_bench.tables.scores import coded, is_text, lists_of, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from mmkv_bench.store.store import Store
 
 
 _NO_NUMBERS = {"schema_version", "doc_id", "repeat", "place", "order_seed"}
@@ -83,9 +82,8 @@ def _key(name: str) -> str:
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
     """Split the names into (other names, costs), each in their given order."""
     names = dict.fromkeys(metrics)
-    costs_by_name = {name: KNOWN[_key(name)] for name in names if _key(name) in KNOWN}
-    costs = [Cost(name, known.key, known.unit, known.columns) for name, known in costs_by_name.items()]
-    return [name for name in names if name not in costs_by_name], costs
+    costs = [replace(KNOWN[_key(name)], name=name) for name in names if _key(name) in KNOWN]
+    return [name for name in names if _key(name) not in KNOWN], costs
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
@@ -131,10 +129,6 @@ class CostRows:
     shapes: tuple[Mapping[str, int | str], ...]
     fallbacks: pd.DataFrame
     per_pass: bool
-
-    def of(self, places: Sequence[int]) -> pd.DataFrame:
-        """Return the rows of the cells at these positions."""
-        return self.frame[np.isin(self.frame["place"], places)]
 
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from mmkv_bench.statistics.intervals import LEVEL
 from mmkv_bench.tables.cost_rows import Cost
 from mmkv_bench.tables.costs import LIMIT, TIMED, CostEntry, CostTable
-from mmkv_bench.tables.notes import OVER_FULL, cost_notes
 from mmkv_bench.tables.score_table import Line
-from mmkv_bench.tables.table import Grid, GridCell, Table
-from mmkv_bench.tables.text import axis_words, context_words, line_label, number, number_span, unit_of
+from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
+from mmkv_bench.tables.text import axis_words, cell_words, context_words, line_label, number, number_span, unit_of
+
+OVER_FULL = "/ full"
 
 
 def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Table]:
@@ -21,7 +23,7 @@ def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> l
             _title(table),
             _caption(table, tables, intervals),
             [_grid(table, intervals)],
-            cost_notes(table),
+            [*_notes(table)],
             records=partial(_records, table),
         )
         for table in tables
@@ -39,9 +41,9 @@ def _grid(table: CostTable, intervals: bool) -> Grid:
         if any(entry and entry.ratio is not None for entry in entries):
             header.append(OVER_FULL)
             columns.append([_ratio(entry, intervals) for entry in entries])
-        if cost.key == TIMED and table.limits is not None:
+        if cost.key == TIMED and table.roofline is not None:
             header.append(f"{LIMIT} [{unit}]")
-            least = [table.limits.least.get((method.label, budget)) for method, budget in table.lines()]
+            least = [table.least.get((method.label, budget)) for method, budget in table.lines()]
             columns.append([number(None if value is None else value / size) for value in least])
     names = [[line_label(method), budget or "all"] for method, budget in table.lines()]
     return Grid(header, [[*name, *(column[row] for column in columns)] for row, name in enumerate(names)], labels=2)
@@ -100,8 +102,46 @@ def _ends(texts: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys([texts[0], texts[-1]]))
 
 
+def _notes(table: CostTable) -> Iterator[Note]:
+    entries = [entry for costs in table.entries.values() for entry in costs.values()]
+    shown = {cost.key for cost in table.costs}
+    if table.random_weights:
+        yield Note("Random weights: times and bytes are those of the true shape, answers mean nothing.", Rank.WARNING)
+    if table.weights_files:
+        yield Note(f"Weights: {'; '.join(table.weights_files)}; bytes and times are of the dequantised ones.")
+    if table.disturbed:
+        yield Note(f"Disturbed: {'; '.join(table.disturbed)}.", Rank.WARNING)
+    if any(entry.ratio is not None for entry in entries):
+        of = "repeat" if table.per_pass else "sample"
+        text = f"{OVER_FULL}: median over {of}s of the method's value divided by full's of the same {of}."
+        yield Note(text, Rank.MARK)
+    levels = {entry.level for entry in entries if entry.level is not None}
+    if levels:
+        few = "; with fewer than six values, the least and the largest" if min(levels) < LEVEL else ""
+        yield Note(f"Intervals of medians are order statistics{few}.")
+    if table.per_pass and TIMED in shown:
+        yield Note("tpot_s: the median over the steps of each repeat.")
+        text = (
+            "No roofline beside tpot_s: the model's shape is unknown or this device was not measured (mmkv-bench plan "
+            "--measure)."
+            if table.roofline is None
+            else f"{LIMIT}: the roofline of a step, the longer of reading weights and kept entries at "
+            f"{table.roofline.bandwidth / 1e9:.1f} GB/s (read-only, {table.roofline.device}) and computing with them, where the "
+            "device's rate is known."
+        )
+        yield Note(text, Rank.MARK)
+    if "peak_total" in shown:
+        yield Note(
+            "peak: largest sum of live storages, weights included, counted in a pass that is not timed."
+            if table.per_pass
+            else "peak: device memory of the run by CUDA's allocator, or on a CPU the largest resident set of the process."
+        )
+    for reason, cells in table.fallbacks.items():
+        words = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in cells)
+        yield Note(f"Fallback {reason}: {words}.", Rank.WARNING)
+
+
 def _records(table: CostTable) -> list[dict[str, Any]]:
-    """Return one record per line and cost."""
     return [_record(table, method, budget, cost) for method, budget in table.lines() for cost in table.costs]
 
 
@@ -113,9 +153,7 @@ def _record(table: CostTable, method: Line, budget: str, cost: Cost) -> dict[str
         **{name: value for name, value in shape.items() if name != "dataset"},
         "reading": method.reading,
         "method": method.label,
-        "base": method.base,
-        "tuned": method.tuned,
-        "parameters": method.parameters,
+        **{name: getattr(method, name) for name in ("base", "tuned", "parameters")},
         "budget_kind": table.axis if budget else "none",
         "budget": budget,
         "metric": cost.name,
@@ -131,5 +169,5 @@ def _record(table: CostTable, method: Line, budget: str, cost: Cost) -> dict[str
         "ratio_low": entry.ratio_low,
         "ratio_high": entry.ratio_high,
         "n_paired": entry.paired,
-        LIMIT: table.limits.least.get((method.label, budget)) if table.limits and cost.key == TIMED else None,
+        LIMIT: table.least.get((method.label, budget)) if cost.key == TIMED else None,
     }

@@ -57,17 +57,6 @@ Known = Callable[[Mapping[str, str]], "Limit | None"]
 
 
 @dataclass(frozen=True)
-class StepLimits:
-    """Lower bounds on the time of a decode step, for one table.
-
-    least: (label, budget) of a line -> fewest seconds. bandwidth [bytes/s], device: the device's read bandwidth and name."""
-
-    least: Mapping[tuple[str, str], float]
-    bandwidth: float
-    device: str
-
-
-@dataclass(frozen=True)
 class CostEntry:
     """Median cost of one line of a table.
 
@@ -100,7 +89,8 @@ class CostTable:
     shape: shape of the prompt (`SHAPE`); empty for answers.
     fallbacks: reason -> [(label, budget, number of answers or passes)].
     disturbed: what disturbed the timed passes, such as a busy machine.
-    limits: lower bounds on the time of decode steps; None until `set_limits` sets them.
+    roofline: the device's limit, which `set_limits` sets; None if it is unknown.
+    least: (label, budget) of a line -> fewest seconds of a decode step, by the roofline.
     """
 
     context: dict[str, str]
@@ -114,7 +104,8 @@ class CostTable:
     disturbed: tuple[str, ...] = ()
     random_weights: bool = False
     weights_files: tuple[str, ...] = ()
-    limits: StepLimits | None = None
+    roofline: Limit | None = None
+    least: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def readings(self) -> tuple[str, ...]:
@@ -154,7 +145,6 @@ def cost_tables(
     """Return the tables of a store, tables of answers first. The filters name what to keep.
 
     Args:
-        root: folder of the store.
         costs: costs that the rows must have.
         beside: costs that the rows may lack; a table needs at least one known cost.
 
@@ -162,9 +152,22 @@ def cost_tables(
         ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times of
             runs that share prefills, which belong to no single method.
     """
-    cells, parts = _read(root, [*costs, *beside], datasets, protocols, readings)
+    store = open_store(root)
+    cells = cells_of(store)
+    if cells.empty:
+        raise ConfigError(NO_ROWS.format(root))
+    cells = with_limits(cells)
+    keep = choose_cells(cells, datasets, protocols, readings)
+    names = list(cells["cell"])
+    # rows of costs refer to the position of a cell among all cells of the store
+    cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))[keep]
+    parts: list[_Part] = []
+    for part in (read(store, names, [*costs, *beside]) for read in (answer_costs, pass_costs)):
+        rows = part.frame[np.isin(part.frame["place"], cells["place"])]
+        shown = [c for c in (*costs, *beside) if (rows[c.key].notna() & ~(rows["group"] & c.shared)).any()]
+        parts.append((part, rows, tuple(shown)))
     _refuse_unknown(parts, costs)
-    return [table for part, rows, known in parts for table in _tables(cells, part, rows, known)]
+    return [table for part, rows, known in parts if known for table in _tables(cells, part, rows, known)]
 
 
 def needed(costs: Sequence[Cost]) -> list[Cost]:
@@ -175,52 +178,25 @@ def needed(costs: Sequence[Cost]) -> list[Cost]:
 
 
 def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
-    """Set the `limits` of the tables, and drop the costs that were read only for the limits. Return the tables with a cost left.
+    """Set the roofline of the tables, and drop the costs that were read only for it. Return the tables with a cost left.
 
     costs: the costs to show. known: function that returns the limit for a table's context."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
-            limit, batch = known(table.context), int(table.shape["batch"])
-            useful = {key: own[USEFUL].value for key, own in table.entries.items() if USEFUL in own}
-            if limit is not None:
-                least = {key: limit.step_s(value, batch) for key, value in useful.items() if value is not None}
-                table.limits = StepLimits(least, limit.bandwidth, limit.device)
+            table.roofline, batch = known(table.context), int(table.shape["batch"])
+            useful = {line: row[USEFUL].value for line, row in table.entries.items() if USEFUL in row}
+            if table.roofline is not None:
+                step_s = table.roofline.step_s
+                table.least = {line: step_s(value, batch) for line, value in useful.items() if value is not None}
         table.costs = tuple(cost for cost in table.costs if cost in costs)
-        shown = {cost.key for cost in table.costs}
-        table.entries = {
-            line: {key: entry for key, entry in own.items() if key in shown} for line, own in table.entries.items()
-        }
+        for row in table.entries.values():
+            for key in row.keys() - {cost.key for cost in table.costs}:
+                del row[key]
     return [table for table in tables if table.costs]
 
 
 _Part = tuple[CostRows, "pd.DataFrame", tuple[Cost, ...]]
 """All answers or passes, the rows of the chosen cells, and the costs that these rows have."""
-
-
-def _read(
-    root: Path | str,
-    costs: Sequence[Cost],
-    datasets: Sequence[str] | None = None,
-    protocols: Sequence[str] | None = None,
-    readings: Sequence[str] | None = None,
-) -> tuple[pd.DataFrame, list[_Part]]:
-    """Return the cells that pass the filters, and the costs of all answers and of all passes.
-
-    The column `place` of the cells is their position among all cells of the store; rows of costs refer to it."""
-    store = open_store(root)
-    cells = cells_of(store)
-    if cells.empty:
-        raise ConfigError(NO_ROWS.format(root))
-    cells = with_limits(cells)
-    keep = choose_cells(cells, datasets, protocols, readings)
-    cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))
-    names, chosen = list(cells["cell"]), cells[keep]
-    parts = []
-    for part in (answer_costs(store, names, costs), pass_costs(store, names, costs)):
-        rows = part.of(list(chosen["place"]))
-        known = tuple(cost for cost in costs if (rows[cost.key].notna() & ~(rows["group"] & cost.shared)).any())
-        parts.append((part, rows, known))
-    return chosen, parts
 
 
 def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
@@ -244,8 +220,6 @@ def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
 
 
 def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    if not costs:
-        return []
     if part.per_pass and "cpu" in cells:  # times on two kinds of CPU do not compare in any precision
         kinds = zip(cells["device"], cells["cpu"], cells["dtype"], strict=True)
         cells = cells.assign(
@@ -286,11 +260,10 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
         reasons: dict[str, list[tuple[str, str, int]]] = {}
         for (reason, n), answers in counts.items():
             reasons.setdefault(reason, []).append((*keys[n], int(answers)))
-        disturbed = _disturbed(of_shape) if part.per_pass else ()
-        shown = CostTable(sweep.context, part.shapes[shape], sweep.axis, costs, methods, entries, part.per_pass)
-        shown.fallbacks, shown.disturbed = reasons, disturbed
-        shown.random_weights, shown.weights_files = sweep.random_weights, sweep.weights_files
-        tables.append(shown)
+        table = CostTable(sweep.context, part.shapes[shape], sweep.axis, costs, methods, entries, part.per_pass)
+        table.fallbacks, table.disturbed = reasons, _disturbed(of_shape) if part.per_pass else ()
+        table.random_weights, table.weights_files = sweep.random_weights, sweep.weights_files
+        tables.append(table)
     return tables
 
 

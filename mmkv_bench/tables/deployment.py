@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.compare import Difference, against
 from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable, Key, cell_key, cost_tables
-from mmkv_bench.tables.notes import OVER
 from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.score_notes import OVER
 from mmkv_bench.tables.score_table import Line, ScoreTable
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from mmkv_bench.tables.text import interval_text, line_label, number, number_span, score, unit_of
@@ -94,23 +94,11 @@ class Setting:
     way: str
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Options whose numbers were measured, with `full` first at each batch.
-
-    repeats: numbers of repeats behind the medians, ascending. disturbed: what disturbed the passes, such as a busy machine."""
+class Measured(NamedTuple):
+    """Options whose numbers were measured, with `full` first at each batch. notes: on repeats and disturbances."""
 
     options: Sequence[Option]
-    repeats: tuple[int, ...]
-    disturbed: tuple[str, ...]
-
-    @property
-    def notes(self) -> list[Note]:
-        """Notes about repeats and disturbances."""
-        few, most = (self.repeats[0], self.repeats[-1]) if self.repeats else (0, 0)
-        notes = [Note(f"Times are medians of {few}{f' to {most}' if most > few else ''} repeats.")] if most else []
-        words = f"Disturbed: {'; '.join(self.disturbed)}."
-        return notes + [Note(words, Rank.WARNING)] * bool(self.disturbed)
+    notes: Sequence[Note]
 
 
 @dataclass(frozen=True)
@@ -138,46 +126,36 @@ class ScoreLoss:
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
     """Read the timed passes (`scenario=efficiency`) of a rows folder: setting -> its measured options, full first at each batch.
     The result is empty if the folder has no passes."""
-    options: dict[Setting, dict[tuple[Key, int], Option]] = {}
-    disturbed: dict[Setting, dict[str, None]] = {}
-    repeats: dict[Setting, set[int]] = {}
+    tables_of: dict[Setting, list[CostTable]] = {}
     for table in cost_tables(root, (), beside=[KNOWN[key] for key in _COSTS]):
         if table.per_pass:
             shape, context = table.shape, table.context
-            setting = Setting(
-                *(context["model"], context["device"], str(shape["dataset"])),
-                *(int(shape["prompt_tokens"]), str(shape["batch_prefill"])),
-            )
-            disturbed.setdefault(setting, {}).update(dict.fromkeys(table.disturbed))
-            for method, budget in table.lines():
-                timed = table.entries[method.label, budget].get("tpot_s")
-                repeats.setdefault(setting, set()).update([timed.n] if timed is not None else [])
-                option = _measured(table, method, budget)
-                options.setdefault(setting, {}).setdefault((option.key, option.batch), option)
-    return {
-        setting: Measured(
-            sorted(found.values(), key=lambda option: option.batch),
-            tuple(sorted(repeats[setting])),
-            tuple(disturbed[setting]),
-        )
-        for setting, found in options.items()
-    }
+            prompts = str(shape["dataset"]), int(shape["prompt_tokens"]), str(shape["batch_prefill"])
+            tables_of.setdefault(Setting(context["model"], context["device"], *prompts), []).append(table)
+    measured = {}
+    for setting, tables in tables_of.items():
+        options: dict[tuple[Key, int], Option] = {}
+        repeats = []
+        for one, (method, budget) in [(each, line) for each in tables for line in each.lines()]:
+            option = _measured(one, method, budget)
+            options.setdefault((option.key, option.batch), option)
+            timed = one.entries[method.label, budget].get("tpot_s")
+            repeats += [] if timed is None else [timed.n]
+        ends = " to ".join(map(str, sorted({min(repeats, default=0), max(repeats, default=0)})))
+        notes = [Note(f"Times are medians of {ends} repeats.")] if any(repeats) else []
+        disturbed = dict.fromkeys(word for table in tables for word in table.disturbed)
+        notes += [Note(f"Disturbed: {'; '.join(disturbed)}.", Rank.WARNING)] if disturbed else []
+        measured[setting] = Measured(sorted(options.values(), key=lambda option: option.batch), notes)
+    return measured
 
 
 def _measured(table: CostTable, method: Line, budget: str) -> Option:
     entries = {key: entry for key, entry in table.entries[method.label, budget].items() if entry.value is not None}
     step, rate, peak = (_estimate(entries.get(key)) for key in _COSTS)
     ratio = entries["tpot_s"].ratio if "tpot_s" in entries else None
-    return Option(
-        cell_key(table.context, method, table.axis, budget),
-        line_label(method),
-        budget or "all",
-        int(table.shape["batch"]),
-        step,
-        rate,
-        Estimate(1 / ratio) if ratio else None,
-        peak,
-    )
+    key, batch = cell_key(table.context, method, table.axis, budget), int(table.shape["batch"])
+    speed_up = Estimate(1 / ratio) if ratio else None
+    return Option(key, line_label(method), budget or "all", batch, step, rate, speed_up, peak)
 
 
 def _estimate(entry: CostEntry | None) -> Estimate | None:
@@ -207,12 +185,10 @@ def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLo
         over = frozenset(key for key, entry in cells if entry.audit.over)
         tokens = lengths.get(table.dataset)
         loss = ScoreLoss(table.dataset, table.metric, full.value, None if tokens is None else int(tokens), lost, over)
-        other = losses.get(
-            (table.dataset, table.context["model"])
-        )  # budgets in entries and in fractions are two tables
-        if other is not None:
+        key = table.dataset, table.context["model"]
+        if (other := losses.get(key)) is not None:  # budgets in entries and in fractions are two tables
             loss = replace(loss, lost={**other.lost, **lost}, over=other.over | over)
-        losses[table.dataset, table.context["model"]] = loss
+        losses[key] = loss
     return list(losses.values())
 
 
@@ -234,11 +210,8 @@ def deployment_table(
     """Return the table of one setting, one line per method, budget and batch. Methods with equal numbers share a line.
 
     Args:
-        setting: what the options share.
         options: the options, full first at each batch.
-        losses: scores lost.
         memory: device memory in bytes, for which the largest batches hold.
-        notes: further notes.
     """
     losses = [loss for loss in losses if any(option.key in loss.lost for option in options)]
     on = "" if memory is None else f" on {memory / GIB:,.4g} GiB"
@@ -319,19 +292,13 @@ def _notes(setting: Setting, options: Sequence[Option], losses: Sequence[ScoreLo
 
 
 def _records(setting: Setting, options: Sequence[Option]) -> list[dict[str, Any]]:
-    """Return one record per number."""
     return [
         {
             **vars(setting),
-            "method": option.method,
-            "budget": option.budget,
-            "batch": option.batch,
-            "name": name,
-            "value": estimate.value,
-            "low": estimate.low,
-            "high": estimate.high,
-            "source": estimate.source,
+            **{name: getattr(option, name) for name in ("method", "budget", "batch")},
+            "name": number,
+            **{name: getattr(estimate, name) for name in ("value", "low", "high", "source")},
         }
         for option in options
-        for name, estimate in option.known.items()
+        for number, estimate in option.known.items()
     ]

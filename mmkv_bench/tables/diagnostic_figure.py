@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.figure import COLOURS as HUES
 from mmkv_bench.tables.figure import MARKERS, canvas, log2_axis, looks, plain
 from mmkv_bench.tables.rows import choose
@@ -71,8 +72,6 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
     Raises:
         ConfigError: the store has no rows of the analysis, or none of these datasets.
     """
-    from mmkv_bench.store.store import Store
-
     every = Store(root).diagnostics(coded=True).to_pandas()
     if not (every["name"] == name).any():
         present = ", ".join(sorted(map(str, every["name"].unique()))) or "none"
@@ -130,7 +129,6 @@ def _look(place: int) -> dict[str, Any]:
 
 
 def _some(layers: Sequence[int]) -> list[int]:
-    """Return the layers that get a tick."""
     return list(layers if len(layers) <= _TICKS else layers[:: -(-len(layers) // 10)])
 
 
@@ -180,7 +178,6 @@ def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw coverage against the budget, all layers together."""
     (each,), rows = axes, panel.rows
     means = rows.groupby(["part", "budget", "sample_id"], dropna=False, observed=True)["value"].mean().reset_index()
     full, methods = means[means["budget"].isna()], means[means["budget"].notna()]
@@ -197,8 +194,7 @@ def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
     budgets = sorted(methods["budget"].unique())
     kind = "fraction" if (rows["budget_kind"] == "fraction").any() else "entries"
     log2_axis(each, budgets, [f"{budget:g}" for budget in budgets], AXES[kind])
-    each.set_ylabel("answer's attention on kept entries")
-    each.set_ylim(0, 1.02)
+    each.set(ylabel="answer's attention on kept entries", ylim=(0, 1.02))
     _legend(each)
 
 
@@ -237,8 +233,7 @@ def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
     low, high = gini.idxmin(), gini.idxmax()
     text = f"Gini {gini[low]:.2f} (layer {low:.0f})\nto {gini[high]:.2f} (layer {high:.0f})"
     each.text(0.04, 0.96, text, transform=each.transAxes, va="top", fontsize=9)
-    each.set_xlabel("share of the tokens, least attended first")
-    each.set_ylabel("share of the attention")
+    each.set(xlabel="share of the tokens, least attended first", ylabel="share of the attention")
     _layer_bar(each, panel)
 
 
@@ -253,13 +248,11 @@ def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
             density = rows[(rows["layer"] == layer) & (rows["part"] == part)].groupby("x")["value"].mean()
             density = density[density > 0]
             each.plot(density.index, density, color=COLOURS[number], linewidth=1.5, label=part)
-        each.set_yscale("log")
-        each.set_xlabel(f"layer {layer}: input of the query projection")
+        each.set(yscale="log", xlabel=f"layer {layer}: input of the query projection")
     reach = max(abs(end) for each in used for end in each.get_xlim())
     heights = [end for each in used for end in each.get_ylim()]
     for each in used:
-        each.set_xlim(-reach, reach)
-        each.set_ylim(min(heights), max(heights))
+        each.set(xlim=(-reach, reach), ylim=(min(heights), max(heights)))
     for each in axes[len(places) :]:
         each.set_visible(False)
     axes[0].set_ylabel("density")
@@ -278,9 +271,7 @@ def _heads(axes: Sequence[Axes], panel: Panel) -> None:
         label = f"layer {layer:.0f}, head {head:.0f}"
         each.plot(curves.columns, curves.loc[key], color=colour, linewidth=2.2, label=label)
     across, up = _HEAD_LABELS[panel.name]
-    each.set_xlabel(across)
-    each.set_ylabel(up)
-    each.set_ylim(0, 1.02)
+    each.set(xlabel=across, ylabel=up, ylim=(0, 1.02))
     each.legend(frameon=False, fontsize=8.5, loc="lower right")
     _layer_bar(each, panel)
 
@@ -290,27 +281,28 @@ def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
     rows = panel.rows
     mass = rows[rows["quantity"] == "first_token_mass"].groupby(["layer", "head"])["value"].mean().unstack("head")
     layers = [int(layer) for layer in mass.index]
-    edges = (-0.5, mass.shape[1] - 0.5, layers[-1] + 0.5, layers[0] - 0.5)
-    heat = axes[0].imshow(
-        mass,
-        aspect="auto",
-        extent=edges,
-        cmap=_MAP,
-        vmin=0,
-        vmax=max(0.3, float(mass.max().max())),
-        interpolation="nearest",
-    )
-    axes[0].set_yticks(_some(layers))
-    axes[0].set_xticks(_some(range(mass.shape[1])))
     share = rows[rows["quantity"] == "sink_heads"]["value"].mean()
-    axes[0].figure.colorbar(heat, ax=axes[0], label=f"attention on the first token\n{share:.0%} of the heads above .3")
+    words = f"attention on the first token\n{share:.0%} of the heads above .3"
+    limits = {"vmin": 0, "vmax": max(0.3, float(mass.max().max()))}
+    _heat(axes[0], mass, layers, (-0.5, mass.shape[1] - 0.5), words, **limits)
+    axes[0].set_xticks(_some(range(mass.shape[1])))
     axes[0].set_xlabel("query head")
-    axes[0].set_ylabel("layer")
     ratio = rows[rows["quantity"] == "activation_ratio"].groupby("layer")["value"].mean()
     axes[1].plot(ratio.index, ratio, markersize=5, linewidth=1.6, **_look(0))
     axes[1].set_yscale("log")
     _layer_axis(axes[1], panel)
     axes[1].set_ylabel("largest activation over the median")
+
+
+def _heat(
+    axes: Axes, grid: pd.DataFrame, layers: Sequence[int], ends: tuple[float, float], label: str, **colours: Any
+) -> None:
+    """Draw a heat map with a row per layer and a labelled colour bar. ends: left and right end of the x axis."""
+    edges = (*ends, layers[-1] + 0.5, layers[0] - 0.5)
+    heat = axes.imshow(grid, aspect="auto", extent=edges, cmap=_MAP, interpolation="nearest", **colours)
+    axes.set_yticks(_some(layers))
+    axes.figure.colorbar(heat, ax=axes, label=label)
+    axes.set_ylabel("layer")
 
 
 def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
@@ -324,22 +316,14 @@ def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
     for number, (part, grid, each) in enumerate(zip(parts, grids, axes[1:], strict=True)):
         mean = rows[rows["part"] == part].groupby("x")["value"].mean()
         axes[0].plot(mean.index, mean, color=COLOURS[number], linewidth=1.5, label=part)
-        layers = [int(layer) for layer in grid.index]
-        edges = (0, 1, layers[-1] + 0.5, layers[0] - 0.5)
-        heat = each.imshow(grid, aspect="auto", extent=edges, cmap=_MAP, norm=norm, interpolation="nearest")
-        each.set_yticks(_some(layers))
-        each.figure.colorbar(heat, ax=each, label="share of the energy")
+        _heat(each, grid, [int(layer) for layer in grid.index], (0, 1), "share of the energy", norm=norm)
         each.set_title(part, fontsize=9.5)
         each.set_xlabel("frequency")
-        each.set_ylabel("layer")
-    axes[0].set_yscale("log")
-    axes[0].set_xlabel("frequency along the prompt, 1 the highest")
-    axes[0].set_ylabel("share of the energy")
+    axes[0].set(yscale="log", xlabel="frequency along the prompt, 1 the highest", ylabel="share of the energy")
     axes[0].legend(frameon=False, fontsize=8.5)
 
 
 def _grid(rows: pd.DataFrame, lines: list[str]) -> pd.DataFrame:
-    """Return means over samples: one row per line of the figure, one column per x value."""
     return rows.groupby([*lines, "x"], observed=True)["value"].mean().unstack("x")
 
 
@@ -351,7 +335,6 @@ def _colour(panel: Panel, layer: Any) -> Any:
 
 
 def _layer_bar(axes: Axes, panel: Panel) -> None:
-    """Draw a colour bar that maps colours to layers."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.notes import OVER
 from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.score_notes import OVER
 from mmkv_bench.tables.score_table import AXES, Entry, Line, ScoreTable
 from mmkv_bench.tables.text import caption, line_label, size_text
 
@@ -101,19 +101,14 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     given = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
     for label in sorted(labels - set(given)):
         start = zlib.crc32(label.encode())
-        hue = _hue(label) or COLOURS[_OTHERS[start % len(_OTHERS)]]
+        begun = max((name for name in _LISTED if label.startswith(name)), key=len, default="")
+        hue = _LISTED[begun].colour if begun else COLOURS[_OTHERS[start % len(_OTHERS)]]
         markers = [_MARKERS[(start // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
         taken = {*_LISTED.values(), *given.values()}
         given[label] = next(
             (look for marker in markers if (look := Look(hue, marker)) not in taken), Look(hue, markers[0])
         )
     return given
-
-
-def _hue(label: str) -> str | None:
-    """Return the hue of the longest shipped name that the label begins with."""
-    begun = [name for name in _LISTED if label.startswith(name)]
-    return _LISTED[max(begun, key=len)].colour if begun else None
 
 
 FLASHCACHE = "flashcache"
@@ -250,20 +245,12 @@ def _draw_scores(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], st
         if not method.budgeted:
             _draw_level(axes, method, table.entries[method.label, ""])
             continue
-        colour, shape = styles[method.label]
-        points = [
-            (float(b), table.entries[method.label, b]) for b in table.budgets if (method.label, b) in table.entries
-        ]
+        entries = [(float(b), table.entries.get((method.label, b))) for b in table.budgets]
+        points = [(x, entry) for x, entry in entries if entry is not None]
         over = any(e.audit.over for t in tables for (label, _), e in t.entries.items() if label == method.label)
-        axes.plot(
-            [x for x, _ in points],
-            [entry.value for _, entry in points],
-            **point_style(colour, shape),
-            markersize=7,
-            linewidth=1.8,
-            label=line_label(method) + f" {OVER}" * over,
-        )
-        band(axes, [(x, entry.low, entry.high) for x, entry in points], colour)
+        style = point_style(*styles[method.label]) | {"label": line_label(method) + f" {OVER}" * over}
+        axes.plot([x for x, _ in points], [e.value for _, e in points], markersize=7, linewidth=1.8, **style)
+        band(axes, [(x, entry.low, entry.high) for x, entry in points], styles[method.label].colour)
     log2_axis(axes, [float(budget) for budget in table.budgets], table.budgets, AXES[table.axis])
     axes.set_title(table.dataset, fontsize=12)
     values = [entry.headline for entry in table.entries.values()]
@@ -272,7 +259,6 @@ def _draw_scores(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], st
 
 
 def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
-    """Draw a method without a budget as a horizontal line from edge to edge."""
     colour = "black" if method.base == BASELINE else "#999999"
     axes.axhline(entry.value, color=colour, linestyle="--", linewidth=1.4, label=f"{line_label(method)} (no budget)")
     if entry.low is not None:
@@ -313,8 +299,7 @@ def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
             line = sorted([*full_point, *((x, y) for x, y, _, _ in points)])
             axes.plot(*zip(*line, strict=True), color=colour, marker=shape, linewidth=1.8, label=line_label(method))
             band(axes, [(x, low, high) for x, _, low, high in points], colour)
-        axes.set_xlim(-0.02, 1.0)
-        axes.set_xlabel("share of the entries removed")
+        axes.set(xlim=(-0.02, 1.0), xlabel="share of the entries removed")
         axes.set_title(table.dataset, fontsize=12)
         plain(axes)
     panels[0].set_ylabel(drawn[0].metric.replace("_", " "))

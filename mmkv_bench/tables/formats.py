@@ -17,6 +17,8 @@ from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.table import COLOURS, Grid, GridCell, Table
 
 HASHES = "Small below a number: the cells behind it; `mmkv-bench show <rows> <hash>` prints one of them."
+LONG = 10
+"""From this number of tables on, a list of contents precedes them."""
 
 
 def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
@@ -40,20 +42,8 @@ def _inline(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-FORMATS = ("md", "csv", "latex", "html")
-LONG = 10
-"""From this number of tables on, a list of contents precedes them."""
-
-
 def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: str = "short") -> str:
-    """Return the tables in one of `FORMATS`.
-
-    Args:
-        tables: the tables.
-        form: one of `FORMATS`.
-        title: title of an html page.
-        notes: one of `NOTES`.
-    """
+    """Return the tables as text. form: md, csv, latex or html. title: title of an html page. notes: one of `NOTES`."""
     if form == "csv":
         return csv_text([record for table in tables for record in table.records()])
     if form == "latex":

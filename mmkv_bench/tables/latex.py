@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, product
+from itertools import product
 from math import ceil
 
 from mmkv_bench.tables.table import COLOURS, VERDICTS, Grid, GridCell, Table
@@ -25,15 +25,8 @@ PACKAGES = {
     "xcolor": r"\textcolor",
 }
 """Package -> text that shows that a table needs the package."""
-_SPECIAL = {
+_SPECIAL = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "_": r"\_",
-    "%": r"\%",
-    "&": r"\&",
-    "#": r"\#",
-    "$": r"\$",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
     "<": r"\textless{}",
@@ -105,23 +98,20 @@ def _table(table: Table, how: str) -> str:
     notes += [f"% {' '.join(note.split())}" for note in hidden]  # hidden notes become comments, which explain the marks
     title = escape(". ".join(filter(None, (table.title, table.caption))))
     name = "".join(character if character.isalnum() or character == "-" else "-" for character in table.name)
-    caption = [rf"\caption{{{title}}}"], [rf"\label{{tab:{name}}}"] if name else []
-    size = [
-        *([setting.command] if setting.command else []),
-        *([_NO_SMALLER] if setting.size < 8 else []),
-        *([rf"\setlength{{\tabcolsep}}{{{setting.gap:g}pt}}"] if setting.gap < 6 else []),
-    ]
-    height = sum(_height(group, setting) for group in _joined(grids)) + 11 * len(title) / setting.across * 5
+    caption = [rf"\caption{{{title}}}", *([rf"\label{{tab:{name}}}"] if name else [])]
+    size = [setting.command] if setting.command else []
+    size += [_NO_SMALLER] if setting.size < 8 else []
+    size += [rf"\setlength{{\tabcolsep}}{{{setting.gap:g}pt}}"] if setting.gap < 6 else []
+    groups = _joined(grids)
+    height = sum(_height(group, setting) for group in groups) + 11 * len(title) / setting.across * 5
     height += sum(10 * ceil(_width(note, 8) / setting.across) for note in shown)
     if not setting.turned and height <= setting.down:
-        body = [line for group in _joined(grids) for line in _tabular(group, setting)]
-        lines = [r"\begin{table}", r"\centering", *caption[0], *caption[1], *size, *body, *notes, r"\end{table}", ""]
-        return "\n".join(lines)
+        body = [line for group in groups for line in _tabular(group, setting)]
+        return "\n".join([r"\begin{table}", r"\centering", *caption, *size, *body, *notes, r"\end{table}", ""])
     lines = [r"\begin{landscape}"] if setting.turned else []
     lines += [r"\begingroup", r"\setlength{\LTcapwidth}{\linewidth}", *size]
-    for number, group in enumerate(_joined(grids)):
-        named = [*caption[0], *caption[1], r"\\"] if not number else []
-        lines += _longtable(group, setting, named)
+    for number, group in enumerate(groups):
+        lines += _longtable(group, setting, [] if number else [*caption, r"\\"])
     return "\n".join([*lines, *notes, r"\par\endgroup", *([r"\end{landscape}"] if setting.turned else []), ""])
 
 
@@ -136,7 +126,6 @@ def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
 
 
 def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
-    """Divide a grid by columns into grids that fit the width; all of them have the same labels."""
     widths = _widths([grid], setting)
     columns: list[list[int]] = [[]]
     for column in range(grid.labels, len(grid.header)):
@@ -166,9 +155,8 @@ def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
     """Group the grids that share one tabular: grids whose columns are among the first grid's columns."""
     groups: list[list[Grid]] = []
     for grid in grids:
-        first = groups[-1][0] if groups else None
-        alike = first is not None and bool(grid.heading) and not grid.groups and set(grid.header) <= set(first.header)
-        if alike and first is not None and grid.labels == first.labels:
+        headed = bool(groups and grid.heading and not grid.groups and grid.labels == groups[-1][0].labels)
+        if headed and set(grid.header) <= set(groups[-1][0].header):
             groups[-1].append(grid)
         else:
             groups.append([grid])
@@ -194,8 +182,7 @@ def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
     grid, widths = grids[0], _widths(grids, setting)
     names = [_stacked(lines) for lines in _headings(grids, setting)]
     groups, rules, at = [""] * grid.labels, "", grid.labels + 1
-    for name, columns in groupby(grid.groups):
-        count = len(list(columns))
+    for name, count in grid.spans:
         lines = _broken(name, sum(widths[at - 1 : at - 1 + count]) - 2 * setting.gap, setting.size)
         groups.append(rf"\multicolumn{{{count}}}{{c}}{{{_stacked(lines)}}}")
         rules += rf"\cmidrule(lr){{{at}-{at + count - 1}}}" if name else ""
@@ -205,7 +192,6 @@ def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
 
 
 def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
-    """Return the lines of every column's header."""
     if not setting.stacked:
         return [[name] for name in grids[0].header]
     widths = _widths(grids, setting)
@@ -231,12 +217,10 @@ def _stacked(lines: Sequence[str]) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """Split a header where it may break."""
     return re.findall(r"[^_,\s]+[_,\s]*", name) or [name]
 
 
 def _rows(grids: Sequence[Grid]) -> Iterator[str]:
-    """Yield the LaTeX lines of the first grid, then of each other grid below its heading, in the first grid's columns."""
     header = list(grids[0].header)
     for number, grid in enumerate(grids):
         if number:
@@ -274,13 +258,10 @@ def _cell(cell: GridCell) -> str:
 
 
 def _columns(grids: Sequence[Grid], setting: _Setting) -> str:
-    """Return the column specification; wide columns are paragraphs."""
-    kinds = []
-    for column, width in enumerate(_widths(grids, setting)):
-        plain = "l" if column < grids[0].labels else "c"
-        wide = width >= _MOST
-        kinds.append(rf">{{\raggedright\arraybackslash}}p{{{_MOST - 2 * setting.gap:g}pt}}" if wide else plain)
-    return "".join(kinds)
+    paragraph = rf">{{\raggedright\arraybackslash}}p{{{_MOST - 2 * setting.gap:g}pt}}"
+    kinds = ["l" if column < grids[0].labels else "c" for column in range(len(grids[0].header))]
+    widths = _widths(grids, setting)
+    return "".join(paragraph if width >= _MOST else kind for kind, width in zip(kinds, widths, strict=True))
 
 
 def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
@@ -306,7 +287,6 @@ def _cell_width(cell: GridCell, size: int) -> float:
 
 
 def _height(grids: Sequence[Grid], setting: _Setting) -> float:
-    """Return the height in points of joined grids, with their rules."""
     widths = _widths(grids, setting)
     lines = max(map(len, _headings(grids, setting))) + bool(grids[0].groups) + len(grids)
     for row in (row for grid in grids for row in _in_columns(grids[0], grid)):

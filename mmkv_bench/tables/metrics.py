@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
+from mmkv_bench.statistics.intervals import NO_INTERVAL, intervals
 from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, is_share, lower_is_better
 from mmkv_bench.tables.compare import Difference, against
 from mmkv_bench.tables.rows import BASELINE, check, context_key, with_limits
@@ -62,27 +62,23 @@ def metrics_rows(
     for (dataset, metric), keys in groups.items():
         numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
     rows = []
-    for cell in described:
-        for metric in metrics_of.get(cell["cell"], ()):
-            key = cell["cell"], metric
-            difference = differences.get(key, _NO_DIFFERENCE)
-            aggregate = lmms_eval.get(key)
-            reason = None if aggregate is not None else reasons.get(key, reasons.get(cell["cell"]))
-            rows.append(
-                {
-                    "cell": cell["cell"],
-                    "dataset": cell["dataset"],
-                    "metric": metric,
-                    **numbers[key],
-                    "difference": difference.value,
-                    "difference_low": difference.low,
-                    "difference_high": difference.high,
-                    "lmms_eval": aggregate,
-                    "lmms_eval_reason": reason,
-                    **dict.fromkeys(JUDGE),
-                    **judges.get(key, {}),
-                }
-            )
+    for key in [(cell, metric) for cell in dataset_of for metric in metrics_of.get(cell, ())]:
+        difference, aggregate = differences.get(key, Difference(0, None, None, None)), lmms_eval.get(key)
+        rows.append(
+            {
+                "cell": key[0],
+                "dataset": dataset_of[key[0]],
+                "metric": key[1],
+                **numbers[key],
+                "difference": difference.value,
+                "difference_low": difference.low,
+                "difference_high": difference.high,
+                "lmms_eval": aggregate,
+                "lmms_eval_reason": None if aggregate is not None else reasons.get(key, reasons.get(key[0])),
+                **dict.fromkeys(JUDGE),
+                **judges.get(key, {}),
+            }
+        )
     return rows
 
 
@@ -102,20 +98,14 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
             )
     complete = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
     ends = iter(intervals(complete, dataset, aggregator, is_share(metric)))
-    return [_headline(cell, aggregator, metric, next(ends) if cell.complete else NO_INTERVAL) for cell in scores]
-
-
-def _headline(scores: Scores, aggregator: Pooled | None, metric: str, interval: Interval) -> dict[str, Any]:
-    value = aggregate(scores, aggregator) if scores.complete else None
-    return {
-        "n": scores.n,
-        "n_ok": scores.n_ok,
-        "value": value,
-        "value_failures_zero": value if scores.complete else _with_failures(scores, aggregator, metric),
-        "low": interval.low,
-        "high": interval.high,
-        "interval": interval.kind,
-    }
+    rows = []
+    for cell in scores:
+        interval = next(ends) if cell.complete else NO_INTERVAL
+        value = aggregate(cell, aggregator) if cell.complete else None
+        row: dict[str, Any] = {"n": cell.n, "n_ok": cell.n_ok, "value": value}
+        row["value_failures_zero"] = value if cell.complete else _with_failures(cell, aggregator, metric)
+        rows.append(row | {"low": interval.low, "high": interval.high, "interval": interval.kind})
+    return rows
 
 
 def aggregate(scores: Scores, aggregator: Pooled | None = None) -> float:
@@ -126,7 +116,6 @@ def aggregate(scores: Scores, aggregator: Pooled | None = None) -> float:
 
 
 def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
-    """Return what is aggregated: the samples' values, float64 [n], or for a pooled metric their parts, float64 [n, k]."""
     if aggregator is None:
         return scores.values
     assert scores.parts is not None, "the caller checks that there are parts"
@@ -164,6 +153,3 @@ def _differences(
         values = against([scores[cell, metric] for cell in names], scores[baseline, metric], metric)
         differences |= {(cell, metric): value for cell, value in zip(names, values, strict=True)}
     return differences
-
-
-_NO_DIFFERENCE = Difference(0, None, None, None)

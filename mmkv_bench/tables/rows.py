@@ -8,7 +8,7 @@ text is in memory once.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,14 +19,13 @@ import pyarrow as pa
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.rows import processor
+from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
 from mmkv_bench.tables.agreement import agreeing
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from mmkv_bench.store.store import Store
 
 BASELINE = "full"
 FIXTURE = "_fixture"  # suffix of the labels of fixture datasets
@@ -121,13 +120,6 @@ class ReadOnce:
         columns = _FEW if self.large else (*RESPONSE_COLUMNS, audit.CHOSEN)
         return self.store.responses(self.names, list(dict.fromkeys([*columns, *self._further])), coded=True)
 
-    def blocks(self, cells: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield the answers of these cells, several cells at a time. The columns are those of `responses` in a small store."""
-        from mmkv_bench.store.packing import blocks
-
-        for own in blocks(cells, self.store.counts("responses"), AT_ONCE):
-            yield self.store.responses(own, (*RESPONSE_COLUMNS, audit.CHOSEN), coded=True)
-
     @cached_property
     def held(self) -> list[str] | None:
         """Names of all metrics in the store; None if `samples` is read with all metrics and so names them itself."""
@@ -139,10 +131,6 @@ class ReadOnce:
     def samples(self) -> pa.Table:
         wanted = [name for name in self.held or () if name not in FIDELITY or name in (self._fidelity or ())]
         return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=wanted or None)
-
-    def full(self, cells: Collection[str]) -> pa.Table:
-        """Return the answers of these cells of `full`, with `audit.FREE_COLUMNS`."""
-        return self.store.responses(cells, audit.FREE_COLUMNS)
 
     @cached_property
     def metrics(self) -> pa.Table:
@@ -167,8 +155,11 @@ class AnswerBlocks:
         return self._rows.responses.num_rows
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
-        for block in self._rows.blocks(self._cells):
-            yield _answers(self._rows.store, block)
+        from mmkv_bench.store.packing import blocks
+
+        store = self._rows.store
+        for names in blocks(self._cells, store.counts("responses"), AT_ONCE):
+            yield _answers(store, store.responses(names, (*RESPONSE_COLUMNS, audit.CHOSEN), coded=True))
 
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
@@ -186,7 +177,6 @@ def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Colle
     """Return the rows of the store at `root`.
 
     Args:
-        root: folder of the store.
         cells: hashes of the cells to read; None: all.
         fidelity: metrics of fidelity to read; None: all. They are six of every seven scores, and most tables show none.
 
@@ -198,8 +188,6 @@ def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Colle
 
 def open_store(root: Path | str) -> Store:
     """Return the store in a rows folder. Raises ConfigError if the folder does not exist."""
-    from mmkv_bench.store.store import Store
-
     if not Path(root).is_dir():
         raise ConfigError(f"There is no rows folder at '{root}'; give the folder that a run printed as its rows.")
     return Store(Path(root))
@@ -215,7 +203,8 @@ def frames(rows: ReadOnce) -> Rows:
         responses = AnswerBlocks(rows, list(described.sort_values([*ALIKE])["cell"]))
     else:
         responses = _answers(rows.store, rows.responses)
-    full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
+    of_full = set(described["cell"][described["base"] == BASELINE])
+    full = rows.store.responses(of_full, audit.FREE_COLUMNS).to_pandas()
     pa.default_memory_pool().release_unused()  # memory that reading took and the frames do not use
     if samples.empty and not len(responses):
         raise ConfigError(NO_ROWS.format(root))
@@ -252,27 +241,25 @@ def frame(table: pa.Table) -> pd.DataFrame:
 
 def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
     """Raise StoreError for scores of unknown cells and for cells with two rows."""
-    twice = cells["cell"][cells["cell"].duplicated()].tolist()
-    if twice:
-        raise StoreError(
-            f"Cell {twice[0]} has more than one row in `cells`: the store is damaged; restore it from a copy."
-        )
-    unknown = sorted(set(samples["cell"].unique()) - set(cells["cell"]))
-    if unknown:
-        raise StoreError(
-            f"Cell {unknown[0]} has scores but no row in `cells`; run the same command again to write the row."
-        )
+    for cell in cells["cell"][cells["cell"].duplicated()]:
+        raise StoreError(f"Cell {cell} has more than one row in `cells`: the store is damaged; restore it from a copy.")
+    for cell in sorted(set(samples["cell"].unique()) - set(cells["cell"])):
+        raise StoreError(f"Cell {cell} has scores but no row in `cells`; run the same command again to write the row.")
 
 
 def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Series:
     """Mask the rows whose value is in `wanted` (None: all rows). Raise ConfigError for a value that no row has."""
     if not wanted:
         return column.notna() | column.isna()
-    present = {str(value) for value in column.dropna().unique()}
-    for name in wanted:
+    check_names(what, wanted, {str(value) for value in column.dropna().unique()})
+    return column.isin(list(wanted))
+
+
+def check_names(what: str, names: Iterable[str], present: Collection[str]) -> None:
+    """Raise ConfigError for the first name that the rows do not have. what: kind of the names, such as `method`."""
+    for name in names:
         if name not in present:
             raise ConfigError(f"The rows have no {what} '{name}': {nearest(name, present)}.")
-    return column.isin(list(wanted))
 
 
 def choose_cells(
@@ -300,7 +287,9 @@ def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
     `device`, `processor` (kind of CPU, if answers depend on it) and `lmms_eval` (version) are "" if the rows do not have them."""
     empty = [""] * len(cells)
     device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
-    versions_of = {text: {} if missing(text) or not text else json.loads(text) for text in set(versions)}
+    versions_of = {
+        text: "" if missing(text) or not text else json.loads(text).get("lmms_eval") for text in set(versions)
+    }
     kinds = zip(device, cpu, cells["dtype"], strict=True)
     keys = list(zip(cells["config"], cells["dataset"], strict=True))
     limits = {key: _limits(config_of(key[0]), key[1]) for key in set(keys)}  # the cells of a run have one configuration
@@ -308,7 +297,7 @@ def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
         limits=[limits[key] for key in keys],
         device=["" if missing(name) else name for name in device],
         processor=[processor(name, None if missing(kind) else kind, dtype) for name, kind, dtype in kinds],
-        lmms_eval=[versions_of[text].get("lmms_eval") or "" for text in versions],
+        lmms_eval=[versions_of[text] or "" for text in versions],
     )
 
 
@@ -318,8 +307,13 @@ def config_of(text: str) -> Mapping[str, Any]:
     return json.loads(text)
 
 
+def dataset_node(config: Mapping[str, Any], dataset: str) -> Mapping[str, Any]:
+    """Return the settings of a dataset in a cell's configuration; empty without any."""
+    return (config.get("datasets") or {}).get(dataset) or {}
+
+
 def _limits(config: Mapping[str, Any], dataset: str) -> str:
-    model, node = config.get("model") or {}, (config.get("datasets") or {}).get(dataset) or {}
+    model, node = config.get("model") or {}, dataset_node(config, dataset)
     limits = {key: model[key] for key in LIMITS if model.get(key) is not None}
     if node.get("placeholders") not in (None, "keep"):
         limits["placeholders"] = node["placeholders"]

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,8 +84,7 @@ _LOADED = {"kvpress": ("press",), "custom": ("path", "name")}
 """Families whose method is named by these parameters."""
 
 
-@dataclass(frozen=True)
-class ComparisonFamily:
+class ComparisonFamily(NamedTuple):
     """The lines of a column that are compared with each other and corrected together.
 
     competitors: these lines.
@@ -313,14 +312,10 @@ class ScoreTable:
             self._comparable_at[budget] = _comparable([self.entries[name, budget] for name in names])
         return self._comparable_at[budget]
 
-    def lines(self, budget: str) -> tuple[Line, ...]:
-        """Return the methods with a cell at exactly this budget."""
-        return tuple(method for method in self.methods if (method.label, budget) in self.entries)
-
     def family(self, budget: str) -> ComparisonFamily:
-        """Return the comparison family of all lines at this budget. Unlike `columns`, it includes cells that exceed the budget
-        and cells with quantised or offloaded entries."""
-        return family(self.lines(budget))
+        """Return the comparison family of all lines at exactly this budget. Unlike `columns`, it includes cells that exceed the
+        budget and cells with quantised or offloaded entries."""
+        return family([method for method in self.methods if (method.label, budget) in self.entries])
 
     def best(self, budget: str) -> tuple[str, ...]:
         """Return the methods at this budget that no other is proven better than. With 95 % confidence the best one is among them.
@@ -336,11 +331,12 @@ class ScoreTable:
             sign = -1 if lower_is_better(self.metric) else 1
             shown = {label: entry for (label, at), entry in self.entries.items() if at == budget}
             bold = [sign * shown[name].headline for name in self.best(budget) if name in shown]
-            presets = [
-                label for label in (self.family(budget).presets if bold else ()) if shown[label].audit.comparable
-            ]
-            scores = {label: value for label in presets if (value := shown[label].value) is not None}
-            self._above_at[budget] = frozenset(label for label, value in scores.items() if sign * value > min(bold))
+            presets = [(label, shown[label]) for label in (self.family(budget).presets if bold else ())]
+            self._above_at[budget] = frozenset(
+                label
+                for label, entry in presets
+                if entry.audit.comparable and entry.value is not None and sign * entry.value > min(bold)
+            )
         return self._above_at[budget]
 
     def rank(self, label: str, budget: str) -> tuple[int, int] | None:

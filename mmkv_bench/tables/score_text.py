@@ -5,23 +5,23 @@ A table of fidelity to `full` has a column per metric: how far distributions dif
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, MEASURES, POSITIONS, TOP1_TO, lower_is_better
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
 from mmkv_bench.tables.dataset_groups import families
-from mmkv_bench.tables.notes import fidelity_notes, marks
-from mmkv_bench.tables.rows import Rows
-from mmkv_bench.tables.score_notes import score_notes
+from mmkv_bench.tables.rows import BASELINE, Rows
+from mmkv_bench.tables.score_notes import marks, score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, score, signed, title
+from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,14 +33,7 @@ RANKS = "Ranks among the compared methods (95%)"
 PAIRS = "Paired differences whose interval, Holm-corrected within the budget, excludes 0"
 _PAIR_HEADER = ("budget", "better", "worse", "difference", "Holm interval", "Holm p", "n")
 _COMPARED_HEADER = (
-    "budget",
-    "first",
-    "second",
-    "first - second",
-    "p",
-    "Holm, asked",
-    "Holm, whole",
-    "proven better, whole",
+    *("budget", "first", "second", "first - second", "p", "Holm, asked", "Holm, whole", "proven better, whole"),
 )
 
 
@@ -55,7 +48,6 @@ def tables_of_scores(
     """Return every table with caption and notes.
 
     Args:
-        tables: tables of scores.
         intervals: print intervals and ranks.
         pairs: list the separated pairs below each table; the records are then all pairs.
         compare: list all comparisons of the shown lines (`comparisons`), beside the whole table's verdict.
@@ -106,7 +98,7 @@ def _table(
         grids += [Grid(_COMPARED_HEADER, _compared(table, compared), "Comparisons", labels=3)] if compared else []
         notes = [*_comparison_notes(table, compared), *notes]
     return Table(
-        title(table),
+        f"{table.dataset}, {table.metric}",
         caption(table, tables, intervals),
         grids,
         notes,
@@ -128,38 +120,35 @@ def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: i
     entry = table.entry(method.label, budget)
     if entry is None:
         return GridCell("")
-    signs = tuple(marks(table, method, entry, budget))
-    hashes = tuple(cell[:SHORT] for cell in entry.cells)
+    text, value, interval, bold = score(entry.value), entry.value, "", False
     if entry.scores.unjudged:
         word = "not measured" if table.metric in MEASURES else "not judged"
-        text = f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}"
-        return GridCell(text, marks=signs, hashes=hashes, span=span)
-    if entry.value is None:
+        text, value = f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}", None
+    elif value is None:
         text = f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}"
-        return GridCell(text, marks=signs, hashes=hashes, span=span)
-    bold = method.label in table.best(budget) and (method.label, budget) in table.entries
-    interval = interval_text(entry.low, entry.high) if intervals else ""
-    return GridCell(score(entry.value), entry.value, interval, signs, bold, hashes=hashes, span=span)
+    else:
+        interval = interval_text(entry.low, entry.high) if intervals else ""
+        bold = method.label in table.best(budget) and (method.label, budget) in table.entries
+    signs, hashes = tuple(marks(table, method, entry, budget)), tuple(cell[:SHORT] for cell in entry.cells)
+    return GridCell(text, value, interval, signs, bold, hashes=hashes, span=span)
 
 
 def _ranks(table: ScoreTable) -> list[list[str]]:
-    """Return the label and the ranks (`2-5`) of every line with a rank; one column per budget with ranks."""
     budgets = [budget for budget in table.budgets if table.ranked(budget)]
     rows = []
     for method in table.methods:
         ranks = [table.rank(method.label, budget) for budget in budgets]
         if any(ranks):
-            rows.append([line_label(method), *("-".join(map(str, dict.fromkeys(rank or ()))) for rank in ranks)])
+            rows.append([line_label(method), *(ranks_text(rank or ()) for rank in ranks)])
     return rows
 
 
 def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
-    """Return a printed row for every pair that is proven different: the better line's score minus the worse line's."""
     rows = []
     for pair in separated_pairs(table, against):
         ahead = pair if pair.better == pair.a else pair.turned
         numbers = signed(ahead.difference), interval_text(ahead.low, ahead.high), p_value(pair.adjusted or 0.0)
-        rows.append([pair.budget or "all", *pair.order, *numbers, str(pair.n)])
+        rows.append([pair.budget or "all", ahead.a, ahead.b, *numbers, str(pair.n)])
     return rows
 
 
@@ -180,8 +169,7 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Return a note on the number of comparisons, listed and in the whole table, and a warning that names the listed differences
-    that are no longer proven when corrected over the whole table."""
+    """Yield the number of comparisons, and a warning about differences proven here but not in the whole table."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     most = {budget: len(column.p) for budget, column in table.columns.items()}
@@ -208,7 +196,6 @@ def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
 
 
 def _records(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return one record per table cell; `full` has one per table, without a budget."""
     return [record(table, *cell) for cell in table.cells]
 
 
@@ -221,18 +208,13 @@ def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[s
         "reading": method.reading,
         "metric": table.metric,
         "method": method.label,
-        "base": method.base,
-        "tuned": method.tuned,
-        "parameters": method.parameters,
+        **{name: getattr(method, name) for name in ("base", "tuned", "parameters")},
         "budget_kind": table.axis if budget else "none",
         "budget": budget,
         "seeds": " ".join(map(str, entry.seeds)),
         "n": entry.scores.n,
         "n_ok": entry.scores.n_ok,
-        "value": entry.value,
-        "low": entry.low,
-        "high": entry.high,
-        "interval": entry.interval,
+        **{name: getattr(entry, name) for name in ("value", "low", "high", "interval")},
         "value_failures_zero": entry.zero,
         "value_common": entry.common,
         "n_common": len(table.common_ids),
@@ -244,10 +226,7 @@ def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[s
         "lmms_eval_ours": entry.lmms_eval_ours,
         "answers": audit.n,
         "over_budget": audit.over,
-        "excess_mean": audit.excess_mean,
-        "excess_worst": audit.excess_worst,
-        "from_prefill": audit.from_prefill,
-        "text_before_cut": audit.text_before_cut,
+        **{name: getattr(audit, name) for name in ("excess_mean", "excess_worst", "from_prefill", "text_before_cut")},
         "fallbacks": " ".join(f"{reason}={n}" for reason, n in audit.fallbacks.items()),
         "cells": " ".join(cell[:SHORT] for cell in entry.cells),
     }
@@ -300,10 +279,10 @@ def among(metrics: Sequence[str]) -> set[str]:
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     """Replace the name `fidelity` in a list of metrics by the metrics of fidelity that the rows have."""
-    present = [name for name in FIDELITY if name in rows.names]
     if metrics is None:
         return None
-    return [name for metric in metrics for name in (present if present and metric == GROUP else [metric])]
+    present = [name for name in FIDELITY if name in rows.names] or [GROUP]
+    return [name for metric in metrics for name in (present if metric == GROUP else [metric])]
 
 
 def fidelity_tables(
@@ -343,7 +322,30 @@ def _fidelity_table(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable
     ]
     grid = Grid(["method", "budget", *(COLUMNS[metric] for metric in shown)], rows, labels=2)
     words = caption(first, tables, intervals=False)
-    return Table(f"{first.dataset}, {GROUP}", words, [grid], fidelity_notes(first, [*group]))
+    return Table(f"{first.dataset}, {GROUP}", words, [grid], [*_fidelity_notes(first, [*group])])
+
+
+def _fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> Iterator[Note]:
+    """Yield the notes of a table of fidelity. table: one of its metrics. metrics: all its metrics."""
+    first = "without token 1, which the full prefill gives to all methods"
+    if not protocol(table.context["protocol"]).from_prefill:
+        first = "token 1 included"
+    continued = KL_TO[0] in metrics
+    fed = "the dataset's continuation" if continued else "full's own answer"
+    text = (
+        f"KL(full || method) and top-1 agreement per token of {fed}, teacher-forced, mean over samples "
+        f"({first}). A sample counts for 5 nats at most."
+    )
+    yield Note(text, Rank.MARK)
+    if continued:
+        text = "to N: the stretch of the continuation that ends at token N, from the one before on."
+    else:
+        text = "Tokens in common: length of the method's own answer until it differs from full's."
+    yield Note(text, Rank.MARK)
+    if any(method.base == BASELINE for method in table.methods):
+        yield Note("full: measured again through the path of compressed caches, as the noise floor of the others.")
+    shown = ", ".join(f"--metric {metric}" for metric in metrics if "_to_" not in metric)
+    yield Note(f"For intervals and pairs: {shown}.", Rank.DETAIL)
 
 
 def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:

@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.metric_kinds import CAPS
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -251,12 +251,10 @@ def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
     """Return the positions of the clusters in the order of their labels; a sample without a cluster is a cluster by itself."""
-    _, of_row = coded(samples["cluster"])
-    if (of_row >= 0).all():
-        return of_row
-    return coded(
-        samples["cluster"].astype(object).where(samples["cluster"].notna(), samples["sample_id"].astype(object))
-    )[1]
+    clusters = samples["cluster"]
+    if clusters.isna().any():
+        clusters = clusters.astype(object).where(clusters.notna(), samples["sample_id"].astype(object))
+    return coded(clusters)[1]
 
 
 def numbers(column: pd.Series) -> np.ndarray:
@@ -272,18 +270,11 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 
 
 def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
-    import pyarrow as pa
-
-    return (
-        None
-        if "parts" not in samples or samples["parts"].isna().all()
-        else lists_of(samples["parts"], pa.float64(), order)
-    )
+    empty = "parts" not in samples or samples["parts"].isna().all()
+    return None if empty else lists_of(samples["parts"], pa.float64(), order)
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
     """Return the lists of a column in the given order of rows."""
-    import pyarrow as pa
-
     lists = pa.array(column, type=pa.list_(kind), from_pandas=True)
     return (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))

@@ -125,13 +125,9 @@ def status(store: Store) -> Status:
     of_metric = places(metrics["cell"], names)
     np.maximum.at(scored, of_metric[of_metric >= 0], numbers_of(metrics["n"])[of_metric >= 0])
     digests = dict(zip(metrics["cell"].to_pylist(), metrics["answers_digest"].to_pylist(), strict=True))
-    answer_digests = counted.digests
-    other = [
-        name
-        for name, digest in digests.items()
-        if digest is not None and answer_digests.get(name, (0, digest))[1] != digest
-    ]
-    scored[places(pa.chunked_array([texts_of(other)]), names)] = 0  # their answers were made again after scoring
+    for place, name in enumerate(names.to_pylist()):
+        if (digest := digests.get(name)) is not None and counted.digests.get(name, (0, digest))[1] != digest:
+            scored[place] = 0  # its answers were made again after scoring
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
     stated = _stated(cells)
     waiting: dict[str, list[int]] = {}  # dataset -> sample counts of planned cells that no job has begun
@@ -144,20 +140,24 @@ def status(store: Store) -> Status:
         of_dataset, later = dataset == name, waiting.get(name, [])
         sizes = [*later, int(stated[of_dataset].max(initial=0)), int(answered[of_dataset].max(initial=0))]
         samples = max(*sizes, _seen(counted, of_dataset[of_row]))
+        rows, scores = answered[of_dataset], scored[of_dataset]
         datasets.append(
             DatasetStatus(
                 dataset=str(name),
                 cells=int(of_dataset.sum()) + len(later),
                 samples=samples,
-                rows=int(answered[of_dataset].sum()),
-                complete=int((answered[of_dataset] >= samples).sum()),
+                rows=int(rows.sum()),
+                complete=int((rows >= samples).sum()),
                 failed=int(failed[of_dataset].sum()),
-                scored=int(((scored[of_dataset] > 0) & (scored[of_dataset] >= answered[of_dataset])).sum()),
-                stale=int(((answered[of_dataset] > 0) & (scored[of_dataset] < answered[of_dataset])).sum()),
+                scored=int(((scores > 0) & (scores >= rows)).sum()),
+                stale=int(((rows > 0) & (scores < rows)).sum()),
             )
         )
-    totals = [(status, searched) for status, phase, searched in zip(*timings, strict=True) if phase == "total"]
-    ended = Counter(status for status, searched in totals if not (searched and status == "oom"))  # oom ends a search
+    ended = Counter(  # out of memory ends a search for the largest batch
+        status
+        for status, phase, searched in zip(*timings, strict=True)
+        if phase == "total" and not (searched and status == "oom")
+    )
     failures = _failures(counts.take(column_of(np.flatnonzero(bad))), dataset[of_row[bad]])
     rate, last = _pace(n, numbers_of(counts["first"]) / 1e6, numbers_of(counts["last"]) / 1e6, time.time())
     return Status(store.root, tuple(datasets), failures, ended, len(counted.running), counted.writers, rate, last)
@@ -236,8 +236,8 @@ def _asked(config: Mapping[str, Any], dataset: str) -> int:
 
 
 def _failures(counts: pa.Table, datasets: np.ndarray) -> dict[tuple[str, str, str], int]:
-    counted: dict[tuple[str, str, str], int] = {}
+    counted: Counter[tuple[str, str, str]] = Counter()
     columns = (counts[name].to_pylist() for name in ("status", "error", "n"))
     for dataset, status, error, n in zip(datasets.tolist(), *columns, strict=True):
-        counted[dataset, status, error or ""] = counted.get((dataset, status, error or ""), 0) + n
-    return dict(sorted(counted.items(), key=lambda item: -item[1]))
+        counted[dataset, status, error or ""] += n
+    return dict(counted.most_common())

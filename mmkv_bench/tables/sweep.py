@@ -38,7 +38,8 @@ def gates_of(config: str) -> bool:
     """Tell whether a cell's configuration (JSON) states scores that `full` should reach: a list in the model's file, or
     `gate.expected`."""
     values = config_of(config)
-    return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
+    stated = (values.get("gate") or {}).get("expected")
+    return stated is not None or (values.get("model") or {}).get("gates") is not None
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
@@ -50,42 +51,38 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
     if dataset.endswith(FIXTURE):
         return None
     values = config_of(config)
-    gate_node = _asked(values)
-    gates = (values.get("model") or {}).get("gates") or []
-    printed = next((gate for gate in gates if (gate.get("dataset"), gate.get("metric")) == (dataset, metric)), None)
-    if gate_node.get("expected") is not None and (dataset, metric) == _of_expected(values):
-        tolerance = gate_node.get("tolerance")
-        if tolerance is None:
-            tolerance = printed["tolerance"] / printed.get("scale", 1) if printed else 0.01
-        return FullCacheGate(float(gate_node["expected"]), float(tolerance), 1.0, "gate.expected")
-    return None if printed is None else _printed(printed, gate_node)
+    gate_node = values.get("gate") or {}
+    printed = _printed(values, dataset=dataset, metric=metric)
+    if gate_node.get("expected") is None or (dataset, metric) != _of_expected(values):
+        return printed
+    tolerance = gate_node.get("tolerance")
+    if tolerance is None:
+        tolerance = printed.tolerance / printed.scale if printed else 0.01
+    return FullCacheGate(float(gate_node["expected"]), float(tolerance), 1.0, "gate.expected")
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
     """Return the mean score that `full` should reach on a group of datasets (`MileBench T-1`), from the model's file; None if the
     file states none."""
-    values = config_of(config)
+    return _printed(config_of(config), group=group)
+
+
+def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
+    """Return the gate of the model's file with these keys, in the paper's unit, with the run's own tolerance if it has one."""
     gates = (values.get("model") or {}).get("gates") or []
-    printed = next((entry for entry in gates if entry.get("group") == group), None)
-    return None if printed is None else _printed(printed, _asked(values))
-
-
-def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> FullCacheGate:
-    """Make a gate from an entry of the model's file, in the paper's unit. asked: the run's `gate` settings, whose tolerance, if
-    given, is used after conversion to the paper's unit."""
-    scale = float(entry.get("scale", 1))
-    tolerance = entry["tolerance"] if asked.get("tolerance") is None else scale * asked["tolerance"]
-    return FullCacheGate(float(entry["expected"]), float(tolerance), scale, entry["source"])
+    entry = next((gate for gate in gates if all(gate.get(key) == value for key, value in keys.items())), None)
+    if entry is None:
+        return None
+    scale, tolerance = float(entry.get("scale", 1)), (values.get("gate") or {}).get("tolerance")
+    tolerance = float(entry["tolerance"] if tolerance is None else scale * tolerance)
+    return FullCacheGate(float(entry["expected"]), tolerance, scale, entry["source"])
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
     """Say in one sentence, for the notes of a table, whether `full` reaches its expected score, and on how many samples.
 
     Args:
-        gate: the gate, or None.
         value: score of `full`; None if there is none (no `full` in the table, or not every sample is ok).
-        n: number of its samples.
-        transformers: version of transformers.
     """
     if gate is None:
         return "Full-cache gate not run: no paper prints a full-cache score for this model, dataset and metric."
@@ -101,10 +98,6 @@ def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
     datasets = values.get("datasets") or {}
     metrics = [metric for node in datasets.values() for metric in (node.get("metrics") or [])[:1]]
     return (*datasets, *metrics) if len(datasets) == len(metrics) == 1 else None
-
-
-def _asked(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    return values.get("gate") or {}
 
 
 _READ = (
@@ -214,7 +207,6 @@ def _budget(cell: Mapping[str, Any]) -> str:
 
 
 def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
-    """Return the identity of a table's line: display name, family, reading, parameters (JSON)."""
     return (
         cell["method"],
         cell["base"],

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmkv_bench.errors import ConfigError, nearest
 
@@ -32,8 +32,7 @@ NOTES = ("none", "short", "all")
 """Allowed amounts of notes below a table."""
 
 
-@dataclass(frozen=True)
-class VerdictStyle:
+class VerdictStyle(NamedTuple):
     """Sign and colour of a verdict word. colour: a key of `COLOURS`, used as a class in html and as a colour in LaTeX."""
 
     sign: str
@@ -188,7 +187,6 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     """Return the tables with other names for some rows, wherever a row's name is printed. The tables' records keep the ids.
 
     Args:
-        tables: the tables.
         names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
             new name gets this ending.
 

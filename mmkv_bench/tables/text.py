@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 
 from mmkv_bench.statistics.intervals import LEVEL
@@ -28,6 +28,11 @@ def signed(value: float) -> str:
 def interval_text(low: float | None, high: float | None) -> str:
     """Format as `[0.71, 0.80]`; "" without an interval."""
     return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
+
+
+def ranks_text(ends: Iterable[float], form: str = "") -> str:
+    """Format a rank or an interval of ranks: `2` or `2-5`."""
+    return "-".join(dict.fromkeys(format(end, form) for end in ends))
 
 
 def p_value(p: float) -> str:
@@ -65,11 +70,6 @@ def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
 _WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
 _QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
 _QUIET += ("device", "processor", "lmms_eval")
-
-
-def title(table: ScoreTable) -> str:
-    """Return dataset and metric."""
-    return f"{table.dataset}, {table.metric}"
 
 
 def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:

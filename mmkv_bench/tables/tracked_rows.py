@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.statistics.metric_kinds import MEASURES, PARSE_FAILED
 from mmkv_bench.store.schema import IDENTITY
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_rows import KNOWN, answer_costs, pass_costs
-from mmkv_bench.tables.rows import config_of, latest, missing, with_limits
+from mmkv_bench.tables.rows import config_of, dataset_node, latest, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mmkv_bench.store.store import Store
-
+_BESIDE = {*MEASURES, PARSE_FAILED}
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
 """Key of a row -> name of its cost."""
 GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
@@ -42,11 +42,12 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
         scores.setdefault(row["cell"], []).append(row)
     lines = []
     for place, row in enumerate(cells.to_dict("records")):
-        identity = {
-            "cell": row["cell"],
-            **{name: _plain(row[name]) for name in (*IDENTITY, "device")},
-            "budget": _budget(row),
-        }
+        identity = {"cell": row["cell"]}
+        for name in (*IDENTITY, "device"):
+            value: Any = None if missing(row[name]) else row[name]
+            identity[name] = value.item() if hasattr(value, "item") else value
+        budget = row["budget_entries"] if row["budget_kind"] == "entries" else row["budget_fraction"]
+        identity["budget"] = None if missing(budget) else float(budget)
         if place in by_cell:
             totals = _totals(by_cell[place])
             shape: dict[str, Any] = {"prompt_tokens": None, "batch": None}
@@ -68,11 +69,8 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
     rows: the cell's `metrics` rows."""
     if cell.get("weights") == "random":
         return [_NO_SCORE]
-    node = (config_of(cell["config"]).get("datasets") or {}).get(cell["dataset"]) or {}
-    wanted = list(node.get("metrics") or [])
-    shown = [
-        row for row in rows if (row["metric"] in wanted if wanted else row["metric"] not in {*MEASURES, PARSE_FAILED})
-    ]
+    wanted = dataset_node(config_of(cell["config"]), cell["dataset"]).get("metrics")
+    shown = [row for row in rows if (row["metric"] in wanted if wanted else row["metric"] not in _BESIDE)]
     return [{name: row["value" if name == "score" else name] for name in _NO_SCORE} for row in shown] or [_NO_SCORE]
 
 
@@ -86,12 +84,3 @@ def _totals(rows: pd.DataFrame) -> dict[str, Any]:
             total = values.max() if key.endswith("peak_bytes") else values.median()
             totals[key] = float(total) if len(values) else None
     return totals
-
-
-def _budget(row: Mapping[str, Any]) -> float | None:
-    budget = row["budget_entries"] if row["budget_kind"] == "entries" else row["budget_fraction"]
-    return None if missing(budget) else float(budget)
-
-
-def _plain(value: Any) -> Any:
-    return None if missing(value) else value.item() if hasattr(value, "item") else value

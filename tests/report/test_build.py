@@ -19,10 +19,10 @@ from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.report.build import build_report
-from mmkv_bench.report.command import Commands
+from mmkv_bench.report.cells import Commands
 from mmkv_bench.report.fields import budget_words
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.sample_prompts import Prompts, pictures_of
+from mmkv_bench.report.samples import Prompts, pictures_of
 from mmkv_bench.report.scores import ScoreViews
 from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
@@ -380,6 +380,6 @@ def planned(*asked: tuple[str, str | None]) -> None:
         row = next(
             row for row in found if (row["method"] == method if method else row["method"] in variants[row["cell"]])
         )
-        command = Commands().of(row, 0, json.loads(row["config"]))
+        command = Commands().of(row, row["config"])
         plan = make_plan(compose(shlex.split(command["line"])[1:]))
         assert row["cell"] in plan.names, command

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmkv_bench.datasets.page_data import to_row
-from mmkv_bench.report.answers import left_at
+from mmkv_bench.report.cells import left_at
 from mmkv_bench.report.terminal import ASCII, LONGEST, MARK, cut, drawn, marked, plain, raster, shares, side_by_side
 from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
@@ -65,7 +65,7 @@ def test_a_store_is_a_line_per_cell_by_dataset_and_protocol(rows, capsys):
 
 
 def test_of_many_cells_the_first_are_listed_and_the_words_that_choose_among_all(rows, capsys, monkeypatch):
-    monkeypatch.setattr("mmkv_bench.report.show_cells.MOST", 2)
+    monkeypatch.setattr("mmkv_bench.report.show.MOST", 2)
     lines = shown(capsys, rows)
     assert len([line for line in lines if line[:2] == "c0"]) == 2
     assert lines[-6:-4] == [

@@ -22,7 +22,7 @@ from mmkv_bench.evaluation.question_groups import QuestionGroups, check_order
 from mmkv_bench.report.build import build_report
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.question_losses import LOSSES, _table, losses, paired_scores, question_tables
+from mmkv_bench.tables.questions import LOSSES, _table, losses, paired_scores, question_tables
 from tests import cover
 from tests.run.setting import done, go, responses
 from tests.run.test_cut_prompt import MODEL

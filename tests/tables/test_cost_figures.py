@@ -85,7 +85,7 @@ def test_scores_and_costs_of_two_stores_are_joined_by_what_the_cells_are(tmp_pat
     assert [(point.method.label, point.x) for point in time_front.points] == [("snapkv", 0.1), ("full", 0.3)]
     assert time_front.alone == ("keydiff at 0.1", "keydiff at 0.2", "snapkv at 0.2")
     assert time_front.source == "passes of 64 prompt tokens, batch 2, medians of 3 repeats"
-    assert any(point.x_low is not None for point in time_front.points)
+    assert any(point.cost.low is not None for point in time_front.points)
     words = front_figure([bytes_front, time_front]).get_suptitle().replace("\n", " ")
     assert "medians of 3 repeats" in words and "disturbed: clock held down" in words and not bytes_front.disturbed
 

@@ -15,7 +15,6 @@ from mmkv_bench.tables.dataset_groups import (
     DatasetGroup,
     GroupTable,
     Mean,
-    gate_configs,
     group_tables,
     groups_of,
     mean,
@@ -59,7 +58,7 @@ def made(example: Example) -> list[GroupTable]:
     for cell in example.cells:
         cell["config"] = CONFIG
     rows = example.rows()
-    return group_tables(build(rows), groups_of(rows))
+    return group_tables(build(rows), rows)
 
 
 def test_groups_are_read_from_the_configuration_in_the_rows() -> None:
@@ -188,7 +187,7 @@ def test_a_printed_mean_of_the_full_cache_is_held_against_the_groups(expected: f
     for cell in example.cells:
         cell["config"] = json.dumps(json.loads(CONFIG) | {"model": {"gates": gates}})
     rows = example.rows()
-    low, high = group_tables(build(rows), groups_of(rows), gate_configs(rows))
+    low, high = group_tables(build(rows), rows)
     assert low.gates == high.gates
     of_g, of_h = low.gates
     goal = f"expected {expected} +- 1 (Table 1)"
@@ -200,7 +199,7 @@ def test_a_printed_mean_of_the_full_cache_is_held_against_the_groups(expected: f
     cut = Example()
     cut.add("full", None, zeros_and_ones(30, 40), dataset="walk", config=example.cells[0]["config"])
     rows = cut.rows()
-    (table,) = group_tables(build(rows), groups_of(rows), gate_configs(rows))
+    (table,) = group_tables(build(rows), rows)
     assert table.gates == (
         f"G: Full-cache gate not run: full has no score here to compare with {goal.removeprefix('expected ')}.",
     )
@@ -213,7 +212,7 @@ def test_made_data_have_no_gate() -> None:
     config = json.dumps({"datasets": datasets, "model": {"gates": [gate]}})
     example.add("full", None, zeros_and_ones(30, 40), dataset="walk_fixture", config=config)
     rows = example.rows()
-    (table,) = group_tables(build(rows), groups_of(rows), gate_configs(rows))
+    (table,) = group_tables(build(rows), rows)
     assert table.means["full", "G"].value == 0.75 and table.gates == ()
 
 

@@ -10,14 +10,14 @@ from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import fill
 from mmkv_bench.papers.layout import load
 from mmkv_bench.papers.table import render
-from mmkv_bench.tables import notes
+from mmkv_bench.tables import score_notes
 from mmkv_bench.tables.latex import PACKAGES, escape, latex
 from mmkv_bench.tables.table import Grid, GridCell, Note, Table
 from tests.cli.setting import verb
 from tests.latex import compiled
 
 TINY = Path(__file__).resolve().parents[2] / "results" / "tiny"
-MARKS = (notes.OVER, notes.PREFILL, notes.BEFORE_CUT, notes.PACKED, notes.RETRIEVED)
+MARKS = (*(score_notes.OVER, score_notes.PREFILL, score_notes.BEFORE_CUT, score_notes.PACKED, score_notes.RETRIEVED),)
 
 
 def test_long_headers_of_narrow_columns_are_broken_before_a_page_is_turned():

@@ -9,8 +9,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import wilson
-from mmkv_bench.tables.question_figure import aside, question_figure
-from mmkv_bench.tables.question_losses import KNOWN, _places, by_place
+from mmkv_bench.tables.questions import KNOWN, _places, aside, by_place, question_figure
 
 DOCUMENTS = 12
 LINE = {"model": "m", "dataset": "d", "metric": "exact_match", "reading": "", "seed": ""}

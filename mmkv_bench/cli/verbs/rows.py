@@ -111,9 +111,12 @@ def verify(given: argparse.Namespace) -> int:
 
 
 def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
-    """Return the cells and the sample that the words choose; None for all. Refuse words without exactly one folder before them,
-    and words that match no cell and no sample."""
-    from mmkv_bench.report.show_cells import StoreCells
+    """Return the cells and the sample that the words choose; None for all.
+
+    Raises:
+        ConfigError: words without exactly one folder before them, or that match no cell and no sample.
+    """
+    from mmkv_bench.report.show import StoreCells
     from mmkv_bench.store.store import Store
 
     if not words:

@@ -13,13 +13,12 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmkv_bench.report.show_cells import StoreCells
+    from mmkv_bench.report.show import StoreCells
 
 
 def show(given: argparse.Namespace) -> int:
     """Show rows. With --remake return 1 if a remade answer differs from the stored one, 2 if none could be remade."""
-    from mmkv_bench.report.show_cells import StoreCells, show_cell, show_store
-    from mmkv_bench.report.show_sample import show_sample
+    from mmkv_bench.report.show import StoreCells, show_cell, show_sample, show_store
     from mmkv_bench.report.terminal import console
     from mmkv_bench.store.store import Store
 

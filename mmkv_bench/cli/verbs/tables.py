@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import rows_folder
 from mmkv_bench.errors import ConfigError
@@ -33,16 +33,14 @@ def tables(given: argparse.Namespace) -> int:
     names, costs = divided(given.metric or ())
     _refuse_conflicts(given, names, costs)
     if given.questions:
-        from mmkv_bench.tables.question_losses import question_tables
+        from mmkv_bench.tables.questions import question_tables
 
-        sys.stdout.write(
-            write(
-                question_tables(rows_folder(given.rows), given.dataset, given.metric), given.format, notes=given.notes
-            )
-        )
+        printed = question_tables(rows_folder(given.rows), given.dataset, given.metric)
+        sys.stdout.write(write(printed, given.format, notes=given.notes))
         return 0
-    printed = _score_tables(given, names) if names or not costs else []
-    printed += _cost_tables(given, costs) if costs else []
+    filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
+    printed = _score_tables(given, names, filters) if names or not costs else []
+    printed += _cost_tables(given, costs, filters) if costs else []
     if given.format != "csv":
         printed = captioned(renamed(printed, given.name or ()), given.caption)
     sys.stdout.write(write(printed, given.format, title=f"Tables of {given.rows}", notes=given.notes))
@@ -88,23 +86,16 @@ def _fidelity_alone(given: argparse.Namespace, names: Sequence[str]) -> bool:
     return list(names) == ["fidelity"] and given.format != "csv"
 
 
-def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Table]:
+def _score_tables(given: argparse.Namespace, metrics: Sequence[str], filters: dict[str, Any]) -> list[Table]:
     from mmkv_bench.tables import score_text
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.cost_rows import refuse_unknown
-    from mmkv_bench.tables.dataset_groups import (
-        gate_configs,
-        group_tables,
-        groups_of,
-        tables_of_groups,
-        tables_of_ranks,
-    )
+    from mmkv_bench.tables.dataset_groups import group_tables, tables_of_groups, tables_of_ranks
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import joined_tables, tables_of_scores
 
     rows = load(given.rows, fidelity=score_text.among(metrics))
-    filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
     if _fidelity_alone(given, metrics):
         return score_text.fidelity_tables(rows, **filters)
     names = score_text.names(metrics or None, rows)
@@ -116,24 +107,22 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str]) -> list[Tab
     if given.ranks:
         return tables_of_ranks(built)
     if given.groups:
-        return tables_of_groups(group_tables(built, groups_of(rows), gate_configs(rows)), intervals=intervals)
+        return tables_of_groups(group_tables(built, rows), intervals=intervals)
     if given.join:
         return joined_tables(built, intervals=intervals)
     compare = bool(given.methods or given.against)
     return tables_of_scores(built, intervals=intervals, pairs=given.pairs, compare=compare, against=given.against)
 
 
-def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[Table]:
+def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost], filters: dict[str, Any]) -> list[Table]:
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_text import tables_of_costs
     from mmkv_bench.tables.costs import cost_tables, needed, set_limits
 
-    filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
     built = cost_tables(given.rows, costs, beside=needed(costs), **filters)
-    return tables_of_costs(
-        set_limits(built, costs, roofline_by_context(Store(given.rows))), intervals=not given.no_interval
-    )
+    built = set_limits(built, costs, roofline_by_context(Store(given.rows)))
+    return tables_of_costs(built, intervals=not given.no_interval)
 
 
 # ---------------------------------------------------------------------- papers

@@ -1,35 +1,46 @@
-"""Cells of a store in a terminal, chosen by a user's words. For one cell also its configuration, scores and audit, and the
-command that makes it again.
+"""A store in a terminal: its cells, chosen by a user's words; one cell with its configuration, scores, audit and command; one
+sample with its question, its reference, and the answers of all cells side by side.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.report.answers import COLUMNS, AnswerTable, audit_sentences, counted, endings, left_at, parsed
-from mmkv_bench.report.command import Commands
+from mmkv_bench.report.cells import (
+    COLUMNS,
+    Answer,
+    AnswerTable,
+    Commands,
+    audit_sentences,
+    compared,
+    counted,
+    endings,
+    left_at,
+    sample_scores,
+)
 from mmkv_bench.report.fields import number_words
-from mmkv_bench.report.terminal import pairs, plain, table
+from mmkv_bench.report.samples import KeptTokens, Prompts
+from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table
+from mmkv_bench.report.terminal import show as show_maps
 from mmkv_bench.statistics.metric_kinds import MEASURES
+from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.rows import refuse_malformed
+from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import remembered, tally
-from mmkv_bench.tables.rows import BASELINE, config_of
+from mmkv_bench.tables.rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
 from mmkv_bench.tables.status import asked_at, label
 from mmkv_bench.tables.text import interval_text, score, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from mmkv_bench.store.store import Store
 
 _COLUMNS = (
     *("cell", "model", "dataset", "method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed"),
@@ -40,8 +51,7 @@ _LEAST = 4  # fewest letters of a hash that choose a cell
 _COMPARED = 20_000  # largest number of sample ids that are searched for similar ones
 
 
-@dataclass(frozen=True)
-class NamedCells:
+class NamedCells(NamedTuple):
     """What the arguments of `mmkv-bench show` choose: cells (hashes), and a sample's id or None.
 
     one: the arguments chose exactly one cell, and not merely because the store has only one."""
@@ -72,27 +82,23 @@ class StoreCells:
         """Number of leading letters of the hashes that are enough to distinguish all cells, at least 8."""
         return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
-    def short(self, cell: str) -> str:
-        """Shorten a hash."""
-        return cell[: self.digits]
-
     def label(self, cell: str) -> str:
         """Return a cell's label: `snapkv@64 strict seed=1`."""
         return label(self.rows[cell])
 
     def title(self, cell: str) -> str:
         """Return a cell's title: `snapkv@64 (37f7b1d0)`."""
-        return f"{self.label(cell)} ({self.short(cell)})"
+        return f"{self.label(cell)} ({cell[: self.digits]})"
 
-    def brief_label(self, cell: str) -> str:
-        """Return a cell's label without the protocol."""
-        return " ".join(word for word in self.label(cell).split(" ") if word != self.rows[cell]["protocol"])
+    def names(self, cell: str) -> list[str]:
+        """Return a cell's shortened hash, and its label without the protocol."""
+        words = self.label(cell).split(" ")
+        return [cell[: self.digits], " ".join(word for word in words if word != self.rows[cell]["protocol"])]
 
     def metrics(self, cell: str) -> list[str]:
         """Return the metrics in the configuration of the cell's dataset."""
         row = self.rows[cell]
-        node = (config_of(row["config"]).get("datasets") or {}).get(row["dataset"]) or {}
-        return list(node.get("metrics") or [])
+        return list(dataset_node(config_of(row["config"]), row["dataset"]).get("metrics") or [])
 
     def named(self, words: Sequence[str]) -> NamedCells:
         """Find the cells, and the sample, that the arguments of `mmkv-bench show` choose.
@@ -123,19 +129,24 @@ class StoreCells:
     def _fitting(self, word: str) -> tuple[str, set[str]]:
         """Return what a word is, such as `method` or `dataset`, and the cells that it matches. A word of no other kind may be the
         beginning of a hash; the kind is then `method`, and the set is empty if no hash begins so."""
-        for kind, words_of in _WORDS.items():
-            fitting = {cell for cell, row in self.rows.items() if word in words_of(row)}
+        for kind in next(iter(self.words.values())):
+            fitting = {cell for cell, words in self.words.items() if word in words[kind]}
             if fitting:
                 return kind, fitting
         return "method", {cell for cell in self.rows if len(word) >= _LEAST and cell.startswith(word)}
 
     @cached_property
+    def words(self) -> dict[str, dict[str, set[str]]]:
+        """Cell -> kind -> words that choose it, besides its hash."""
+        return {cell: _words(row) for cell, row in self.rows.items()}
+
+    @cached_property
     def samples(self) -> set[str]:
-        """Return the ids of all samples that have a row in some cell."""
+        """Ids of all samples that have a row in some cell."""
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:
-        names = {name for words_of in _WORDS.values() for row in self.rows.values() for name in words_of(row)}
+        names = {name for words in self.words.values() for kind in words.values() for name in kind}
         close = get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _COMPARED else []
         if close:
             return f"did you mean {' or '.join(map(repr, close))}?"
@@ -150,20 +161,16 @@ def _budgets(row: Mapping[str, Any]) -> set[str]:
     return {str(row["budget_entries"])} if row["budget_entries"] is not None else set()
 
 
-def _column_word(name: str) -> Callable[[Mapping[str, Any]], set[str]]:
-    return lambda row: {row[name]} - {None}
-
-
-_WORDS: dict[str, Callable[[Mapping[str, Any]], set[str]]] = {
-    "method": lambda row: {
-        name + end for name in (row["method"], row["base"]) for end in ("", *(f"@{one}" for one in _budgets(row)))
-    },
-    "budget": _budgets,
-    **{name: _column_word(name) for name in ("dataset", "model", "protocol", "reading")},
-    "seed": lambda row: set() if row["seed"] is None else {f"seed={row['seed']}"},
-    "place": lambda row: set(asked_at(row)),
-}
-"""Kind -> words that choose a cell, besides its hash."""
+def _words(row: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return kind -> words that choose a cell, besides its hash."""
+    budgets = _budgets(row)
+    return {
+        "method": {name + end for name in (row["method"], row["base"]) for end in ("", *(f"@{b}" for b in budgets))},
+        "budget": budgets,
+        **{name: {row[name]} - {None} for name in ("dataset", "model", "protocol", "reading")},
+        "seed": set() if row["seed"] is None else {f"seed={row['seed']}"},
+        "place": set(asked_at(row)),
+    }
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -207,12 +214,11 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
         lines = []
         for cell in members:
             scores = _score_fields(metrics.get(cell, {}).get(metric))
-            lines.append([cells.short(cell), cells.brief_label(cell), *scores, endings(endings_of.get(cell, {}))])
+            lines.append([*cells.names(cell), *scores, endings(endings_of.get(cell, {}))])
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
-        console.print(
-            f"\n{len(chosen) - MOST:,} more cells: choose with words, such as method@budget, or with several words"
-        )
+        more = f"{len(chosen) - MOST:,} more cells"
+        console.print(f"\n{more}: choose with words, such as method@budget, or with several words")
         for what in ("dataset", "model", "protocol", "reading", "method"):
             names = dict.fromkeys(cells.rows[cell][what] for cell in chosen)
             console.print(plain(f"{what}: {' '.join(sorted(filter(None, names)))}"))
@@ -233,28 +239,24 @@ def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
     for title, names in {"Configuration": _CONFIGURATION, "Where it comes from": _PROVENANCE}.items():
-        _section(console, title)
+        console.print(f"\n{title}", style="bold")
         pairs(console, [(name, _value_words(row[name])) for name in names if row[name] is not None])
+    console.print("\nScores", style="bold")
     _scores(console, cells, cell)
     answers = AnswerTable(cells.store.responses([cell], COLUMNS, coded=True))
-    _section(console, "Answers")
+    console.print("\nAnswers", style="bold")
     for sentence in audit_sentences(counted(answers.rows(cell))):
         console.print(sentence)
     if (kept := answers.kept(cell)) is not None:
         _heads(console, kept)
-    _section(console, "Again")
-    command = Commands().of({key: value for key, value in row.items() if value is not None}, 0, parsed(row["config"]))
+    console.print("\nAgain", style="bold")
+    command = Commands().of({key: value for key, value in row.items() if value is not None}, row["config"])
     if command["line"]:
         console.print(command["line"], soft_wrap=True)
     console.print(command["note"])
 
 
-def _section(console: Console, title: str) -> None:
-    console.print(f"\n{title}", style="bold")
-
-
 def _value_words(value: Any) -> str:
-    """Format a value of a row; JSON as `key=value`."""
     text = value.isoformat(timespec="seconds") if hasattr(value, "isoformat") else str(value)
     if text[:1] == "{":
         text = ", ".join(f"{key}={json.dumps(part)}" for key, part in json.loads(text).items())
@@ -263,7 +265,6 @@ def _value_words(value: Any) -> str:
 
 def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     rows = cells.store.metrics([cell]).to_pylist()
-    _section(console, "Scores")
     if not rows:
         console.print("none: the answers are not scored; run mmkv-bench score")
         return
@@ -295,3 +296,133 @@ def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
 
 def _spread(mean: float, least: float, most: float) -> str:
     return number_words(mean) if least == most else f"{number_words(mean)} ({number_words(least)}-{number_words(most)})"
+
+
+_ANSWER = (
+    *("cell", "sample_id", "status", "error", "answer", "token_ids", "fallback", "prompt_hash", "entries_resident"),
+    *("prompt_tokens", "visual_tokens"),
+)
+
+
+def show_sample(
+    console: Console, cells: StoreCells, sample: str, chosen: Sequence[str], remade: bool = False, prompt: bool = False
+) -> dict[str, list[str]]:
+    """Print a sample with the answers of the chosen cells, and maps of the entries that they kept if the rows have them.
+
+    Args:
+        remade: leave out the maps, because the caller prints maps from a new run.
+        prompt: also print the prompts as the models read them.
+
+    Returns:
+        Dataset -> the cells that answered the sample, in the printed order.
+
+    Raises:
+        ConfigError: none of the cells has a row for the sample.
+    """
+    import pyarrow as pa
+
+    prompt_rows = cells.store.prompts()
+    prompt_rows = prompt_rows.filter(is_in(prompt_rows["sample_id"], pa.array([sample])))
+    stored = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
+    drawn = any(row["visual"] for row in stored.values())  # otherwise positions of kept tokens are unknown
+    columns = (*_ANSWER, "kept_indices", "kept_digest") if drawn else _ANSWER
+    responses = cells.store.responses(None, columns, coded=True)
+    responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
+    rows = {row["cell"]: row for row in responses.to_pylist()}
+    named = {*chosen}
+    if not rows.keys() & named:
+        raise ConfigError(f"none of the {len(chosen)} chosen cells has a row for {sample}; choose other cells")
+    samples = cells.store.samples(list(rows), ("cell", "sample_id", "metric", "value", "status"), coded=True)
+    scores = sample_scores(frame(samples), rows, [sample], MEASURES)
+    prompts = Prompts(None, stored)
+    console.print(sample, style="bold")
+    shown: dict[str, list[str]] = {}
+    maps: list[KeptMap] = []
+    for dataset, of_dataset in groupby(
+        [cell for cell in cells.rows if cell in rows], lambda c: cells.rows[c]["dataset"]
+    ):
+        every = list(of_dataset)
+        if named.isdisjoint(every):
+            continue
+        _prompt(console, sample, [rows[cell] for cell in every], prompts)
+        for context in _contexts(cells, every):
+            shown_cells = [cell for cell in context if cell in named]
+            if shown_cells:
+                one = cells.rows[shown_cells[0]]
+                console.print(f"\n{dataset}, {one['model']}, protocol={one['protocol']}", style="bold")
+                full = rows[context[0]] if cells.rows[context[0]]["base"] == BASELINE else None
+                _answers(console, cells, [compared(rows[cell], full, scores) for cell in shown_cells])
+                shown.setdefault(dataset, []).extend(shown_cells)
+                maps += _maps(cells, shown_cells, rows, prompts)
+    console.print(
+        f"\n{MARK}: from here on the answer differs from that of {BASELINE}; left at: the first token that differs; kept: "
+        "entries of all layers and KV heads."
+    )
+    if prompt:
+        _rendered(console, cells, stored)
+    if maps and not remade:
+        console.print("\nKept, as the rows say (keep=indices)", style="bold")
+        show_maps(console, maps)
+    return shown
+
+
+def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer]) -> None:
+    described = cells.store.cells().select(["model_fingerprint", "model"]).to_pylist()
+    models = {row["model_fingerprint"]: row["model"] for row in described}
+    texts = {(models.get(row["model_fingerprint"], ""), row["rendered"]) for row in stored.values() if row["rendered"]}
+    for model, text in sorted(texts):
+        console.print(f"\nThe prompt that {model} read, its media as markers", style="bold")
+        console.print(plain(text), soft_wrap=True)  # keeps the prompt's line ends
+    if not texts:
+        console.print("\nThe rows do not have the prompt's text: they are older than the column `rendered`, or slim.")
+
+
+def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
+    """Group cells that may be compared with each other; `full` first."""
+    described = with_limits(cells.store.cells(names).to_pandas())
+    key = {row["cell"]: context_key(row) for row in described.to_dict("records")}
+    contexts: dict[tuple[str, ...], list[str]] = {}
+    for cell in names:
+        contexts.setdefault(key[cell], []).append(cell)
+    return list(contexts.values())
+
+
+def _maps(cells: StoreCells, names: Sequence[str], rows: Mapping[str, Answer], prompts: Prompts) -> list[KeptMap]:
+    maps = []
+    for cell in names:
+        kept = KeptTokens.of(rows[cell], prompts.visual(rows[cell]["prompt_hash"]))
+        if kept is not None:
+            proof = {None: [], True: ["digest the same"], False: ["NOT what its digest is of"]}[kept.proven]
+            maps.append(KeptMap(cells.title(cell), proof, kept.bits.mean((0, 1)), kept.places, kept.boxes))
+    return maps
+
+
+def _prompt(console: Console, sample: str, rows: Sequence[Answer], prompts: Prompts) -> None:
+    prompt = prompts.of(sample, next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None))
+    counts = [
+        f"{row['prompt_tokens']} tokens, {row['visual_tokens']} of them visual"
+        for row in rows
+        if row["prompt_tokens"] is not None
+    ]
+    texts = {"question": prompt.question, "reference": prompt.reference}
+    lines = [(name, cut(text)) for name, text in texts.items() if text is not None]
+    lines += [("prompt", words) for words in counts[:1]]
+    lines += [("missing", prompt.missing)] if prompt.missing else []
+    pairs(console, lines)
+
+
+def _answers(console: Console, cells: StoreCells, rows: Sequence[Answer]) -> None:
+    metrics = list(dict.fromkeys(name for row in rows for name in row["scores"]))
+    lines: list[list[Any]] = []
+    for row in rows:
+        ok, differs = row["status"] == "ok", row["differs"]
+        answer = marked(row["answer"], row["text_differs"]) if ok else cut(f"{row['status']}: {row['error']}")
+        left = "" if differs is None or not ok else "never" if differs < 0 else str(differs + 1)
+        resident = "" if row["entries_resident"] is None else f"{row['entries_resident']:,}"
+        scored = [score(row["scores"].get(name)) for name in metrics]
+        lines.append([*cells.names(row["cell"]), answer, *scored, left, resident])
+    header = ["cell", "method", "answer", *metrics, "left at", "kept"]
+    table(console, header, lines, right=(*metrics, "left at", "kept"), wrapped=("answer",))
+    for row in rows:
+        if row["fallback"]:
+            console.print(f"{cells.label(row['cell'])}: {', '.join(row['fallback'])}")

@@ -1,4 +1,4 @@
-"""Loss of many questions per document, split by what the cache was compressed for.
+"""Loss of many questions per document, split by what the cache was compressed for, as tables and as a figure.
 
 A document is compressed once and asked several questions. The baseline is compressing anew for each question (`query_aware`):
 
@@ -14,19 +14,23 @@ Differences are paired by sample. Intervals are for means over documents, the in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmkv_bench.errors import StoreError
+from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
 from mmkv_bench.statistics.metric_kinds import FIDELITY, lower_is_better
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables.figure import COLOURS, GREY, Look, canvas, legend_below, plain, point_style, small_print
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 KNOWN = ("each", "joint", "other", "paraphrase", "generic", "agnostic", "turns")
 """Columns of scores; `other`: rows of `query_first` whose question is not the question that the cache was compressed for."""
@@ -38,17 +42,9 @@ LOSSES = {
     "agnostic": ("each", "agnostic"),
     "turns": ("each", "turns"),
 }
-_PROTOCOLS = {
-    "query_aware": "each",
-    "query_joint": "joint",
-    "query_first": "other",
-    "query_paraphrase": "paraphrase",
-    "query_generic": "generic",
-    "query_agnostic": "agnostic",
-    "turns": "turns",
-}
-MODES = {name: [name] for name in ("each", "joint")} | {"first": ["same", "other"]}
-MODES |= {name: [name] for name in ("paraphrase", "generic", "agnostic", "turns")}
+_PROTOCOLS = {"query_aware": "each", "query_joint": "joint", "query_first": "other", "turns": "turns"}
+_PROTOCOLS |= {f"query_{name}": name for name in ("paraphrase", "generic", "agnostic")}
+MODES = {"first" if name == "other" else name: ["same", "other"] if name == "other" else [name] for name in KNOWN}
 """Mode (what the cache was compressed for) -> columns of scores. A sample has a score in one of them. `first` is
 `query_first`, with the question that the cache was compressed for."""
 LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
@@ -58,9 +54,6 @@ LEAST = 10
 """Smallest number of documents for an interval."""
 
 _BY_TURN = "by turn of the conversation; in brackets the same questions, each compressed for anew"
-
-_TURNS = "; turns: in a conversation, after other questions of the document"
-
 _NOTHING = (
     "{} has no scores of several questions per document; run dataset=questions_records with "
     "'protocol=[query_aware,query_joint,query_first]', or choose other rows with --dataset and --metric"
@@ -77,7 +70,6 @@ def question_tables(
     """Return a table per model, dataset and metric of a store with rows of several questions per document.
 
     Args:
-        root: folder of the store.
         datasets: names of datasets; None: all.
         metrics: names of metrics; None: all except fidelity.
 
@@ -112,8 +104,6 @@ def paired_scores(root: Path) -> pd.DataFrame:
         NoQuestionsError: the store has no rows of several questions per document.
         StoreError: two cells belong to one line, such as cells of two versions.
     """
-    from mmkv_bench.store.store import Store
-
     store = Store(root)
     cells = store.cells().to_pandas()
     cells = cells[cells["protocol"].isin(_PROTOCOLS)]
@@ -203,7 +193,6 @@ def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[flo
     Args:
         line: samples of one line of `paired_scores`; samples with both columns count.
         dataset: name of the dataset, which seeds the bootstrap.
-        metric: name of the metric.
     """
     sign, made = (-1 if lower_is_better(metric) else 1), {}
     for name, (first, second) in LOSSES.items():
@@ -233,59 +222,48 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
             continue
         made = losses(line, dataset, metric)
         split.append([name, budget, *(_loss(made.get(cause)) for cause in causes)])
-    documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
-    same = rows.dropna(subset=["same", "each"])
-    notes = [
-        Note(
-            "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
-            "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; "
-            f"agnostic: for none{_TURNS if 'turns' in held else ''}.",
-            Rank.MARK,
-        ),
-        Note(
-            "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
-            "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
-            "documents, 95 % bootstrap intervals over documents, not corrected for their number.",
-            Rank.MARK,
-        ),
+    grids = [
+        Grid(["method", "budget", *held], grid, labels=2),
+        Grid(["method", "budget", *causes], split, heading="losses", labels=2),
     ]
-    if documents < LEAST:
-        notes.append(
-            Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
-        )
-    missing = sum(_missing(line) for _, line in rows.groupby(LINE[3:]))
-    if missing:
-        notes.append(Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING))
-    if len(same):
-        equal = int((same["same"] == same["each"]).sum())
-        notes.append(
-            Note(
-                f"Control: the known question again has the score of `each` in {equal} of {len(same)} pairs.",
-                Rank.READING,
-            )
-        )
-    heading = f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}"
+    if turns:
+        header = ["method", "budget", *(f"turn {turn:g}" for turn in turns)]
+        grids.append(Grid(header, talk, heading=_BY_TURN, labels=2))
+    documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
     return Table(
         title=f"{dataset}, {metric}: many questions per cache",
-        caption=heading,
-        grids=[
-            Grid(["method", "budget", *held], grid, labels=2),
-            Grid(["method", "budget", *causes], split, heading="losses", labels=2),
-            *(
-                [Grid(["method", "budget", *(f"turn {turn:g}" for turn in turns)], talk, heading=_BY_TURN, labels=2)]
-                if turns
-                else []
-            ),
-        ],
-        notes=notes,
+        caption=f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}",
+        grids=grids,
+        notes=[*_notes(rows, documents, "turns" in held)],
         records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
     )
 
 
-def _missing(line: pd.DataFrame) -> int:
-    """Count a line's missing scores. Modes that were not run, and so have no score at all, are left out."""
-    lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
-    return sum(int(gone.sum()) for gone in lacking if not gone.all())
+def _notes(rows: pd.DataFrame, documents: int, turns: bool) -> Iterator[Note]:
+    text = (
+        "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
+        "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; agnostic: for "
+        f"none{'; turns: in a conversation, after other questions of the document' * turns}."
+    )
+    yield Note(text, Rank.MARK)
+    text = (
+        "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
+        "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
+        "documents, 95 % bootstrap intervals over documents, not corrected for their number."
+    )
+    yield Note(text, Rank.MARK)
+    if documents < LEAST:
+        yield Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
+    missing = 0
+    for _, line in rows.groupby(LINE[3:]):
+        lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
+        missing += sum(int(gone.sum()) for gone in lacking if not gone.all())  # the others are modes that were not run
+    if missing:
+        yield Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING)
+    same = rows.dropna(subset=["same", "each"])
+    if len(same):
+        equal = int((same["same"] == same["each"]).sum())
+        yield Note(f"Control: the known question again has the score of `each` in {equal} of {len(same)} pairs.")
 
 
 def _count(number: int, noun: str) -> str:
@@ -317,3 +295,98 @@ def _loss(loss: tuple[float, Interval, int] | None) -> GridCell:
     mean, interval, _ = loss
     ends = "" if interval.low is None else f"[{interval.low:+.2f}, {interval.high:+.2f}]"
     return GridCell(f"{mean:+.2f}", mean, ends)
+
+
+PLACE = "question, in the order asked"
+LOOKS = {
+    "each": Look("black", "h"),
+    "joint": Look(COLOURS["green"], "s"),
+    "first": Look(COLOURS["vermilion"], "D"),
+    "paraphrase": Look(COLOURS["pink"], "P"),
+    "generic": Look(COLOURS["gold"], "^"),
+    "agnostic": Look(COLOURS["blue"], "o"),
+    "turns": Look(COLOURS["violet"], "X"),
+}
+"""Mode -> colour and marker, in figures and in the report."""
+_WIDTH = 4
+_ASIDE = 0.07
+"""Horizontal distance between the points of different modes, many of which are equal."""
+
+
+def aside(mode: str, modes: Sequence[str]) -> float:
+    """Return the horizontal shift of the points of `mode`, one of the drawn `modes`, so that equal points stay visible."""
+    return _ASIDE * (modes.index(mode) - (len(modes) - 1) / 2)
+
+
+def question_figure(
+    points: pd.DataFrame, methods: Sequence[str] | None = None, budgets: Sequence[str] | None = None
+) -> Figure:
+    """Draw scores against the position of a question among its document's questions.
+
+    There is one panel per method and budget, and in it one line with intervals per mode (what the cache was compressed for).
+    The full cache is the dashed line.
+
+    Args:
+        points: result of `tables.questions.by_place` for one table.
+        methods, budgets: methods, in this order, and budgets to draw; None: all.
+
+    Raises:
+        ConfigError: no row has one of the methods or budgets.
+    """
+    panels = _panels(points, methods, budgets)
+    modes = [mode for mode in MODES if (points["mode"] == mode).any()]
+    across = min(_WIDTH, len(panels))
+    down = -(-len(panels) // across)
+    figure, axes = canvas(down, across, (3.0 * max(across, 2), 2.6 * down + 0.8), len(panels), sharey=True)
+    full = points[(points["method"] == "full") & (points["mode"] == "each")]
+    for place, (one, line) in enumerate(zip(axes, panels, strict=False)):
+        _draw_panel(one, line, full, modes)
+        one.set_title(", ".join(filter(None, line[["label", "budget"]].iloc[0])), fontsize=10.5)
+        if place % across == 0:
+            one.set_ylabel(str(points["metric"].iloc[0]).replace("_", " "), fontsize=10)
+        if place >= len(panels) - across:
+            one.set_xlabel(PLACE, fontsize=10)
+    legend_below(figure, axes)
+    words = [*points[["dataset", "model"]].iloc[0], f"{points['documents'].max()} documents"]
+    small_print(figure, [*words, "bars: 95 % intervals over documents"], 110)
+    return figure
+
+
+def _panels(points: pd.DataFrame, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> list[pd.DataFrame]:
+    lines = points[points["method"] != "full"]
+    if budgets:
+        _refuse_unknown("budgets", budgets, lines["budget"])
+        lines = lines[lines["budget"].isin(budgets)]
+    if methods is None:
+        parts = [lines]
+    else:
+        _refuse_unknown("methods", methods, [*lines["label"], *lines["method"]])
+        parts = [lines[(lines["label"] == name) | (lines["method"] == name)] for name in methods]
+    panels = [line for part in parts for _, line in part.groupby(["label", "budget"], sort=False)]
+    if not panels:
+        raise ConfigError("only full has rows with several questions per document; run other methods too")
+    return panels
+
+
+def _refuse_unknown(flag: str, names: Sequence[str], held: Iterable[str]) -> None:
+    for name in names:
+        if name not in (allowed := sorted({*held})):
+            raise ConfigError(
+                f"--{flag} {name}: no such rows with several questions per document; {nearest(name, allowed)}"
+            )
+
+
+def _draw_panel(axes: Axes, line: pd.DataFrame, full: pd.DataFrame, modes: Sequence[str]) -> None:
+    if len(full):
+        axes.plot(full["place"], full["value"], color=GREY, linestyle="--", linewidth=1.4, label="full")
+    for mode in modes:
+        rows = line[line["mode"] == mode]
+        if rows.empty:
+            continue
+        below, above = (rows["value"] - rows["low"]).fillna(0), (rows["high"] - rows["value"]).fillna(0)
+        style = point_style(*LOOKS[mode]) | {"markersize": 6, "linewidth": 1.3, "elinewidth": 0.9, "label": mode}
+        axes.errorbar(rows["place"] + aside(mode, modes), rows["value"], [below.clip(0), above.clip(0)], **style)
+    axes.set_xticks(sorted(line["place"].unique()))
+    if line["value"].between(0, 1).all():
+        axes.set_ylim(-0.03, 1.05)
+    plain(axes)
