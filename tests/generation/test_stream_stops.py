@@ -32,7 +32,10 @@ METHODS = ("full", "h2o", "keydiff", "random", "reservoir")
 
 
 def stopping(name: str, every: int, **more) -> list:
-    made = [cell(method, every=every, ask_at=place, **more) for method in METHODS for place in PLACES]
+    """Cells of every method for a text, of `full` and two others in turn elsewhere."""
+    turn = sorted(PROMPTS).index(name)
+    methods = METHODS if name == "text" else ("full", *(METHODS[1 + (turn + step) % 4] for step in (0, 1)))
+    made = [cell(method, every=every, ask_at=place, **more) for method in methods for place in PLACES]
     return made + [compact(one) for one in made if name in ("pictures", "text")]
 
 

@@ -31,14 +31,14 @@ def worlds(tmp_path_factory):
         yield Hunt(folder)
 
 
-@few_or(10, 60)
+@few_or(6, 60)
 def test_no_change_of_an_input_is_silent(worlds, cases):
     ended = fuzz(worlds, seed=1, cases=cases)
     often = [word for word in (REFUSED, STOPPED, OTHER, RIGHT) if ended[word] > cases // 20]
     assert sum(ended.values()) == cases and len(often) >= (4 if cases > 20 else 3), ended
 
 
-@few_or(8, 24)
+@few_or(6, 24)
 def test_no_single_byte_field_or_name_of_what_is_stored_changes_silently(worlds, cases):
     ended = hunt(worlds, seed=3, cases=cases)
     assert sum(ended.values()) == cases and ended["refused"] > cases // 8, ended
