@@ -170,7 +170,7 @@ def test_streams_are_read_on_a_second_device_as_on_the_cpu(share):
 
 
 # ---------------------------------------------------------------------- the cap
-@each("number", range(300), keep=50)
+@each("number", range(300), keep=25)
 def test_the_cap_holds_in_every_step_of_300_random_streams(number):
     drawn, methods = random.Random(f"stream {number}"), list(STREAMED)
     model, family = zoo.model("llama"), common.family("llama")

@@ -32,11 +32,10 @@ METHODS = ("full", "h2o", "keydiff", "random", "reservoir")
 
 
 def stopping(name: str, every: int, **more) -> list:
-    """Cells of every method for a text, of `full` and two others in turn elsewhere."""
-    turn = sorted(PROMPTS).index(name)
-    methods = METHODS if name == "text" else ("full", *(METHODS[1 + (turn + step) % 4] for step in (0, 1)))
+    """Cells of every method for a text, of `full` and one other in turn elsewhere; moved entries with two of them."""
+    methods = METHODS if name == "text" else ("full", METHODS[1 + sorted(PROMPTS).index(name) % 4])
     made = [cell(method, every=every, ask_at=place, **more) for method in methods for place in PLACES]
-    return made + [compact(one) for one in made if name in ("pictures", "text")]
+    return made + [compact(one) for one in made[: 2 * len(PLACES)] if name in ("pictures", "text")]
 
 
 def long_forwards(model) -> tuple[list[int], object]:
