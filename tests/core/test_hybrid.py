@@ -165,9 +165,9 @@ def test_every_method_forks_as_it_runs_alone(place, name, share):
         for made in common.for_text(common.registry(model=name)).values()
         if not made.needs.replay and (made.decoding is None or not made.decoding.moves_queries)
     ]
-    cells = [
+    cells = [  # in a share each method has one family and one protocol
         common.cell(made, None if made.unbudgeted else (5, "40%")[number // 4 % 2], rule)
-        for number, made in enumerate(cover.turn(methods, place, share))  # in a share each method has one family and protocol
+        for number, made in enumerate(cover.turn(methods, place, share))
         for rule in (PROTOCOLS[:1] if made.needs.answer else PROTOCOLS if share == 1 else [PROTOCOLS[number % 4]])
     ]
     forks = common.assert_forks_equal_alone(model, name, prompt, cells, common.rules(model, 5))

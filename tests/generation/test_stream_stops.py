@@ -87,7 +87,7 @@ def test_an_early_question_is_answered_as_by_a_stock_model_that_has_read_no_more
 def test_questions_leave_every_copy_of_the_cache_as_it_was_read_bit_for_bit():
     name, prompts = "llama", document("llama")
     model, family = zoo.model(name), common.family(name)
-    for method in METHODS:
+    for method in METHODS[::2]:
         cells = [cell(method, 8, every=3, ask_at=place) for place in PLACES]
         reader, kept = Reader(model, family, prompts[0], cells[-1]), {}
 

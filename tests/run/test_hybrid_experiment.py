@@ -14,8 +14,8 @@ def test_the_experiment_measures_likelihoods_beside_windows(tmp_path):
     small = ["model.weights=random", "model.layers=6", "model.dtype=float32", "model.template=null", "limit=1"]
     shape = [f"model.shape.{name}={value}" for name, value in NARROW.items()]
     outcome = done(
-        tmp_path, "experiment=hybrid", "model=gemma3_270m", f"dataset={data}", "method=[full,snapkv]", f"model.max_prompt_tokens={KEPT}",
-        "budget=[64,511]", *small, *shape, cut,
+        tmp_path, "experiment=hybrid", "model=gemma3_270m", f"dataset={data}", "method=[full,snapkv]",
+        f"model.max_prompt_tokens={KEPT}", "budget=[64,511]", *small, *shape, cut,
     )  # fmt: skip
     assert "5 with a window of 511 entries, which are not compressed" in outcome.out
     made, named = responses(tmp_path), cells(tmp_path)
