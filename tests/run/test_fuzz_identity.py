@@ -38,7 +38,7 @@ def test_no_change_of_an_input_is_silent(worlds, cases):
     assert sum(ended.values()) == cases and len(often) >= (4 if cases > 20 else 3), ended
 
 
-@few_or(6, 24)
+@few_or(8, 24)
 def test_no_single_byte_field_or_name_of_what_is_stored_changes_silently(worlds, cases):
     ended = hunt(worlds, seed=3, cases=cases)
     assert sum(ended.values()) == cases and ended["refused"] > cases // 8, ended
