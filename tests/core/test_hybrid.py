@@ -227,8 +227,9 @@ def test_sequences_that_are_joined_answer_as_alone(name, rule):
         assert made.answers[:2].tolist() == [row.token_ids for row in alone]
 
 
+@cover.shares(2)
 @each("name, method", itertools.product(zoo.HYBRID, ("snapkv", "keydiff", "adakv", "streamingllm")), keep=2)
-def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name, method):
+def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name, method, share):
     """Whatever was asked before on the states of the document; the reference is stock attention over masked keys, prompt by
     prompt."""
     model, prompts = zoo.model(name), test_questions.document(name)
@@ -242,7 +243,7 @@ def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(
         stock = reference.generate(model, prompt.inputs, 6).tokens[0].tolist()
         for cell in common.full_cells(rules):
             assert answers[number, cell.cell].token_ids == stock
-        for cell in cells:
+        for cell in cover.turn(cells, number, share):
             found = answers[number, cell.cell]
             keep = reference.keep_of([index[None] for index in found.selected], cut)
             masked = reference.masked_generate(model, prompt.inputs, keep, cut, 6).tokens[0].tolist()
