@@ -103,7 +103,7 @@ def nowhere(tmp_path, monkeypatch):
         (["data", "list", "docvqa"], "list takes no names, but got 'docvqa'"),
         (["launch", "processes=2"], "write --processes 2"),
     ],
-    keep=20,
+    keep=36,
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, capsys):
     assert main(arguments) == 2

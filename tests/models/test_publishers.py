@@ -98,11 +98,11 @@ def test_checkpoints_of_publishers_are_answered_as_transformers_answers_them(pla
     for number, (name, (file, settings)) in enumerate(CASES.items()):
         folder = changed(plain, tmp_path / f"model{number}", file, **settings)
         root = tmp_path / f"rows{number}"
-        words = ("dataset=needle", f"data.root={data}", "method=full", "limit=1", "fidelity=off")
+        words = ("dataset=needle", f"data.root={data}", "method=snapkv", "budget=32", "limit=1")
         done(root, "model=hf", f"model.path={folder}", *words, "dataset.generation.max_new_tokens=12")
         (prompt,) = Store(root).prompts().to_pylist()
-        (full,) = responses(root).values()
-        assert full["status"] == "ok", name
+        full = max(responses(root).values(), key=lambda row: row["entries_resident"])
+        assert {row["status"] for row in responses(root).values()} == {"ok"}, name
         assert list(full["token_ids"]) == stock_answer(folder, prompt["rendered"], 12), name
 
 

@@ -14,7 +14,7 @@ from mmkv_bench.store.store import Store
 from tests.run import setting
 from tests.run.setting import answers, done, responses
 
-COMMAND = ("dataset=pages_walk", "method=[snapkv,kivi]", "budget=[16,48]", "protocol=[paper,strict]", "limit=2")
+COMMAND = ("dataset=pages_walk", "method=[snapkv,h2o,kivi]", "budget=[16,48]", "protocol=[paper,strict]", "limit=2")
 MEASURED = ("forced_kl", "forced_agree", "reference_nll", "reference_samples")
 BOTH = ("dataset.measures=[ppl,self_rouge]", "dataset.metrics=[exact_match,ppl,rouge_l_sampled]")
 
@@ -107,7 +107,7 @@ def test_a_slim_store_takes_a_further_method_and_keeps_what_was_measured(on, tmp
     again = done(root, *COMMAND, *BOTH)
     assert again.generated == 0 and "answers lack" not in again.out
     assert scores_of(root) == before
-    more = ("method=[snapkv,kivi,streamingllm]", *(part for part in COMMAND if not part.startswith("method")))
+    more = ("method=[snapkv,h2o,kivi,streamingllm]", *(part for part in COMMAND if not part.startswith("method")))
     done(root, *more, *BOTH)
     after, kept = scores_of(root), setting.commits(root)
     assert [
@@ -128,7 +128,7 @@ def scores_of(root) -> list[dict]:
 def test_a_method_that_comes_later_is_held_against_the_same_answers(on, tmp_path):
     few = ("dataset=pages_walk", "budget=[16,48]", "protocol=[paper,strict]", "limit=2", *BOTH)
     done(tmp_path, *few, "method=snapkv")
-    done(tmp_path, *few, "method=[snapkv,kivi]")
+    done(tmp_path, *few, "method=[snapkv,h2o,kivi]")
     assert setting.everything(tmp_path) == setting.everything(on[0])
     later, at_once = named(tmp_path), named(on[0])
     for key in later:

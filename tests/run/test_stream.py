@@ -96,7 +96,7 @@ def test_an_interrupted_stream_resumes_as_a_whole_sample(rows, command, tmp_path
 
 
 def test_smaller_frames_fit_under_the_cap_and_are_answered_as_without_a_stream(tmp_path):
-    words = ("dataset=stream_facts", "method=pixels", "budget=38", "stream.every=1", "limit=8", "fidelity=off")
+    words = ("dataset=stream_facts", "method=pixels", "budget=38", "stream.every=1", "limit=8")
     done(tmp_path, *words, "protocol=[stream,query_agnostic]")
     names = Store(tmp_path).cells().to_pandas().set_index("cell")
     rows: dict[str, list] = {"stream": [], "query_agnostic": []}
