@@ -139,12 +139,12 @@ def evicting(name: str) -> dict:
     return {key: made for key, made in methods.items() if made.decoding is None and type(made.reducer) is Evict}
 
 
-@cover.shares(6)
+@cover.shares(12)
 @each(("place", "name"), enumerate(zoo.HYBRID))
 def test_every_scorer_under_every_protocol_answers_as_masked_stock_attention(place, name, share):
     model, inputs, moved = zoo.model(name), zoo.prompt(name), []
     length = inputs["input_ids"].shape[1]
-    for number, rule in enumerate(PROTOCOLS, place * len(PROTOCOLS)):  # twelve cases: each method has two
+    for number, rule in enumerate(PROTOCOLS, place * len(PROTOCOLS)):  # twelve cases: each method has one
         cut = protocol(rule).lengths(length, context(rule)).candidates
         for made in cover.turn(evicting(name).values(), number, share):
             budget = None if made.unbudgeted else parts.budget(12)
@@ -152,24 +152,23 @@ def test_every_scorer_under_every_protocol_answers_as_masked_stock_attention(pla
             stock = reference.masked_generate(model, inputs, reference.keep_of(out.session.kept(), cut), cut, 3)
             close(torch.stack(out.logits), stock.logits)
             moved.append(float((stock.logits[-1] - reference.stock(name).logits[2]).abs().max()))
-    assert len(moved) > 8 and max(moved) > 0.02, "evictions must matter"
+    assert len(moved) >= 8 and max(moved) > 0.02, "evictions must matter"
 
 
-@cover.shares(4)
+@cover.shares(len(zoo.HYBRID))
 @each(("place", "name"), enumerate(zoo.HYBRID))
 def test_every_method_forks_as_it_runs_alone(place, name, share):
     """Forks share a prefill and have states of their own; the rows of a batch end at different steps."""
     model, prompt = zoo.model(name), document(name)
-    methods = {
-        key: made
-        for key, made in common.for_text(common.registry(model=name)).items()
+    methods = [
+        made
+        for made in common.for_text(common.registry(model=name)).values()
         if not made.needs.replay and (made.decoding is None or not made.decoding.moves_queries)
-    }
-    cells = [
-        common.cell(made, None if made.unbudgeted else (5, "40%")[number % 2], rule)
-        for number, made in enumerate(methods.values())
-        for rule in cover.turn(PROTOCOLS, number + place, share)
-        if rule == "paper" or not made.needs.answer
+    ]
+    cells = [  # in a share each method has one family and one protocol
+        common.cell(made, None if made.unbudgeted else (5, "40%")[number // 4 % 2], rule)
+        for number, made in enumerate(cover.turn(methods, place, share))
+        for rule in (PROTOCOLS[:1] if made.needs.answer else PROTOCOLS if share == 1 else [PROTOCOLS[number % 4]])
     ]
     forks = common.assert_forks_equal_alone(model, name, prompt, cells, common.rules(model, 5))
     held = {fork.bytes_state for fork in forks}
@@ -228,8 +227,9 @@ def test_sequences_that_are_joined_answer_as_alone(name, rule):
         assert made.answers[:2].tolist() == [row.token_ids for row in alone]
 
 
+@cover.shares(2)
 @each("name, method", itertools.product(zoo.HYBRID, ("snapkv", "keydiff", "adakv", "streamingllm")), keep=2)
-def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name, method):
+def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name, method, share):
     """Whatever was asked before on the states of the document; the reference is stock attention over masked keys, prompt by
     prompt."""
     model, prompts = zoo.model(name), test_questions.document(name)
@@ -243,7 +243,7 @@ def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(
         stock = reference.generate(model, prompt.inputs, 6).tokens[0].tolist()
         for cell in common.full_cells(rules):
             assert answers[number, cell.cell].token_ids == stock
-        for cell in cells:
+        for cell in cover.turn(cells, number, share):
             found = answers[number, cell.cell]
             keep = reference.keep_of([index[None] for index in found.selected], cut)
             masked = reference.masked_generate(model, prompt.inputs, keep, cut, 6).tokens[0].tolist()

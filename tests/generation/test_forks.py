@@ -42,7 +42,18 @@ def grid(methods, budgets, protocols, seeds=(0,)) -> list:
 chosen = pytest.mark.parametrize("chosen", [common.some, pytest.param(list, id="whole", marks=pytest.mark.full)])
 
 
-@chosen
+def in_turn(cells: list) -> list:
+    """Of every method two protocols, and over the methods each protocol as often as the others."""
+    protocols = list(dict.fromkeys(one.protocol for one in cells))
+    methods = list(dict.fromkeys(one.compressor.name for one in cells))
+    return [
+        one
+        for one in common.some(cells)
+        if (methods.index(one.compressor.name) + protocols.index(one.protocol)) % 3 or one.compressor.is_full
+    ]
+
+
+@pytest.mark.parametrize("chosen", [in_turn, pytest.param(list, id="whole", marks=pytest.mark.full)])
 @cover.few("name", ("qwen2_5_vl", "llava_next", "llama"))
 def test_every_method_of_the_registry_forks_as_it_runs_alone(name, chosen):
     model, prompt = zoo.model(name), common.encoded(name)

@@ -87,7 +87,7 @@ def test_method_files_score_the_same_alone_and_beside_others(made):
         assert (together[cell.cell] is RuntimeError) == (reads == "undeclared")
 
 
-@cover.shares(2)
+@cover.shares(4)
 def test_shipped_methods_answer_the_same_alone_and_beside_all_others(share):
     model, family, rules, tokenizer, pages = invariants._embedded()
     heads, layers = model.config.get_text_config().num_key_value_heads, model.config.get_text_config().num_hidden_layers

@@ -159,7 +159,7 @@ def test_both_paths_and_every_order_give_the_same_rows(name):
     common.assert_same([mixed[1]], [results[2]])
 
 
-@cover.shares(3)
+@cover.shares(5)
 def test_streams_are_read_on_a_second_device_as_on_the_cpu(share):
     methods = cover.turn(STREAMED, 0, share)
     name, cells = "qwen3_vl_video", [cell("full"), *(cell(method, ask_at=0.7) for method in methods)]
@@ -170,7 +170,7 @@ def test_streams_are_read_on_a_second_device_as_on_the_cpu(share):
 
 
 # ---------------------------------------------------------------------- the cap
-@each("number", range(300), keep=50)
+@each("number", range(300), keep=25)
 def test_the_cap_holds_in_every_step_of_300_random_streams(number):
     drawn, methods = random.Random(f"stream {number}"), list(STREAMED)
     model, family = zoo.model("llama"), common.family("llama")

@@ -223,8 +223,8 @@ def test_prompts_one_size_are_read_one_by_one(name):
 def test_the_questions_about_a_stream_are_asked_of_one_reading_of_it(share):
     """Streams of one document are read once; no row depends on which questions were asked before."""
     name, prompts = "llama", document("llama")
-    cells = [cell("full"), *(cell(method, 8, every=3) for method in ("random", "reservoir", "keydiff", "h2o"))]
-    cells.append(compact(cells[3]))
+    cells = [cell("full"), *(cell(method, 8, every=3) for method in ("reservoir", "h2o"))]
+    cells.append(compact(cells[2]))
     forward = asked(name, prompts, cells)
     for spec in cells:
         rows = [forward[number, spec.cell] for number in range(4)]

@@ -65,8 +65,8 @@ def test_each_fault_is_a_row_with_its_status_and_the_run_goes_on(faulty, clean, 
     root, outcome = faulty
     rows = responses(root)
     assert len(rows) == 9 * 3
-    healthy = answers(clean)
-    assert {key: answers(root)[key] for key in healthy} == healthy
+    healthy, beside = answers(clean), answers(root)
+    assert {key: beside[key] for key in healthy} == healthy
     for fault, expected in FAULTS.items():
         cell = cell_of(root, fault)
         ends = {sample: (row["status"], row["error"]) for (of, sample), row in rows.items() if of == cell}

@@ -31,7 +31,7 @@ def worlds(tmp_path_factory):
         yield Hunt(folder)
 
 
-@few_or(10, 60)
+@few_or(6, 60)
 def test_no_change_of_an_input_is_silent(worlds, cases):
     ended = fuzz(worlds, seed=1, cases=cases)
     often = [word for word in (REFUSED, STOPPED, OTHER, RIGHT) if ended[word] > cases // 20]
