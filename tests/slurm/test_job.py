@@ -6,23 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import traceback
 from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmJobEnvironment
 
-from mmkv_bench.cli.main import main
 from mmkv_bench.cli.verbs.run import SlurmJob
 from mmkv_bench.config.compose import compose, launcher_of
-from mmkv_bench.methods import method_file
-from mmkv_bench.run import launch
-from mmkv_bench.run.dispatch import VARIABLE
-from mmkv_bench.run.launch import RUN
 from mmkv_bench.slurm.submission import ASK, REQUEUE, executor
 from mmkv_bench.store.store import Store
 from tests.each import each
@@ -124,62 +116,11 @@ def test_term_queues_a_job_again_where_slurm_has_its_own_task_as_running(
     assert slurm.lines("asked") == asked
 
 
-class Forked:
-    """Stands in for `subprocess.Popen` of `python -m mmkv_bench`: a fork, which need not import what is imported here."""
-
-    def __init__(self, command, stdout, stderr, env, pass_fds, text):
-        assert command[:3] == RUN and stderr == subprocess.PIPE and text
-        self.returncode, (reading, writing) = None, os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                for number in SIGNALS:
-                    signal.signal(number, signal.SIG_DFL)
-                for to, stream in ((1, stdout.fileno()), (2, writing)):
-                    os.dup2(stream, to)
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                os.environ.clear()
-                os.environ.update(env)
-                assert set(pass_fds) == {int(env[VARIABLE])} and env["CUDA_VISIBLE_DEVICES"] in ("0", "1")
-                method_file._module.cache_clear()
-                code = main(list(command[3:]))
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-            except BaseException:  # noqa: BLE001 - as an interpreter ends
-                traceback.print_exc()
-                sys.stderr.flush()
-            finally:
-                os._exit(70)
-        os.close(writing)
-        self.stderr = os.fdopen(reading)
-
-    def poll(self):
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout=None):
-        end = time.monotonic() + (float("inf") if timeout is None else timeout)
-        while self.poll() is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired(RUN, timeout)
-            time.sleep(0.01)
-        return self.returncode
-
-    def terminate(self):
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGTERM)
-
-
-@pytest.mark.parametrize("process", [Forked, pytest.param(subprocess.Popen, marks=pytest.mark.full)])
+@pytest.mark.full  # 45 s of CPU: two times two processes, which import torch; tests/cli/test_launch.py has the quick forms
 def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_whole(
-    ended, tmp_path, monkeypatch, capsys, process
+    ended, tmp_path, monkeypatch, capsys
 ):
     """Two GPUs by name, on a machine that has none: its processes compute on the CPU. One of them signals the job."""
-    started = SimpleNamespace(Popen=process, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(launch, "subprocess", started)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     stop = (
         tmp_path / f"stop{os.getpid()}"
@@ -189,7 +130,6 @@ def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_w
     (tmp_path / "method.py").write_text(method)
     asked = ("model=tiny", "model.device=cpu", "dataset=[pages_walk]", "limit=24", "method=[custom]", "budget=16")
     asked += (f"methods.custom.path={tmp_path / 'method.py'}", "fidelity=off", "shard=0/2", "stage=generate")
-    done(tmp_path / "alone", *asked[:1], *asked[2:])  # what a fork needs is imported now
     run = "mmkv_bench.cli.verbs.run"
     monkeypatch.setattr(f"{run}._queue_again", lambda submitits, number, frame: sys.exit(REQUEUE))
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -205,6 +145,7 @@ def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_w
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    done(tmp_path / "alone", *asked[:1], *asked[2:])
     rows = [Store(tmp_path / name).responses() for name in ("rows", "alone")]
     same = [column for column in rows[0].column_names if column not in (*TIMES, *STAMPS)]
     assert rows[0].select(same).equals(rows[1].select(same)) and 0 < first < rows[0].num_rows
