@@ -176,6 +176,11 @@ results-real: $(STAMP)
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real model=smollm2_135m_q4_1 method=full limit=40
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=strict dataset=english_records budget='[10%,20%,40%]' \
 		method='[full,oracle,random,adakv,snapkv,keydiff,last_query,mmshift,h2o]'
+	for data in "english_needles limit=60" "english_passages limit=40"; do \
+		$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=strict dataset=$$data budget='[10%,20%,40%]' \
+			method='[full,oracle,random,adakv,snapkv,keydiff,last_query,mmshift,h2o]' || exit 1; \
+	done
+	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real dataset=english_records_4k budget='[5%,10%,20%]' limit=40
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=query_agnostic dataset=english_records budget=10% \
 		method='[full,random,adakv,snapkv,keydiff,mmshift,h2o]'
 	$(BIN)/python -m mmkv_bench launch --processes 2 experiment=real protocol=query_aware dataset=english_records budget=10% \
