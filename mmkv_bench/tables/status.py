@@ -125,8 +125,9 @@ def status(store: Store) -> Status:
     of_metric = places(metrics["cell"], names)
     np.maximum.at(scored, of_metric[of_metric >= 0], numbers_of(metrics["n"])[of_metric >= 0])
     digests = dict(zip(metrics["cell"].to_pylist(), metrics["answers_digest"].to_pylist(), strict=True))
+    answer_digests = counted.digests
     for place, name in enumerate(names.to_pylist()):
-        if (digest := digests.get(name)) is not None and counted.digests.get(name, (0, digest))[1] != digest:
+        if (digest := digests.get(name)) is not None and answer_digests.get(name, (0, digest))[1] != digest:
             scored[place] = 0  # its answers were made again after scoring
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
     stated = _stated(cells)
