@@ -45,17 +45,17 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
         closed_output()
         return 0
     except (Exception, KeyboardInterrupt, Stopped) as error:
-        refusal = _refusal(error)
-        if refusal is None:
+        refused = refusal(error)
+        if refused is None:
             raise
-    sentence, code = refusal
+    sentence, code = refused
     print(f"mmkv_bench: {_harmless(sentence)}", file=sys.stderr)
     if as_json:
         print(json.dumps({"status": "interrupted" if code >= 128 else "error", "exit_code": code, "error": sentence}))
     return code
 
 
-def _refusal(error: BaseException) -> tuple[str, int] | None:
+def refusal(error: BaseException) -> tuple[str, int] | None:
     """Return the sentence and exit code of an error that a user can cause, or None for other errors."""
     if isinstance(error, MMKVError):
         full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM

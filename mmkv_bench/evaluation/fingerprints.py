@@ -236,6 +236,8 @@ def memory_of(spec: TaskSpec) -> Memory:
     files = [Path(name) for name in sorted(at_import.files)] if at_import else []
     files = [path for path in files if path.suffix not in (".yaml", ".yml")]  # these are in the fingerprint
     parts += [digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there" for path in files]
+    if spec.include_path:  # code of a user's, which may read any variable
+        parts.append(sorted(os.environ.items()))
     remember = not spec.include_path and (at_import is None or at_import.traceable)
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if key not in _MEMORIES:

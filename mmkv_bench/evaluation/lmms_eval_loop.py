@@ -315,9 +315,10 @@ class Respondent(lmms):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         try:
-            in_order = requests if self.order is None else sorted(requests, key=self.order)
-            answers = {id(request): self.answer(request) for request in in_order}
-            return [answers[id(request)] for request in requests]
+            order, places = self.order, range(len(requests))
+            in_order = places if order is None else sorted(places, key=lambda place: order(requests[place]))
+            answers = {place: self.answer(requests[place]) for place in in_order}
+            return [answers[place] for place in places]
         except BaseException as error:
             self.interruption = error
             raise

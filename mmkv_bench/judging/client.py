@@ -284,7 +284,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, {"error": {"message": "this address answers the scorers of its own process"}})
         if not self.path.endswith("/chat/completions"):
             return self._send(404, {"error": {"message": "only /chat/completions is answered"}})
-        if not _OPEN:
+        scoring_pass = next(iter(_OPEN[-1:]), None)  # taken once: it may close while the body is read
+        if scoring_pass is None:
             return self._send(503, {"error": {"message": "nothing is being scored"}})
         try:
             request = json.loads(body)
@@ -292,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
             question = Question.of(request["messages"], request.get("temperature", 0.0), limit)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._send(400, {"error": {"message": f"no chat completion request: {error!r}"}})
-        message = {"role": "assistant", "content": _OPEN[-1].fill(question)}
+        message = {"role": "assistant", "content": scoring_pass.fill(question)}
         completion = {"id": "judge", "object": "chat.completion", "created": int(time.time()), "model": "judge"}
         usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 0)
         choices = [{"index": 0, "finish_reason": "stop", "message": message}]

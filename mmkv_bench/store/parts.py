@@ -143,7 +143,7 @@ def _check(stream: BinaryIO) -> None:
     stream.seek(footer)
     mark = stream.read().rfind(_MARK)
     if mark < 0:
-        raise Damaged("it has no checksum, so another program or an older version wrote it")
+        raise Damaged("it has no checksum: it is cut off, or another program or an older version wrote it")
     left, digest = footer + mark + len(_MARK), hashlib.sha256()
     stream.seek(0)
     while left and (piece := stream.read(min(left, _PIECE))):

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,10 @@ from typing import Any, NoReturn
 
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import VERBS, overrides_of
-from mmkv_bench.cli.main import closed_output, guarded
+from mmkv_bench.cli.main import closed_output, guarded, refusal
 from mmkv_bench.config.files import groups, options
 from mmkv_bench.config.schema import EFFICIENCY, SCHEMAS, RunConfig, keys
-from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.errors import ConfigError, MMKVError, first_line
 from mmkv_bench.secrecy import literal_secret
 
 
@@ -66,27 +67,14 @@ def run_once(overrides: Sequence[str]) -> int:
     from mmkv_bench.run.progress import waiting
 
     with waiting("reading the configuration"):
-        from mmkv_bench.config.compose import for_hydra
         from mmkv_bench.plan.validate import refuse_absent, validated
 
-        for text in for_hydra(overrides):
-            if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
-                raise ConfigError(
-                    f"{text} only affects jobs on Slurm; write it with `mmkv-bench sweep launcher=slurm`, or "
-                    "leave it out"
-                )
+        _refuse_keys_of_hydra(overrides)
         config = validated(overrides)
         refuse_absent(config.answering, config.stage, config.out)
         remedy = "write `mmkv-bench plan` for what a run would do, or `mmkv-bench sweep launcher=slurm`"
         _refuse_keys_of_slurm(config.shards, config.dry, remedy)
-    try:
-        return _carried_out(config)
-    except BrokenPipeError:
-        closed_output()
-        raise MMKVError(
-            "the output was closed before the run's end; run the same command again to continue, with its output to a "
-            "file or a terminal"
-        ) from None
+    return _carried_out(config)
 
 
 def _carried_out(config: RunConfig) -> int:
@@ -97,7 +85,25 @@ def _carried_out(config: RunConfig) -> int:
             from mmkv_bench.efficiency.run import run
         else:
             from mmkv_bench.run.run import run
-    return run(config)
+    try:
+        return run(config)
+    except BrokenPipeError:
+        closed_output()
+        raise MMKVError(
+            "the output was closed before the run's end; run the same command again to continue, with its output to a "
+            "file or a terminal"
+        ) from None
+
+
+def _refuse_keys_of_hydra(overrides: Sequence[str]) -> None:
+    """Refuse settings of Hydra itself, which only jobs on Slurm read."""
+    from mmkv_bench.config.compose import for_hydra
+
+    for text in for_hydra(overrides):
+        if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
+            raise ConfigError(
+                f"{text} only affects jobs on Slurm; write it with `mmkv-bench sweep launcher=slurm`, or leave it out"
+            )
 
 
 def _refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
@@ -133,6 +139,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
             f"{kind} is not a launcher of this package; allowed: launcher=local or slurm; give one of them"
         )
     if not on_slurm:
+        _refuse_keys_of_hydra(words)
         _refuse_keys_of_slurm(config.shards, False, "add launcher=slurm")
     if config.dry:
         return _print_sweep(overrides, jobs, launcher if on_slurm else None)
@@ -150,8 +157,11 @@ def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
     for words, config in jobs:
         try:
             code, sentence = _carried_out(config), "see its messages above"
-        except MMKVError as error:
-            code, sentence = error.exit_code, str(error)
+        except Exception as error:  # noqa: BLE001 - the other jobs run; the exception is dropped, since it holds the model
+            refused = refusal(error)
+            if refused is None:
+                traceback.print_exc()
+            sentence, code = refused or (first_line(error), 1)
         if code:
             failures.append((" ".join(words) or "(defaults)", code, sentence))
     for name, code, sentence in failures:
