@@ -26,7 +26,7 @@ from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.run.tracking import described, settings, summarise
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.tracking import Tracker, tracker
+from mmkv_bench.store.tracking import WandbTracker, tracker
 
 if TYPE_CHECKING:
     from mmkv_bench.efficiency.measure import Bench, CacheBytes
@@ -48,13 +48,15 @@ def run(config: RunConfig) -> int:
     track, ran = tracker(settings(plan.logger, plan.answering.selection.shard), store.root), 0
     print(card(plan, len(todo)), flush=True)
     if todo:
-        track.start(described(plan.resolved, plan.cells))
+        if track is not None:
+            track.start(described(plan.resolved, plan.cells))
         ended = False
         try:
             ran = _measure(plan, store, outcomes, track)
             ended = True
         finally:
-            track.finish(failed=not ended)
+            if track is not None:
+                track.finish(failed=not ended)
     code = _close(plan, store, outcomes, ran, time.perf_counter() - started)
     summarise(plan.logger, plan.answering.selection.shard, store, ran > 0)
     return code
@@ -115,7 +117,7 @@ def card(plan: EfficiencyPlan, todo: int) -> str:
     return "\n".join([*lines, *plan.notes])
 
 
-def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: Tracker) -> int:
+def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: WandbTracker | None) -> int:
     """Run missing passes until there are none. Return the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.efficiency.measure import Bench
@@ -146,7 +148,9 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
 class _Passes:
     """Runs passes in order, stores each when it ends, and sends its numbers to the tracker. outcomes: how passes ended."""
 
-    def __init__(self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: Tracker):
+    def __init__(
+        self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: WandbTracker | None
+    ):
         self.plan, self.store, self.bench, self.outcomes, self.track = plan, store, bench, outcomes, track
         self.places: dict[PassId, int] = {}
         self.prompts: dict[tuple[str, int, int], EncodedPrompt] = {}
@@ -173,7 +177,8 @@ class _Passes:
                 if unit.shape not in failed:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
-                    self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
+                    if self.track is not None:
+                        self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
                     whole = next(row for row in rows if row["phase"] == "total")
                     self.outcomes[unit] = PassOutcome(
                         whole["status"], whole.get("peak_allocated"), bool(whole["copied"])

@@ -33,7 +33,7 @@ from mmkv_bench.run.tracking import DatasetTracker, described, settings, summari
 from mmkv_bench.signals import check_stop, deferred
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import name_primary
-from mmkv_bench.store.tracking import Tracker, tracker
+from mmkv_bench.store.tracking import WandbTracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def carry_out(plan: Plan) -> int:
         store.prepare()
         name_primary(store.root, plan.primary)
     shard = plan.answering.selection.shard
-    track = None if plan.logger.kind == "none" else tracker(settings(plan.logger, shard), store.root)
+    track = tracker(settings(plan.logger, shard), store.root)
     judge = judge_answers(plan.judge, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
@@ -196,7 +196,7 @@ def _generate(
     loaded: LoadedModel,
     store: Store,
     todo: Mapping[str, int],
-    track: Tracker | None,
+    track: WandbTracker | None,
     stopped: dict[str, str],
 ) -> None:
     """Generate the missing answers, except those that other processes answer.

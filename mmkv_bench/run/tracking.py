@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import Logger, as_list
-from mmkv_bench.store.tracking import RunningMeans, Tracker, show_summary
+from mmkv_bench.store.tracking import RunningMeans, WandbTracker, show_summary
 
 if TYPE_CHECKING:
     from mmkv_bench.evaluation.grader import RunningScores
@@ -97,7 +97,12 @@ class DatasetTracker:
     """
 
     def __init__(
-        self, part: DatasetShare, coverage: Coverage, todo: int, track: Tracker, scores: RunningScores | None = None
+        self,
+        part: DatasetShare,
+        coverage: Coverage,
+        todo: int,
+        track: WandbTracker,
+        scores: RunningScores | None = None,
     ) -> None:
         self._track, self._dataset, self._left = track, part.dataset, todo
         self._labels = {cell.cell: f"{part.dataset}/{cell.label}" for cell in part.cells}

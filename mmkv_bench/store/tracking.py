@@ -58,20 +58,6 @@ _SETTINGS = {
 }
 
 
-class Tracker:
-    """A display of one run. This class shows nothing."""
-
-    def start(self, config: Mapping[str, Any]) -> None:
-        """Open the run with the resolved configuration (secrets are redacted)."""
-
-    def log(self, values: Mapping[str, float]) -> None:
-        """Show one step's values by name, usually the result of `RunningMeans.add` for one sample."""
-
-    def finish(self, failed: bool = False) -> bool:
-        """Close the run. Return True if all of it was shown."""
-        return False
-
-
 class RunningMeans:
     """Running means of named values over samples."""
 
@@ -87,18 +73,18 @@ class RunningMeans:
         return {name: total / count for name, (total, count) in self._sums.items()}
 
 
-def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
-    """Return the tracker that `config` describes. Its keys are `name` (none | wandb) and, for wandb, the arguments of
+def tracker(config: Mapping[str, Any], root: Path | str) -> WandbTracker | None:
+    """Return the tracker that `config` describes, or None. Its keys are `name` (none | wandb) and, for wandb, the arguments of
     `WandbTracker`.
 
     Raises:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
     """
     keywords = dict(config)
-    return Tracker() if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
+    return None if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
 
 
-class WandbTracker(Tracker):
+class WandbTracker:
     """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends. A slow wandb
     delays nobody."""
 
@@ -125,12 +111,14 @@ class WandbTracker(Tracker):
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:
+        """Open the run with the resolved configuration (secrets are redacted)."""
         try:
             self.open(attempt(self.folder, f"{self.group}-{self._shard}"), "live", config, self._name)
         except OSError as problem:
             log.warning("wandb cannot start (%s); nothing is tracked, but the results go into the store", problem)
 
     def log(self, values: Mapping[str, float]) -> None:
+        """Show one step's values by name, usually the result of `RunningMeans.add` for one sample."""
         self.send({"log": dict(values)})
 
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
