@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ _BLOCK = {"cpu": 1 << 29, "cuda": 1 << 32}  # bytes; at most an eighth of the me
 _WIDTH = {"cpu": 2048, "cuda": 8192}  # of the square matrices
 _DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}
 _ROUNDS, _LEAST_S = 5, 0.3
+_FIRST_WIDTH, _SLOW_S = 256, 0.1
 _COLUMNS = 4096
 
 
@@ -206,12 +208,20 @@ def _bandwidth(device: Device, block: int) -> float:
 
 
 def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
-    """Return operations per second, for random numbers: with constant ones a GPU uses less power and clocks higher."""
+    """Return operations per second, for random numbers: with constant ones a GPU uses less power and clocks higher.
+
+    Widths double up to `width` and end at the first slow product. Without instructions for bfloat16 a processor needs minutes
+    for the widest."""
     import torch
 
-    draw = torch.Generator(device.place).manual_seed(0)
-    a, b = (torch.randn(width, width, generator=draw, device=device.place, dtype=dtype) for _ in range(2))
-    return 2 * width**3 / _seconds(lambda: torch.mm(a, b), device)
+    draw, best = torch.Generator(device.place).manual_seed(0), 0.0
+    for columns in sorted({min(_FIRST_WIDTH << step, width) for step in range(width.bit_length())}):
+        a, b = (torch.randn(columns, columns, generator=draw, device=device.place, dtype=dtype) for _ in range(2))
+        seconds = _seconds(partial(torch.mm, a, b), device)
+        best = max(best, 2 * columns**3 / seconds)
+        if seconds > _SLOW_S:
+            break
+    return best
 
 
 def _seconds(run: Callable[[], object], device: Device) -> float:

@@ -129,9 +129,16 @@ def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     return match.group(1) if match else None
 
 
-def _cpu() -> str | None:
+def _cpu(report: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return the processor's name, with family and model where `report` states them: hypervisors shorten names (`AMD EPYC`)."""
     try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        text = report.read_text()
     except OSError:
-        match = None
-    return match.group(1).strip() if match else platform.machine() or None
+        text = ""
+    name, family, model = (
+        match.group(1).strip() if (match := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)) else None
+        for key in ("model name", "cpu family", "model")
+    )
+    if name is None:
+        return platform.machine() or None
+    return name if family is None or model is None else f"{name} (family {family}, model {model})"

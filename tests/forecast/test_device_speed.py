@@ -71,6 +71,21 @@ def test_the_best_round_counts_and_its_calls_are_divided(monkeypatch):
     assert calls[:3] == [1, 2, 4] and set(calls[2:]) == {4}
 
 
+def test_a_dtype_that_a_processor_computes_slowly_is_measured_with_narrow_matrices(monkeypatch):
+    """Products of 2 w^3 operations at a made-up rate; the width of each is that of its result."""
+    device, widths = SimpleNamespace(place=torch.device("cpu")), []
+
+    def seconds(run, device):
+        widths.append(len(run()))
+        return 2 * widths[-1] ** 3 / rate
+
+    monkeypatch.setattr(device_speed, "_seconds", seconds)
+    for rate, expected in ((1e12, [256, 512, 600]), (1e9, [256, 512])):
+        widths.clear()
+        assert device_speed._rate(device, torch.float32, 600) == pytest.approx(rate)
+        assert widths == expected
+
+
 def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
     assert main(["plan", "--devices"]) == 0

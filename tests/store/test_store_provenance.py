@@ -121,6 +121,18 @@ def test_versions_and_device_are_told_without_importing_heavy_packages():
     assert found["cpu"]
 
 
+def test_processors_whose_names_a_hypervisor_shortened_differ_by_family_and_model(tmp_path):
+    file = tmp_path / "cpuinfo"
+    names = []
+    for model in (1, 17):
+        file.write_text(f"processor : 0\ncpu family\t: 25\nmodel\t\t: {model}\nmodel name\t: AMD EPYC\n")
+        names.append(provenance._cpu(file))
+    assert names == ["AMD EPYC (family 25, model 1)", "AMD EPYC (family 25, model 17)"]
+    file.write_text("model name\t: Neoverse-N1\n")
+    assert provenance._cpu(file) == "Neoverse-N1"
+    assert provenance._cpu(tmp_path / "none") == (platform.machine() or None)
+
+
 def test_no_host_user_path_or_environment_value_is_told(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a-very-secret-key")
     text = json.dumps(provenance.collect())
