@@ -22,8 +22,7 @@ class Lengths:
         prefilled: tokens that pass the model, and are scored, before anything is evicted; at most `prompt`, except
             where scores know other questions (`Protocol.needs_questions`).
         reduced: T, the tokens that the budget C and all ratios refer to.
-        candidates: n, the tokens that can be kept. Later tokens are fed again on the reduced cache, at their true
-            positions.
+        candidates: n, the tokens that can be kept. Later tokens are fed again on the reduced cache, at their true positions.
     """
 
     prompt: int
@@ -60,10 +59,8 @@ class Protocol(ABC):
         cuts: the prompt is cut behind its visual tokens, or behind the document that its dataset names (`context_key`);
             a prompt without either, or without text after it, is refused.
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
-        caveat: table note on scores of compressed cells; None: the note only states the share of tokens from the full
-            prefill.
-        prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that only
-            evict.
+        caveat: table note on scores of compressed cells; None: the note only states the share of tokens from the full prefill.
+        prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that only evict.
         converses: a document's questions are asked in turn, in one conversation.
         diagnostic: explains the other protocols; its scores do not rank methods.
         streams: the context arrives in chunks, and no KV head has more entries than the budget after any of them.
@@ -290,10 +287,9 @@ class QueryParaphrase(QueryAware):
 class Turns(QueryAware):
     """A protocol that asks the questions of a document in turn, in one conversation with the model's own answers.
 
-    The first turn equals `query_aware`. After each answer every KV head is cut back to the budget: the document's
-    entries and those of earlier questions and answers compete, scored by the queries of the turn that has ended. The
-    next question is fed on what is left, kept whole and counted apart. Documents take turns in which of their questions
-    comes first.
+    The first turn equals `query_aware`. After each answer every KV head is cut back to the budget: the document's entries and
+    those of earlier questions and answers compete, scored by the queries of the turn that has ended. The next question is fed on
+    what is left, kept whole and counted apart. Documents take turns in which of their questions comes first.
     """
 
     name = "turns"

@@ -73,8 +73,7 @@ def _eager(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers does not register its eager
-    function.
+    """Compute softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers does not register its eager function.
 
     s_aux: `[Hq]`, learned sinks, one more column of scores without a value (gpt-oss). The softmax then runs in the
     dtype of the scores, on differences to the row's maximum, as in that model.
@@ -158,8 +157,7 @@ def _around(base: str) -> Kernel:
 
 
 def register(base: str) -> str:
-    """Register the attention and mask functions that wrap the implementation `base`; return the name they are
-    registered under.
+    """Register the attention and mask functions that wrap the implementation `base`; return the name they are registered under.
 
     Raises:
         UnsupportedError: `base` is not supported.

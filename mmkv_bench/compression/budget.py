@@ -79,13 +79,11 @@ class Budget:
         """Read a budget from a config value.
 
         Args:
-            value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit
-                of bytes.
+            value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit of bytes.
             cost: the model's cost; None if it is not known.
 
         Raises:
-            ConfigError: anything else, 0, negative numbers and fractions above 1; bytes without a model, or too few
-                bytes.
+            ConfigError: anything else, 0, negative numbers and fractions above 1; bytes without a model, or too few bytes.
         """
         if isinstance(value, Budget):
             return value

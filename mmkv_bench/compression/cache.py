@@ -4,10 +4,9 @@ Masks and positions always use logical coordinates. Each layer has `positions`, 
 (-1 marks a padding slot), and the attention function maps the logical mask through it. Kept indices ascend and ragged
 heads are padded on the left, so that a new token goes to the same last column of every head.
 
-Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter
-of its size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know the longest
-answer (the fork engine, and `generate_alone`) reserve its slots, so their layers never grow; the default slack is for
-all other callers.
+Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter of its
+size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know the longest answer (the fork
+engine, and `generate_alone`) reserve its slots, so their layers never grow; the default slack is for all other callers.
 """
 
 from __future__ import annotations
@@ -227,8 +226,7 @@ class CompressedLayer(CacheLayerMixin):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its attention weights (or
-        None)."""
+        """Run the kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its attention weights (or None)."""
         return kernel(query, *self.attend(query, key, value, mask))
 
     # ------------------------------------------------------------------ what decode policies override
@@ -434,8 +432,7 @@ class CompressedCache(Cache):
             self.layers[i] = states.mapped(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens that a layer has seen; for the default index 0, that the compressed layers have
-        seen."""
+        """Return the number of tokens that a layer has seen; for the default index 0, that the compressed layers have seen."""
         if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
             return layer.get_seq_length()
         length: int = super().get_seq_length(layer_idx)

@@ -40,8 +40,7 @@ class Compaction:
         """Assign new positions to the entries of a layer that stay; return the differences.
 
         Args:
-            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending. index: `[Hkv, m]` slots that
-                stay.
+            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending. index: `[Hkv, m]` slots that stay.
 
         Returns:
             int64 `[axes, Hkv, m]`: how far each kept key must be rotated.

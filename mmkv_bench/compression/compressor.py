@@ -52,8 +52,7 @@ class Compressor:
         name: the name that tables show.
         reading: `paper`, or `released` for what the released code does. A budget that only a released code exceeds is
             refused under `paper`.
-        decoding: the policy for the kept entries while the answer is decoded; None: they stay, and new entries are
-            appended.
+        decoding: the policy for the kept entries while the answer is decoded; None: they stay, and new entries are appended.
     """
 
     name: str
@@ -131,8 +130,7 @@ class Compressor:
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     def check_no_answer(self, protocol: str) -> None:
-        """Raise UnsupportedError if scores need the answer: under this protocol a document has several questions and
-        answers."""
+        """Raise UnsupportedError if scores need the answer: under this protocol a document has several questions and answers."""
         if self.needs.answer:
             raise UnsupportedError(
                 f"protocol={protocol} compresses a document for other questions than the answered one, but "
@@ -140,8 +138,7 @@ class Compressor:
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError if the method does more than evict entries, which the given protocol could not
-        repeat."""
+        """Raise UnsupportedError if the method does more than evict entries, which the given protocol could not repeat."""
         decoding, reducer, why = self.decoding, self.reducer, None
         if self.resamples:
             why = "evicts nothing"
@@ -197,8 +194,7 @@ class Compressor:
 
     @property
     def version(self) -> int:
-        """Version of the method's results, from 1; each part whose results were changed raises it
-        (`Scorer.method_version`).
+        """Version of the method's results, from 1; each part whose results were changed raises it (`Scorer.method_version`).
 
         The version is a sum, so that a later change of one part shows, whatever the versions of the others.
         """

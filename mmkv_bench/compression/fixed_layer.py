@@ -4,9 +4,8 @@ While a prompt is prefilled and reduced the layer works like any `CompressedLaye
 tokens are written in place, the number of filled slots is a tensor, attention reads the storage in its full width, and
 the mask comes from lengths. No shape and no Python number changes from step to step, so nothing is traced twice.
 
-A CUDA graph is recorded with addresses, and recorded again if they differ. So storages outlive a prompt (`Pool`), and
-the next prompt of the same shape is decoded at the same addresses. Two caches that live at once have two sets of
-storages.
+A CUDA graph is recorded with addresses, and recorded again if they differ. So storages outlive a prompt (`Pool`), and the next
+prompt of the same shape is decoded at the same addresses. Two caches that live at once have two sets of storages.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class FixedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer, not fixed yet, that shares the storage of another layer and does not change that layer's
-        lengths."""
+        """Return a layer, not fixed yet, that shares the storage of another layer and does not change that layer's lengths."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -324,15 +322,13 @@ class _Set:
 
 
 class Pool:
-    """A pool of storages of one model: a set of buffers, one per layer, is lent to a cache and reused by later
-    prompts."""
+    """A pool of storages of one model: a set of buffers, one per layer, is lent to a cache and reused by later prompts."""
 
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the most recently used is last
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
-        """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is
-        free."""
+        """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is free."""
         wanted = tuple(shapes)
         made = self._free(wanted)
         if made is None and any(one.shapes == wanted for one in self._sets):

@@ -37,10 +37,8 @@ class PrefillListener:
     """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
 
     Attributes:
-        accounts: layer -> counts of each stored row, taken from the tensors after the reduction and before anything is
-            fed.
-        slot_nbytes: bytes of one head's key and value in the full cache; state_nbytes: bytes of layers that are not
-            compressed.
+        accounts: layer -> counts of each stored row, taken from the tensors after the reduction and before anything is fed.
+        slot_nbytes: bytes of one head's key and value in the full cache; state_nbytes: bytes of layers that are not compressed.
         fallbacks: for each row, names of what could not be done as configured; observed: the fallbacks that only the
             layers' scores show.
     """

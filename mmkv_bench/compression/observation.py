@@ -101,8 +101,7 @@ class Observation:
         future_rope: offsets ``[m]`` (1 = first position after the prompt's last token) -> cos, sin ``[m,D]``.
         identity: dataset and sample; seeds random streams.
         module: the layer's attention module, for scorers of other libraries that need it.
-        sinks: float32 ``[Hq]``, learned scores that take a share of each softmax and go to no key; None: there are
-            none.
+        sinks: float32 ``[Hq]``, learned scores that take a share of each softmax and go to no key; None: there are none.
 
     Attributes:
         frames: see ``so_far``; None outside of a stream.
@@ -204,8 +203,7 @@ class Observation:
         self._rounds = rounds
 
     def begin_behind(self, context: Observation) -> None:
-        """Start with a copy of the statistics of `context`, the observed beginning that this prompt shares with other
-        prompts."""
+        """Start with a copy of the statistics of `context`, the observed beginning that this prompt shares with other prompts."""
         for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
             setattr(self, name, getattr(context, name))
         self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
@@ -218,10 +216,8 @@ class Observation:
         stream's scorers read this view.
 
         Args:
-            places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: their frames, if the stream
-                has any.
-            asked: number of last tokens that belong to the chat template: only their queries are the tail. 0: there are
-                none.
+            places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: their frames, if the stream has any.
+            asked: number of last tokens that belong to the chat template: only their queries are the tail. 0: there are none.
         """
         view = copy.copy(self)
         view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
@@ -355,8 +351,7 @@ class Observation:
 
     @property
     def column_sums(self) -> Tensor:
-        """``[Hkv,T]`` float32: number j is the attention of all T queries to key j, summed over queries and the g query
-        heads."""
+        """``[Hkv,T]`` float32: number j is the attention of all T queries to key j, summed over queries and the g query heads."""
         self._require(self.needs.column_sums, "column_sums")
         return self._complete(self._columns).clone()  # a copy, see `window_mass`
 
@@ -403,8 +398,7 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not
-        copied."""
+        """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not copied."""
         self._complete(self._key)
         pieces = self._pieces[name]
         if len(pieces) > 1:
@@ -424,8 +418,7 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Return ``text_over_budget`` if a head holds more text tokens than the budget; for methods that keep text before
-    frames."""
+    """Return ``text_over_budget`` if a head holds more text tokens than the budget; for methods that keep text before frames."""
     text = int((frames.number[obs.tokens] < 0).sum(-1).max())
     return ("text_over_budget",) if text > budget else ()
 

@@ -1,5 +1,4 @@
-"""Replay: feed the context of a prefilled prompt a second time, after the prompt and against its full cache, then drop
-it.
+"""Replay: feed the context of a prefilled prompt a second time, after the prompt and against its full cache, then drop it.
 
 The cache is not written to: each layer reads the stored entries and, during one forward, those of the fed tokens.
 Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. Fed tokens,
@@ -36,8 +35,7 @@ class ReplayText:
     Attributes:
         prefix: number of tokens of the chat template before the user's first text or picture, which are not fed again.
         whole: instruction to repeat the context. Empty for a prompt made from tokens.
-        part: instruction to repeat the part of the context that begins with the tokens fed directly after the
-            instruction.
+        part: instruction to repeat the part of the context that begins with the tokens fed directly after the instruction.
         tail: tokens that the chat template puts after a user's text.
     """
 

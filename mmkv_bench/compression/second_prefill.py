@@ -38,8 +38,7 @@ class MaskedLayer(CompressedLayer):
         return torch.cat(parts, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
-        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`: additive if `mask` is additive, else
-        bool."""
+        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`: additive if `mask` is additive, else bool."""
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)

@@ -50,8 +50,7 @@ class StreamListener:
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
-        asked: tokens of the chat template that are fed after every chunk for their queries, and dropped in the same
-            layer.
+        asked: tokens of the chat template that are fed after every chunk for their queries, and dropped in the same layer.
         compaction: moves the entries that stay; None: they keep their positions.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
         rounds: chunks after which entries were evicted; evicted: evicted entries of all layers and heads.

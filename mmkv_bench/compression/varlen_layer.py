@@ -35,8 +35,7 @@ class VarlenLayer(CompressedLayer):
     Sequence `b * Hkv + h` is head h of row b; there are N of them.
 
     Attributes:
-        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return
-            padded copies.
+        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return padded copies.
         stored: filled slots of the longest sequence.
     """
 

@@ -1,8 +1,7 @@
 """Build a batch: its sequences are prefilled and compressed one by one and then joined, or all together.
 
-One by one, as a server admits requests, at most one full cache is in memory beside the compressed ones. Together,
-activations and a layer's full entries (all layers' entries, if a method compares layers) are in memory for all
-sequences at once.
+One by one, as a server admits requests, at most one full cache is in memory beside the compressed ones. Together, activations and
+a layer's full entries (all layers' entries, if a method compares layers) are in memory for all sequences at once.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class FilledBatch:
     Attributes:
         caches: one per sequence, or one for all. last: position ids of the prompts' last tokens, `[..., B, 1]`.
         first: int64 `[B, 1]`, the first tokens; None if they are decoded from the reduced cache (`strict`).
-        useful: bytes of keys and values, without padding, that the first decode step reads. fallback: the method's
-            fallbacks.
+        useful: bytes of keys and values, without padding, that the first decode step reads. fallback: the method's fallbacks.
         broken: bool scalars on the device, True if logits from which a token was chosen contained NaN.
     """
 
@@ -91,9 +89,8 @@ class FilledBatch:
 class PromptPlaceholders:
     """Stand-ins for prompts in a pass that only counts memory.
 
-    Only `distinct` prompts (at least two) and the last one are prefilled. For the others, copies of their caches in
-    separate storages are used. Such a pass holds as many bytes as the real one, except padding if heads keep different
-    lengths.
+    Only `distinct` prompts (at least two) and the last one are prefilled. For the others, copies of their caches in separate
+    storages are used. Such a pass holds as many bytes as the real one, except padding if heads keep different lengths.
 
     Attributes:
         alike: counts a second tensor if a first one is counted (`Counters.alike`).

@@ -161,8 +161,7 @@ def follow(
     Args:
         leads: their rows, question by question. The caches of several questions are joined and emptied.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        acting: the rows, of one question, have decode policies; the entries of each row are counted when its answer
-            ends.
+        acting: the rows, of one question, have decode policies; the entries of each row are counted when its answer ends.
         step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
             answer. Not for rows with policies.
     """

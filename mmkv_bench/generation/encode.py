@@ -36,8 +36,7 @@ class EncodedPrompt:
         context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
         template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
         words: token ids around a context that is fed again; `NO_WORDS` if none is.
-        document: all questions of the prompt's document, if protocols share or score by them; None: only the prompt's
-            own.
+        document: all questions of the prompt's document, if protocols share or score by them; None: only the prompt's own.
     """
 
     identity: str
@@ -171,13 +170,11 @@ def encode(
     """Encode messages and their media with the processor and its chat template.
 
     Args:
-        messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images` and
-            `videos`.
+        messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images` and `videos`.
         videos: see `video_inputs.frames_of`; frames are sampled here, and the processor uses all of them.
         max_prompt_tokens: longest prompt that is allowed.
-        frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own
-            limit is for the whole video. share: factor of the images' sides or tiles and of the frames, see
-            `Family.smaller_images`.
+        frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own limit is
+            for the whole video. share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
         context: text behind which protocols that cut split a prompt without media; "" for none.
         shared: reuses the processed media of an earlier prompt with the same media, made with this processor.
         replays: the prompt will be fed again (`Needs.replay`), so it gets `words`.
@@ -233,8 +230,7 @@ def encode(
 
 
 def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> int | None:
-    """Count the prompt's first tokens that do not depend on the text after the context; None if the context does not
-    occur.
+    """Count the prompt's first tokens that do not depend on the text after the context; None if the context does not occur.
 
     A token across the end of the context belongs to the question.
     """

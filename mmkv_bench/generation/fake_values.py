@@ -45,8 +45,7 @@ class FakeValuesMode(TorchDispatchMode):
     """A mode that gives small fake tensors values; must be entered inside of the fake mode and of a counter.
 
     Attributes:
-        invents: if True, small results of tensors without values get made-up values; if False, only real values are
-            carried.
+        invents: if True, small results of tensors without values get made-up values; if False, only real values are carried.
         carries: if True, results get values; False while a model is built, whose weights have none.
     """
 

@@ -47,14 +47,12 @@ def forced(
 ) -> Iterator[Tensor]:
     """Feed `tokens` to every row of `cache` (teacher forcing) and yield the logits that predict them, block by block.
 
-    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives the same
-    logits as stepping. Forks with a decode policy are stepped token by token, because each token changes what the next
-    one sees.
+    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives the same logits as
+    stepping. Forks with a decode policy are stepped token by token, because each token changes what the next one sees.
 
     Args:
         cache: the forks' reduced entries, in `rows` rows; fed tokens stay in it (see `returned`).
-        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits if none is
-            fed.
+        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits if none is fed.
         stepwise: one token per forward pass. block: tokens per forward pass; None: as many as `BLOCK_BYTES` allow.
         deadline: `time.monotonic()` after which no further pass begins.
 
@@ -104,8 +102,7 @@ def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Compare the rows' next-token distributions with the full cache's, in float64.
 
     Args:
-        full: `[b, V]`; logits: `[R, b, V]`; as the model returned them, before any processor of the generation
-            settings.
+        full: `[b, V]`; logits: `[R, b, V]`; as the model returned them, before any processor of the generation settings.
 
     Returns:
         KL(full || row) in nats, float64 `[R, b]`, and whether both rank the same token first, bool `[R, b]`.

@@ -1,11 +1,10 @@
 """One pass of a batch through one method: prompts are prefilled and compressed, then a fixed number of tokens is decoded.
 
-The same code runs on a device that is timed or counted (`efficiency/measure.py`) and on one that only counts
-(`dry_run.py`). Each phase is announced as it begins and ends: `prefill`, within it `vision`, `score`, `select`,
-`reduce`; then `join`, `first_token`, `decode`. A method works inside the prefill, layer by layer: while a layer's
-attention runs, its statistics are gathered and it is scored; layers are reduced as soon as the method allows. A phase
-within another one is counted separately: peaks of `prefill` are those outside of `vision`, `score`, `select` and
-`reduce`.
+The same code runs on a device that is timed or counted (`efficiency/measure.py`) and on one that only counts (`dry_run.py`). Each
+phase is announced as it begins and ends: `prefill`, within it `vision`, `score`, `select`, `reduce`; then `join`, `first_token`,
+`decode`. A method works inside the prefill, layer by layer: while a layer's attention runs, its statistics are gathered and it is
+scored; layers are reduced as soon as the method allows. A phase within another one is counted separately: peaks of `prefill` are
+those outside of `vision`, `score`, `select` and `reduce`.
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ class Driver:
     Attributes:
         new_tokens: length of every answer. reserve: slots for it; None: as many as it needs.
         step: decodes one token in place of the model if no decode policy acts (`CompiledStep`); None: the model.
-        packs: see `Session`. together: all prompts of a batch are prefilled in one forward pass. copies: see
-            `batch.fill`.
+        packs: see `Session`. together: all prompts of a batch are prefilled in one forward pass. copies: see `batch.fill`.
     """
 
     model: PreTrainedModel
@@ -237,8 +235,7 @@ def run(
     """Run the pass of a measured run over one prompt, with peaks per phase.
 
     Args:
-        inputs: one prompt's arguments of the model's forward, with `position_ids` if the model would compute them from
-            values.
+        inputs: one prompt's arguments of the model's forward, with `position_ids` if the model would compute them from values.
         types: int `[1, T]` (0 text, 1 image, 2 video). steps: decode steps after the first token.
         reserve: slots for the answer's tokens, see `compression.session.Session`.
 

@@ -138,8 +138,7 @@ class Prefilled:
         answer_steps: protocol -> tokens that `full`'s answer fed after the prefill, if a scorer needs it.
         shared: further questions of the prompt's document will be answered from this prefill.
         selections: cell -> kept entries per layer, int64 `[Hkv, m]`, seconds and fallbacks; filled if `shared`.
-        last_positions: position ids of the last prefilled token as the text model received them, `[3|4, 1, 1]` or
-            `[1, 1]`.
+        last_positions: position ids of the last prefilled token as the text model received them, `[3|4, 1, 1]` or `[1, 1]`.
     """
 
     prompt: EncodedPrompt
@@ -276,8 +275,7 @@ def _recorded(
 
     Args:
         output: the model's output for the prompt's last token.
-        timed: recordings whose seconds of scoring are part of the meter's prefill; empty for a prompt without times or
-            replay.
+        timed: recordings whose seconds of scoring are part of the meter's prefill; empty for a prompt without times or replay.
     """
     positions, logits = session.position_ids, output.logits[0, -1].float()
     if bool(logits.isnan().any()):

@@ -42,8 +42,7 @@ def check_way(way: Any) -> str | None:
 
 
 def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new_tokens: int) -> int | None:
-    """Return the most tokens that a prompt may have: the configured limit, or the context without the answer. None: no
-    limit."""
+    """Return the most tokens that a prompt may have: the configured limit, or the context without the answer. None: no limit."""
     limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
     limits += [] if max_context is None else [max_context - max_new_tokens]
     return min(limits, default=None)
@@ -78,8 +77,7 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
         least: tokens of the text that stay, whatever the limit.
 
     Raises:
-        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves
-            nothing.
+        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
     """
     if limit is None:
         return list(messages)

@@ -1,7 +1,6 @@
 """A prompt as a stream: its chunks, and the model's inputs for each chunk.
 
-Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a
-time.
+Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a time.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ class Conversation:
         document: the document's identity. turns: number of answered turns.
         group: the latest turn's group. cache: everything that was fed, the latest turn at its end. cap: C of the
             document, None for the full cache.
-        said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the
-            cache.
+        said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the cache.
         listener: counts the evictions so far. rows: number of a question -> its result, for turns that were answered on
             the way to a later one and have not been requested yet.
     """
@@ -160,8 +159,7 @@ def _next(
     """Cut the conversation back to the budget and answer its next question.
 
     Args:
-        between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question
-            included.
+        between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question included.
     """
     earlier, name, deadline = talk.group, cell.protocol, _deadline(parts)
     context = torch.cat([earlier.prompt.input_ids, talk.said], 1)

@@ -110,9 +110,8 @@ class HeadBudgets:
 class Hybrid(Allocator):
     """HybridKV (arXiv 2604.05887, sections 3.1 and 3.2, equations 2 to 5): budgets top down.
 
-    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the
-    ``k = ceil(top * T)`` largest attention probabilities of the row (causal, softmax in float32). With
-    ``B = C * L * Hkv`` entries for N heads:
+    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the ``k = ceil(top * T)``
+    largest attention probabilities of the row (causal, softmax in float32). With ``B = C * L * Hkv`` entries for N heads:
 
     - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model without static heads gives B to the dynamic heads; without
       dynamic heads, to the static heads.
@@ -131,8 +130,7 @@ class Hybrid(Allocator):
             (``infeasible_allocation``).
         alpha: part of the static budget that all static heads share equally, in [0, 1]; 1 is the paper's "w/o H" (table
             5), with r=1 its "w/o H & HT".
-        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in
-            (0, 1].
+        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in (0, 1].
         chunk: tokens per chunk, as in the decode policy.
         window: the selector's observation window [tokens].
         power: rounding of a dynamic head's share. "nearest": the nearest power of two (the lower one if two are equally
@@ -266,8 +264,7 @@ class Hybrid(Allocator):
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:
-        """Round a share down to whole chunks; a share below one chunk stays, as one smaller chunk. At most all
-        candidates."""
+        """Round a share down to whole chunks; a share below one chunk stays, as one smaller chunk. At most all candidates."""
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:

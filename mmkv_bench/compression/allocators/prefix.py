@@ -1,5 +1,4 @@
-"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds a common share of the layer's
-importance."""
+"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds a common share of the layer's importance."""
 
 from __future__ import annotations
 
@@ -32,23 +31,19 @@ class Prefix(Allocator):
     entries come from the largest remainder. All KV heads of a layer get the same cap.
 
     Args:
-        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope
-            "layer"). "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores
-            >= 0.
-        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of
-            sample prompts for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the
-            ends are ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under
-            "offline" only. While no model is known this is the configuration's string (``auto`` or a path), and the
-            allocator cannot divide anything.
+        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope "layer").
+            "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores >= 0.
+        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample prompts
+            for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are ``R_l = 0`` at
+            0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under "offline" only. While no model is
+            known this is the configuration's string (``auto`` or a path), and the allocator cannot divide anything.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
             no more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
-        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta
-            asks for.
-        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer
-            is rounded separately, halves to the even number. Under "offline" the profile is used without the common
-            factor, at the requested fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries
-            per KV head more or fewer than its budget, plus the error of the profile's ratios (more under
-            ``reading=released`` alone).
+        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta asks for.
+        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is rounded
+            separately, halves to the even number. Under "offline" the profile is used without the common factor, at the requested
+            fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries per KV head more or fewer than its
+            budget, plus the error of the profile's ratios (more under ``reading=released`` alone).
 
     Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
     and rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 %

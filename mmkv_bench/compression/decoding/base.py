@@ -27,9 +27,8 @@ class Start:
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
         seen: number of tokens that the layer counts as seen from now on: ``pad + n`` for n candidates.
-        acts_from: logical index of the answer's first token. Earlier tokens that are fed later (the last prompt token
-            under ``strict``, the question where only the context is reduced) are stored like any other and trigger no
-            eviction.
+        acts_from: logical index of the answer's first token. Earlier tokens that are fed later (the last prompt token under
+            ``strict``, the question where only the context is reduced) are stored like any other and trigger no eviction.
         scaling: factor of the attention scores. reserve: slots of slack for new tokens. sinks: see ``Observation``.
     """
 
@@ -61,8 +60,7 @@ class Start:
 
 
 class DecodePolicy(ABC):
-    """Builder of the layers that an answer is decoded from; the layers carry the policy's state (``CompressedLayer``'s
-    hooks).
+    """Builder of the layers that an answer is decoded from; the layers carry the policy's state (``CompressedLayer``'s hooks).
 
     Such a layer holds one sequence. A prompt within its budget is decoded from the full cache, without the policy,
     unless the policy quantises.

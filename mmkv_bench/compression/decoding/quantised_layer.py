@@ -238,8 +238,7 @@ class QuantisedLayer(CompressedLayer):
 
 
 def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Group row indices by equal keys, `[([row, ...], key), ...]`, so that heads with equal counts are processed at
-    once."""
+    """Group row indices by equal keys, `[([row, ...], key), ...]`, so that heads with equal counts are processed at once."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)

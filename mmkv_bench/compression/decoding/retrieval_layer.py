@@ -17,8 +17,7 @@ from mmkv_bench.errors import UnsupportedError
 class Pages:
     """All n entries of a layer's H dynamic heads as P chunks in host memory, and the chunks' mean keys on the device.
 
-    The last chunk may be incomplete: it is padded with the mean of its tokens, so its mean key is the mean of these
-    tokens.
+    The last chunk may be incomplete: it is padded with the mean of its tokens, so its mean key is the mean of these tokens.
 
     Attributes:
         keys, values: ``[H * P, chunk * D]`` in host memory (pinned if the device is an accelerator), the model's dtype.
@@ -140,8 +139,7 @@ class RetrievalLayer(CompressedLayer):
         """Make ``heads`` (int64 ``[H]``) dynamic: from now on they fetch their entries from ``pages``.
 
         Args:
-            pages: the entries of these heads. width: slots of a head's buffer. origin: logical index of the pages'
-                first token.
+            pages: the entries of these heads. width: slots of a head's buffer. origin: logical index of the pages' first token.
             keep_last: see ``Pages.best``.
         """
         self.heads, self.pages, self.width = heads, pages, width

@@ -43,8 +43,7 @@ def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
 
 
 def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tensor) -> float:
-    """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus the entropy of visual attending to
-    text.
+    """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus the entropy of visual attending to text.
 
     Each of the two maps is a softmax over the other modality's keys alone, averaged over heads before the entropy is
     taken. There is no causal mask: the paper names none, and the maps are a diagnostic, not what the model computes.
@@ -102,8 +101,7 @@ def top_mass(
     sinks: Tensor | None = None,
     reach: Tensor | None = None,
 ) -> Tensor:
-    """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score
-    (equation 3).
+    """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
 
     Row i attends to keys 0..i, or up to its reach (softmax in float32). Its share is the sum of its ``top`` largest
     probabilities: exactly 1 if it sees at most ``top`` keys. Nothing larger than one tile (``tiles.py``) exists at any time.

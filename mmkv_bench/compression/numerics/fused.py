@@ -28,8 +28,7 @@ _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, w
 
 
 def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function as a torch operation. made: returns an empty result of the right shape and dtype, for fake
-    tensors."""
+    """Register a function as a torch operation. made: returns an empty result of the right shape and dtype, for fake tensors."""
 
     def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
@@ -130,8 +129,7 @@ def _softmax(
 
     Args:
         offset: tokens before the first row, for causal rows; None: every row sees every key.
-        sinks: ``[Hq]``, in the scale of scores before the change to powers of 2; a row's largest score is at least its
-            sink.
+        sinks: ``[Hq]``, in the scale of scores before the change to powers of 2; a row's largest score is at least its sink.
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 

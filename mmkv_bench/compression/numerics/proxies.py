@@ -36,9 +36,8 @@ def group_mass(
         scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
-        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by
-            row blocks: a last digit of a probability, which kernels may change, decides which way it is rounded. None
-            rounds nothing.
+        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by row blocks:
+            a last digit of a probability, which kernels may change, decides which way it is rounded. None rounds nothing.
         sinks: ``[Hq]``, see ``attention.py``.
 
     Yields:

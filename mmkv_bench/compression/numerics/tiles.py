@@ -34,11 +34,9 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
 @contextmanager
 def ends_only() -> Iterator[None]:
-    """Skip all blocks of a pass but the first one and the last two, to measure the pass's memory without computing its
-    result.
+    """Skip all blocks of a pass but the first one and the last two, to measure the pass's memory without computing its result.
 
-    This is enough because blocks differ only in the number of keys that they see, and only the last block may be
-    shorter.
+    This is enough because blocks differ only in the number of keys that they see, and only the last block may be shorter.
     """
     token = _ends_only.set(True)
     try:
