@@ -55,12 +55,13 @@ class Protocol(ABC):
     """A rule that splits a prompt into parts that are prefilled, reduced and fed again.
 
     Class attributes:
-        name: value of `protocol=`. about: one line for help and tables of protocols.
+        name: value of `protocol=`.
+        about: one line for help and tables of protocols.
         cuts: the prompt is cut behind its visual tokens, or behind the document that its dataset names (`context_key`);
             a prompt without either, or without text after it, is refused.
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
         caveat: table note on scores of compressed cells; None: the note only states the share of tokens from the full prefill.
-        prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that only evict.
+        prefills_again: kept entries come from a second prefill that sees kept entries only; for methods that only evict.
         converses: a document's questions are asked in turn, in one conversation.
         diagnostic: explains the other protocols; its scores do not rank methods.
         streams: the context arrives in chunks, and no KV head has more entries than the budget after any of them.

@@ -64,7 +64,8 @@ class StateCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """A requested budget. `1` is one entry, `1.0` is everything; neither kind is ever converted into the other.
+    """A requested budget: entries per KV head, or a fraction of the prompt. `1` is one entry, `1.0` is everything; neither kind
+    is ever converted into the other.
 
     in_bytes: the text of a budget that was requested in bytes; `entries` is then the number of entries that it allows.
     """

@@ -181,7 +181,7 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions[:, :, :kept] < 0).any())
 
     def forget(self, count: int) -> None:
-        """Drop the slots of the newest tokens in every head (they will be fed again); everything else stays."""
+        """Drop the slots of the `count` newest tokens in every head, because these will be fed again; everything else stays."""
         self.stored -= count
         self.seen -= count
 
@@ -236,7 +236,9 @@ class CompressedLayer(CacheLayerMixin):
         """Return what the attention kernel reads in place of (key, value, logical mask).
 
         Args:
-            query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: the logical mask, see `visible`.
+            query: `[B, Hq, n, D]`, rotated.
+            key, value: what `update` returned.
+            mask: the logical mask, see `visible`.
 
         Returns:
             Keys and values `[B, Hkv, slots, D]`, and their mask `[B, Hq|Hkv|1, n, slots]` or None.
@@ -398,8 +400,8 @@ class CompressedCache(Cache):
         return cache
 
     def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
-        """Return a cache with this cache's kinds of layers: `compressed` in order, and copies of the layers `others`,
-        by index. rows: how often the only sequence of `others` is repeated."""
+        """Return a cache that has copies of `others` (index -> layer that is not compressed) at their indices, and `compressed`,
+        in order, at all other indices. rows: how often the only sequence of `others` is repeated."""
         rest = iter(compressed)
         layers = [
             states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0)) if i in others else next(rest)
@@ -432,7 +434,7 @@ class CompressedCache(Cache):
             self.layers[i] = states.mapped(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens that a layer has seen; for the default index 0, that the compressed layers have seen."""
+        """Return the number of tokens that a layer has seen. Index 0, the default, stands for the first compressed layer."""
         if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
             return layer.get_seq_length()
         length: int = super().get_seq_length(layer_idx)

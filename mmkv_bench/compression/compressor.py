@@ -157,8 +157,8 @@ class Compressor:
             )
 
     def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
-        """Raise UnsupportedError if the method or the protocol needs what a model's sliding or recurrent layers cannot
-        do, such as returning to an earlier state.
+        """Raise UnsupportedError if the method or the protocol cannot run on a model with sliding or recurrent layers, which for
+        instance cannot return to an earlier state.
 
         Args:
             owner: name of the model or family, for messages.
@@ -286,11 +286,12 @@ class Compressor:
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
             length: T, the number of tokens that the budget applies to; None: as many as were scored.
-            layers: the layers that `scores` belong to; n_layers: number of layers of the model.
+            layers: the layers that `scores` belong to.
+            n_layers: number of layers of the model.
             refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
                 candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
-            order: `selector.order` of the candidates of all given layers, one below the other, if the caller already
-                has it: int64 `[len(scores) * Hkv, T - refed]`.
+            order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None: it
+                is computed here.
             summaries: layer -> what the allocator's `summary` returned for it (see `Context`).
             asked: the fraction of T that was requested as budget; None for a budget in entries.
 

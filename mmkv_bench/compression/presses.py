@@ -147,11 +147,12 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
     """Build the press of this name with these constructor arguments; a press inside it is built in the same way.
 
     Args:
-        where: name of the arguments in messages; inside: name of the press that takes this press as an argument, if any.
+        where: name of the arguments in messages.
+        inside: name of the press that takes this press as an argument, if any.
 
     Raises:
-        ConfigError: an unknown press or argument, or arguments that the press does not take; UnsupportedError: a press
-            that cannot be run.
+        ConfigError: an unknown press or argument, or arguments that the press does not take.
+        UnsupportedError: a press that cannot be run.
     """
     classes = presses(library)
     if name not in classes:

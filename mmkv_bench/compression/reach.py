@@ -31,7 +31,8 @@ def check_start(types: Tensor | None, start: int) -> None:
     """Raise UnsupportedError if a chunk of a prompt begins inside a picture, whose tokens attend to each other.
 
     Args:
-        types: types of all tokens so far, as in `picture_ends`; None: unknown. start: number of tokens before the chunk.
+        types: types of all tokens so far, as in `picture_ends`; None: unknown.
+        start: number of tokens before the chunk.
     """
     if types is not None and start and bool((types[:, start - 1 : start + 1] > 0).all(1).any()):
         raise UnsupportedError(

@@ -52,11 +52,14 @@ class Replay:
     """A context that can be fed again.
 
     Args:
-        text: the text model, with a session attached. words: token ids that surround the context.
-        prompt: the prefilled prompt, with its full cache. rule: its protocol. lengths: its lengths under this protocol.
+        text: the text model, with a session attached.
+        words: token ids that surround the context.
+        prompt: the prefilled prompt, with its full cache.
+        rule: its protocol.
+        lengths: its lengths under this protocol.
 
     Attributes:
-        end: number of tokens from the prompt's start to the context's end: the candidates, without the template's tail
+        end: number of tokens from the prompt's start to the context's end: the candidates, less the tokens that the template puts
             after a question.
 
     Raises:
@@ -134,8 +137,9 @@ class _Beside(CompressedLayer):
     """A layer that attends to the first entries of another layer and to the fed tokens, and stores neither.
 
     Args:
-        source: the layer that has all entries of the prompt. length: number of its entries to read. read: function that
-            is called with queries, keys and the scaling factor.
+        source: the layer that has all entries of the prompt.
+        length: number of its entries to read.
+        read: function that is called with queries, keys and the scaling factor.
     """
 
     def __init__(self, source: CompressedLayer, length: int, read: Callable[[Tensor, Tensor, float], None]):

@@ -55,7 +55,8 @@ def prefilled_again(
     """Return keys and values of kept tokens from a second prefill.
 
     Args:
-        session: open on the model; what it has prefilled does not change. inputs: the whole prompt.
+        session: open on the model; what it has prefilled does not change.
+        inputs: the model's arguments for the whole prompt.
         kept: per layer int64 `[B, Hkv, m]`, ascending, padded on the left with -1.
 
     Returns:

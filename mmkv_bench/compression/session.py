@@ -74,8 +74,9 @@ class Session:
             no effect with attention=eager.
 
     Raises:
-        UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be
-            wrapped, fused projections; what flash-attn cannot do. ConfigError: flash-attn is not installed.
+        UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be wrapped,
+            fused projections; what flash-attn cannot do.
+        ConfigError: flash-attn is not installed.
     """
 
     def __init__(
@@ -201,7 +202,8 @@ class Session:
 
         Args:
             context: the session's `prompt` after the context was fed, as the first chunk of a longer prompt.
-            total: tokens of the whole prompt. types: int `[1, total]`.
+            total: tokens of the whole prompt.
+            types: int `[1, total]`.
         """
         self.expect(listener, types, identity)
         self.cache, self._forgotten = context.cache, 0
@@ -496,11 +498,13 @@ def attach(
 
     Args:
         model: a supported model in eval mode; it is not changed.
-        compressor: what to keep; budget: how much, None only for `full`.
+        compressor: the method.
+        budget: how much to keep; None only for methods without a budget, such as `full`.
         protocol: a name of `mmkv_bench.protocols`. The caller feeds the tokens that are fed again (`Lengths.fed`; under `strict`
             the last token, whose slot is dropped after scoring), gives the model the context alone under `query_agnostic`, and
             puts entries of a second prefill into the cache under `masked` (`compression/second_prefill.py`).
-        seed: seed of stochastic scorers; options: arguments of `Session`.
+        seed: seed of stochastic scorers.
+        options: arguments of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first (`query_agnostic`):
             decode policies act on the tokens after the prompt.
         answer: attention of the full cache's answer to this prompt, for scorers that need it; None: there is none.

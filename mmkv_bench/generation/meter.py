@@ -52,7 +52,7 @@ class Meter:
             self.resident = max(self.resident, self._process.memory_info().rss)
 
     def _settle(self) -> None:
-        """Add the peak since the last border of a phase to every open phase, and restart the counters."""
+        """Raise the peak of every open phase to the peak since the last call, and restart the counters."""
         if self.memory is None:
             return
         peak = self.memory.peak()

@@ -48,8 +48,10 @@ class Pass:
 
     Attributes:
         session: closed, with the compressed cache after the last step.
-        laps: marks of every prefill. ready: the batch is joined and counted. tokens: the first, second, ... token of
-            every sequence is on the host. fed: the first tokens came from a separate step, after `ready`.
+        laps: marks of every prefill.
+        ready: after the batch is joined and counted.
+        tokens: after the first, second, ... token of every sequence is on the host.
+        fed: whether the first tokens came from a separate step, after `ready`.
         answers: int64 `[B, new]`.
     """
 
@@ -66,9 +68,12 @@ class Driver:
     """Settings of a model's passes.
 
     Attributes:
-        new_tokens: length of every answer. reserve: slots for it; None: as many as it needs.
+        new_tokens: length of every answer.
+        reserve: slots for it; None: as many as it needs.
         step: decodes one token in place of the model if no decode policy acts (`CompiledStep`); None: the model.
-        packs: see `Session`. together: all prompts of a batch are prefilled in one forward pass. copies: see `batch.fill`.
+        packs: see `Session`.
+        together: prefill all prompts of a batch in one forward pass.
+        copies: see `batch.fill`.
     """
 
     model: PreTrainedModel
@@ -97,7 +102,8 @@ class Driver:
         """Run one pass.
 
         Args:
-            prompts: prompts of one length. lengths: each prompt's lengths under the cell's protocol.
+            prompts: prompts of one length.
+            lengths: each prompt's lengths under the cell's protocol.
             counted: called with the cache before the first step; its work belongs to no phase.
 
         Raises:
@@ -236,7 +242,8 @@ def run(
 
     Args:
         inputs: one prompt's arguments of the model's forward, with `position_ids` if the model would compute them from values.
-        types: int `[1, T]` (0 text, 1 image, 2 video). steps: decode steps after the first token.
+        types: int `[1, T]` (0 text, 1 image, 2 video).
+        steps: decode steps after the first token.
         reserve: slots for the answer's tokens, see `compression.session.Session`.
 
     Returns:

@@ -94,13 +94,13 @@ def generate_alone(
         inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
         context: tokens before the cut, for protocols that cut the prompt.
         answer: `answer_of_full` of the same arguments; None: computed here if the compressor needs it.
-        compile_config: configuration of a compiled decode step, on a cache of fixed capacity. None: decoding stays
-            eager. It always does if a decode policy acts (`stays_eager`).
+        compile_config: configuration of a compiled decode step, on a cache of fixed capacity; None: decode eagerly, as always if
+            a decode policy acts (`stays_eager`).
         replay: see `attach`.
         generation: further arguments of `generate()`, for greedy decoding.
 
     Raises:
-        ConfigError: a protocol that cuts, without a cut inside the prompt: the question would be compressed too.
+        ConfigError: the protocol cuts the prompt, but `context` is missing or does not lie inside the prompt.
     """
     ids, rule = inputs["input_ids"], protocol_named(protocol)
     if rule.cuts and not (context is not None and 0 < context < ids.shape[1]):
@@ -170,9 +170,9 @@ def generate_alone(
 
 
 def stays_eager(compressor: Compressor, evicts: bool) -> bool:
-    """Tell whether a decode policy acts, so that the number of entries changes from step to step.
+    """Tell whether a decode policy acts on the prompt's entries, so that decode steps cannot be compiled.
 
-    evicts: entries of this prompt are evicted.
+    evicts: whether entries of this prompt are evicted.
     """
     return compressor.decoding is not None and (evicts or compressor.quantises)
 

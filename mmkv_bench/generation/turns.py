@@ -60,12 +60,16 @@ class Conversation:
     """A cell's conversation after some turns.
 
     Attributes:
-        document: the document's identity. turns: number of answered turns.
-        group: the latest turn's group. cache: everything that was fed, the latest turn at its end. cap: C of the
-            document, None for the full cache.
-        said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the cache.
-        listener: counts the evictions so far. rows: number of a question -> its result, for turns that were answered on
-            the way to a later one and have not been requested yet.
+        document: the document's identity.
+        turns: number of answered turns.
+        group: the latest turn's prefill and prompt.
+        cache: the entries that are left of earlier turns, followed by all of the latest turn.
+        cap: C of the document, None for the full cache.
+        said: the latest answer, int64 `[1, n]`, without the token that ended it.
+        fed: number of tokens of the latest turn in the cache.
+        listener: counts the evictions so far.
+        rows: number of a question -> its result, for turns that were answered on the way to a later one and have not been
+            requested yet.
     """
 
     document: str

@@ -113,7 +113,7 @@ def _metadata(video: Frames) -> dict[str, Any]:
 
 
 def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
-    """Return pixel limits of all frames together; the processor counts whole pairs of frames."""
+    """Return the processor's pixel limits, which are for all frames together; it counts whole pairs of frames."""
     pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
     pixels = video_max_pixels * max(1, min(frames, pairs))
     return {

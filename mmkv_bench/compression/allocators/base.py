@@ -23,8 +23,8 @@ class Allocator(ABC):
         needs_visual: prompts without visual tokens cannot be allocated.
         exceeds: with these parameters the model may be granted more than its budget, as a released code does. False in
             every paper reading.
-        printed: the paper's own formula, not a released code, is the reason for ``exceeds``; this is allowed in either
-            reading, and marked in rows and tables.
+        printed: ``exceeds`` comes from the paper's own formula, not from a released code; this is allowed in either reading, and
+            marked in rows and tables.
         falls_short: with these parameters the model may be granted less than its budget.
         reads_fraction: if the budget was requested as a fraction, the allocator uses this fraction (``Context.asked``),
             not C / T.
@@ -119,7 +119,8 @@ class Allocator(ABC):
         """Return how many entries one KV head may hold in the given layers together, before any score is known.
 
         Args:
-            budget, layers, n_layers: see ``caps``; candidates: n.
+            budget, layers, n_layers: see ``caps``.
+            candidates: n.
 
         Returns:
             ``budget * len(layers)``. An allocator of scope "layer" that divides the budget among layers returns the

@@ -132,8 +132,9 @@ class HeadScores(Allocator):
         """Return the entries per layer and KV head of the whole model, window included.
 
         Args:
-            budget: C; candidates: n.
-            n_layers, kv_heads: number of the model's layers and KV heads, which the calibration must have too.
+            budget: C.
+            candidates: n.
+            n_layers, kv_heads: numbers of the model's layers and KV heads; the calibration must have the same.
 
         Raises:
             CalibrationError: no calibration, or a calibration of another shape.

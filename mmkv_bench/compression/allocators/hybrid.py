@@ -98,8 +98,13 @@ class HeadClasses:
 
 @dataclass(frozen=True)
 class HeadBudgets:
-    """The division of a budget: which heads are `dynamic`, bool ``[L, Hkv]``, each head's `entries`, int64 ``[L,
-    Hkv]``, and `clipped`: whether r of `Hybrid` had to be cut."""
+    """The division of a budget among all heads.
+
+    Attributes:
+        dynamic: bool ``[L, Hkv]``, True for dynamic heads.
+        entries: int64 ``[L, Hkv]``, each head's budget.
+        clipped: whether r of `Hybrid` had to be cut.
+    """
 
     dynamic: Tensor
     entries: Tensor
@@ -233,7 +238,8 @@ class Hybrid(Allocator):
 
         Args:
             summaries: layer -> S* float64 ``[Hkv]``, all L layers.
-            budget: C, entries per KV head on average; candidates: n, the most that a head can hold.
+            budget: C, entries per KV head on average.
+            candidates: n, the most that a head can hold.
         """
         dynamic = self.heads.dynamic(summaries)
         if budget >= candidates:

@@ -50,7 +50,8 @@ class Holding(DecodePolicy):
         """Return the index of the entry that a head evicts: 0 is its oldest entry, ``entries - 1`` its newest.
 
         Args:
-            entries: number of the head's entries, the newest included. start: m plus slack.
+            entries: number of the head's entries, the newest included.
+            start: m plus slack.
         """
 
     def layer(self, start: Start) -> EvictingLayer:

@@ -9,8 +9,8 @@ KV head h // g.
 Sinks, float32 ``[Hq]``, are learned scores that join the keys' scores in a softmax (gpt-oss). Each takes a share of its
 head's softmax that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
-Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. If the tokens of a picture see the whole
-picture (Gemma 3), this key comes after the row's own. None: attention is causal, so each row sees keys up to its own.
+Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It may come after the row's own key if the tokens
+of a picture see the whole picture (Gemma 3). None: attention is causal, so each row sees keys up to its own.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def window_mass(
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T).
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores. sinks: ``[Hq]``. reach: ``[w]``.
+        scaling: factor of the scores.
+        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
     """
     rows = tail.shape[1]
     group = tail.shape[0] // key.shape[0]
@@ -143,7 +144,8 @@ def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, fi
     queries' own keys; over no other key.
 
     Args:
-        query: ``[Hq, n, D]``; key: ``[Hkv, S, D]``, the queries' own keys last.
+        query: ``[Hq, n, D]``.
+        key: ``[Hkv, S, D]``, the queries' own keys last.
         scaling: factor of the scores.
         sinks, first, last: ``sinks <= first < last <= S - n``.
     """
@@ -177,12 +179,13 @@ def half_window(
 ) -> Tensor:
     """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
 
-    Products, their scaling, probabilities and means are rounded to that dtype; the softmax, causal inside the window,
-    is float32. A few heads are computed at a time (``tiles.py``).
+    Dot products, scores, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is float32. A
+    few heads are computed at a time (``tiles.py``).
 
     Args:
-        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the
-            products; sinks: ``[Hq]``; reach: ``[w]``.
+        tail, key: ``[Hq, w, D]``, the prompt's last w queries (w <= T), and ``[Hkv, T, D]``.
+        scaling: factor of the dot products.
+        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads

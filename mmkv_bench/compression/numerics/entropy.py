@@ -15,7 +15,7 @@ from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 
 def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
-    """Return the mean over rows of the entropy of the attention map averaged over heads, every row seeing every key.
+    """Average an attention map without a causal mask over heads, and return the mean entropy of its rows.
 
     Args:
         query: ``[Hq, n, D]``, n >= 1 rows.
@@ -49,7 +49,8 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
     taken. There is no causal mask: the paper names none, and the maps are a diagnostic, not what the model computes.
 
     Args:
-        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
+        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated.
+        scaling: factor of the scores.
         types: int ``[T]``, 0 text, above 0 visual; both must occur.
 
     Raises:
@@ -68,7 +69,8 @@ def causal_entropy(
     """Return the mean over all heads and rows of the entropy of the layer's own attention (MEDA's released figure).
 
     Args:
-        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
+        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated.
+        scaling: factor of the scores.
         sinks: ``[Hq]``, see ``attention.py``; the entropy sums over keys only, not over the sink.
         reach: ``[T]``, see ``attention.py``.
     """
@@ -107,11 +109,11 @@ def top_mass(
     probabilities: exactly 1 if it sees at most ``top`` keys. Nothing larger than one tile (``tiles.py``) exists at any time.
 
     Args:
-        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.
+        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated; any floating dtype.
         scaling: factor of the scores.
         rows: ascending indices of the query rows that count, at least one.
         top: keys per row, 1 or more.
-        sinks: ``[Hq]``, see ``attention.py``; rows give less to keys, and rows that see few keys less than 1.
+        sinks: ``[Hq]``, see ``attention.py``; with sinks, the share is below 1 also for rows that see few keys.
         reach: ``[T]``, see ``attention.py``.
 
     Returns:

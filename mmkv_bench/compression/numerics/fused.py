@@ -73,8 +73,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
-    """Return the mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: keep query heads separate
-    (m = g); otherwise m = 1."""
+    """Return ``proxies.group_mass`` of all groups, float32 ``[Hkv, m, G, T]``. apart: whether query heads stay separate (m = g)
+    or not (m = 1)."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -101,7 +101,9 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
     """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``ordering.nucleus``.
 
     Args:
-        mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: whether ``cover`` is "left".
+        mass: float32 ``[Hkv, m, b, T]``, contiguous.
+        tau: fraction of the mass that a set covers.
+        left: whether ``cover`` is "left".
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 

@@ -5,8 +5,8 @@ Only ``fused.py`` imports this module; see there for what the kernels compute. E
 same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two numbers are kept per row, the
 maximum and the sum relative to it: at scores of some hundreds, as spread proxies have them, a single float32 would cost 1e-5.
 
-Products use the inputs' dtype and are summed in float32; float32 inputs are not multiplied as TF32. Scores are exponents of 2
-(``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not specialised: Triton
+Matrix multiplications use the inputs' dtype and sum in float32; float32 inputs are not multiplied as TF32. Scores are exponents
+of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not specialised: Triton
 would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change with every decode step.
 """
 

@@ -55,8 +55,8 @@ class JointMoments:
     def add(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> None:
         """Add ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` of a rotation that is undone first.
 
-        A few heads are added at a time, so that no temporary is larger than a tile; getting fresh memory from the system
-        for every block would take as long as the products.
+        A few heads are added at a time, so that no temporary is larger than a tile; getting fresh memory from the system for
+        every block would take as long as the matrix multiplications.
         """
         heads, total, dim = x.shape
         if not len(self._sum):

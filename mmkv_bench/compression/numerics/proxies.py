@@ -100,7 +100,7 @@ def adjusted_mass(
     rounding: torch.dtype | None = None,
     sinks: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Yield ``group_mass`` with a release's changes before the votes are cast.
+    """Yield ``group_mass``, changed as a released code changes it before the votes.
 
     Args:
         query, key, scaling, groups, per_query_head, rounding, sinks: see ``group_mass``.
@@ -138,8 +138,8 @@ def group_votes(
     """Count the groups whose covering set contains each key, float32 ``[Hkv, T]`` with integer values.
 
     Args:
-        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass`` (a key that ``drop_last``
-            leaves out gets no vote).
+        query, key, scaling, groups: see ``group_mass``.
+        adjust: keywords of ``adjusted_mass`` (a key that ``drop_last`` leaves out gets no vote).
         tau: fraction of a group's mass that its set covers.
         cover: see ``nucleus``.
     """
@@ -162,7 +162,8 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
     """Return the mass that each key receives from all groups together, float32 ``[Hkv, T]``, without sets and votes.
 
     Args:
-        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass``.
+        query, key, scaling, groups: see ``group_mass``.
+        adjust: keywords of ``adjusted_mass``.
     """
     total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):

@@ -75,9 +75,10 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
     """Average every kept entry with the entries that are merged into it; sums in float32.
 
     Args:
-        entries: ``[Hkv, n, D]``; index: int64 ``[Hkv, m]`` kept tokens, LEFT-padded with -1.
-        source: int64 ``[Hkv, k]`` tokens to merge; target: int64 ``[Hkv, k]`` the column of ``index`` that each of
-            these tokens is merged into, m for none.
+        entries: ``[Hkv, n, D]``.
+        index: int64 ``[Hkv, m]`` kept tokens, LEFT-padded with -1.
+        source: int64 ``[Hkv, k]`` tokens to merge.
+        target: int64 ``[Hkv, k]`` the column of ``index`` that each of these tokens is merged into, m for none.
 
     Returns:
         ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in

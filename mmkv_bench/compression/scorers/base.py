@@ -25,9 +25,10 @@ class Scorer(ABC):
         stochastic: the score depends on ``seed``; cells of other methods have no seed.
         needs_visual: prompts without visual tokens cannot be scored.
         negative: scores may be below 0, so that they cannot be used as shares of a sum.
-        resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``)
-            or a shorter text (``cut_prompt``). alone: the error message if such a method is used outside of a run.
-            over_budget: the fallback if even the smallest prompt exceeds the budget.
+        resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``) or a
+            shorter text (``cut_prompt``).
+        alone: the error message if such a method is used outside of a run.
+        over_budget: its fallback if even the smallest prompt exceeds the budget.
         streams: the scorer can score the stored entries of a stream: it reads no token types, and nothing that needs
             the whole prompt.
         asks_template: in a stream, scores use queries of the chat template's own tokens, fed after every chunk.
@@ -110,8 +111,9 @@ class Scorer(ABC):
         """Return the final scores of one layer, after the full cache has answered the prompt; called if ``needs.answer`` is set.
 
         Args:
-            score: what ``score`` returned during the prefill; mass: float32 ``[Hkv, T]``, the answer's attention to
-                each entry (``compression/listeners.py``), None when nothing was fed after the prefill.
+            score: what ``score`` returned during the prefill.
+            mass: float32 ``[Hkv, T]``, the answer's attention to each entry (``compression/listeners.py``), None when nothing was
+                fed after the prefill.
         """
         return score
 
