@@ -1,9 +1,9 @@
 """The attention functions that are registered with transformers: its own kernels, called with a mask that is mapped to
 the slots of a compressed cache.
 
-`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision
-tower keeps its implementation. A mask function is registered under the same names, because transformers makes no mask
-for a name without one, and padding would be attended to.
+`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision tower keeps
+its implementation. A mask function is registered under the same names: for a name without one transformers makes no mask, and
+padding would be attended to.
 """
 
 from __future__ import annotations

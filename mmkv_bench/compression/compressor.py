@@ -45,8 +45,8 @@ class Eviction(NamedTuple):
 
 @dataclass(frozen=True)
 class Compressor:
-    """One composed method. Without a scorer nothing is evicted: the method is `full`, or, with a decode policy that
-    quantises, a method without a budget whose size follows from its bits.
+    """One composed method. Without a scorer nothing is evicted and no budget applies: the method is `full`, or its decode policy
+    quantises all entries.
 
     Attributes:
         name: the name that tables show.

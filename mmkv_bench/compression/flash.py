@@ -1,4 +1,4 @@
-"""`attention=flash_attention_2`: functions of the flash-attn package behind our attention function.
+"""`attention=flash_attention_2`: functions of the flash-attn package, called by our attention function.
 
 These functions take no mask. The newest query belongs to a head's last slot, and each query sees the slots up to its
 own, except padding on the left. So the logical mask of a forward only marks padding, `[B, 1, 1, seen]`, and nothing of

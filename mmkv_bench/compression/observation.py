@@ -200,7 +200,7 @@ class Observation:
         self._shown += rows
 
     def go_on(self, held: int, rounds: int) -> None:
-        """Start behind entries that are already stored, so that statistics cover only the tokens that follow.
+        """Start after entries that are already stored, so that statistics cover only the tokens that follow.
 
         Args:
             held: number of stored slots.

@@ -71,8 +71,8 @@ _OVERRIDES = {
 
 
 def load() -> ModuleType:
-    """Import and return the installed kvpress. Importing kvpress changes transformers' attention functions for all models
-    of the process. The change is undone: only the library's masking needs it, but this package evicts entries.
+    """Import and return the installed kvpress. Importing kvpress changes transformers' attention functions for all models of the
+    process. The change is undone: it serves the library's masking, and this package evicts entries instead.
 
     Raises:
         ConfigError: kvpress is not installed, or cannot be imported with this package's versions.

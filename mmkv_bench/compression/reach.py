@@ -17,7 +17,7 @@ from mmkv_bench.errors import UnsupportedError
 
 
 def picture_ends(types: Tensor) -> Tensor:
-    """Return the last token of each visual token's run of visual tokens, and the token itself for text, int64 `[B, n]`.
+    """Return for each token the index of the last token of its run of visual tokens, for text its own index: int64 `[B, n]`.
 
     Args:
         types: int `[B, n]`, 0 text, above 0 visual.

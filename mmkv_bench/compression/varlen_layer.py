@@ -41,7 +41,7 @@ class VarlenLayer(CompressedLayer):
 
     _heads: tuple[int, int]  # B, Hkv
     _lengths: list[int]  # entries of each sequence when it was folded
-    _slack: int  # slots behind each sequence; `_appended` of them are filled
+    _slack: int  # slots after each sequence; `_appended` of them are filled
     _appended: int
     _starts: Tensor  # int32 [N + 1], where each sequence begins, and the end of the last one's slack
     _used: Tensor  # int32 [N], filled slots

@@ -1,7 +1,7 @@
 """Build a batch: its sequences are prefilled and compressed one by one and then joined, or all together.
 
-One by one, as a server admits requests, at most one full cache is in memory beside the compressed ones. Together, activations and
-a layer's full entries (all layers' entries, if a method compares layers) are in memory for all sequences at once.
+One by one, as a server admits requests, at most one full cache is in memory together with the compressed ones. Together,
+activations and a layer's full entries (all layers' entries, if a method compares layers) are in memory for all sequences at once.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def follow(
 def _logits(
     forward: Callable[..., Any], cache: CompressedCache, fed: Tensor, positions: Tensor, deadline: float | None
 ) -> Tensor:
-    """Feed tokens int64 `[R, n]` and return the logits behind the last of them, float32 `[R, V]`."""
+    """Feed tokens int64 `[R, n]` and return the logits of the last of them, float32 `[R, V]`."""
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout("decoding ran past timeout_s")
     output = forward(  # a compiled step would be traced again for other strides

@@ -33,7 +33,7 @@ class EncodedPrompt:
         question_text_before_cut: tokens of the message's text before its last image or video.
         controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
-        context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
+        context_tokens: tokens before the cut of a text prompt; None: it is cut after its visual tokens.
         template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
         words: token ids to feed before and after a context that is fed again; `NO_WORDS` if none is.
         document: prompts of all questions about the prompt's document; None if every protocol scores by the prompt's own.

@@ -161,7 +161,7 @@ class Driver:
     def _next(
         forward: Callable[..., Any], cache: CompressedCache, filled: FilledBatch, fed: Tensor, offset: int
     ) -> Tensor:
-        """Return the likeliest tokens after `fed`, whose first tokens are `offset` positions behind their prompts."""
+        """Return the likeliest tokens after `fed`, whose first tokens are `offset` positions after their prompts."""
         at = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
         return likeliest(forward(input_ids=fed, position_ids=at, past_key_values=cache, **COMMON), filled.broken)
 

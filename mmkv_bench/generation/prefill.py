@@ -219,7 +219,7 @@ def prefill_together(
     meter: Meter,
     reserve: int,
 ) -> list[Prefilled]:
-    """Prefill the context that several prompts begin with once, then the rest of each prompt behind it.
+    """Prefill the context that several prompts begin with once, then the rest of each prompt after it.
 
     All results share one cache, which holds the first prompt at the end. The first result has the seconds of all prefills, and
     the scores of scorers that need the context fed again.
@@ -310,8 +310,8 @@ def _recorded(
 def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache, candidates: int) -> Any:
     """Prefill a prompt and return the model's output for its last token.
 
-    A state cannot drop tokens. If layers have states and the tokens behind the first `candidates` will be fed again,
-    the prompt is fed in two parts, and copies of the states after the first part are restored.
+    A state cannot drop tokens. If layers have states and the tokens after the first `candidates` will be fed again, the prompt is
+    fed in two parts, and copies of the states after the first part are restored.
 
     Args:
         inputs: arguments of the model's forward.
@@ -348,8 +348,8 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
     """Replace scores and allocators' summaries of the first prefill by their means over all prefills, and its times by
     their sums.
 
-    Columns of scores behind the context are dropped. A score that failed for one prompt counts as failed. Scores of a
-    replay know no question and stay those of the first prefill.
+    Columns of scores after the context are dropped. A score that failed for one prompt counts as failed. Scores of a replay know
+    no question and stay those of the first prefill.
 
     Args:
         made: prefills of prompts that begin with the same context.

@@ -1,9 +1,9 @@
 """protocol=turns: the questions of a document are asked in turn, in one conversation with the model's own answers.
 
-The first turn equals `query_aware`. Before each further question the previous turn is fed again in one piece, as a
-server prefills it: question and answer then follow the entries in the cache, every layer is scored by their queries,
-and no KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next
-question is fed on what is left, kept whole and counted apart.
+The first turn equals `query_aware`. Before each further question the previous turn is fed again in one piece, as a server
+prefills it: question and answer then follow the entries in the cache, every layer is scored by their queries, and no KV head
+keeps more than the budget. So earlier turns compete with the document for the same entries. The next question is fed on what is
+left, kept whole and counted separately.
 """
 
 from __future__ import annotations

@@ -24,7 +24,12 @@ WIDTH = {448: 21, 336: 16, 224: 12}
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a page. heading: drawn larger or bold; indent: drawn further to the right."""
+    """A line of a page.
+
+    Attributes:
+        heading: drawn larger or bold.
+        indent: drawn further to the right.
+    """
 
     cells: tuple[str, ...]
     heading: bool = False
@@ -37,8 +42,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its only right answer. task: value, row or change. entry: number of the document's entry that is asked
-    about.
+    """A question with its only right answer.
+
+    Attributes:
+        task: value, row or change.
+        entry: number of the document's entry that is asked about.
     """
 
     task: str

@@ -45,13 +45,13 @@ class Prefix(Allocator):
             fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries per KV head more or fewer than its
             budget, plus the error of the profile's ratios (more under ``reading=released`` alone).
 
-    Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
-    and rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 %
-    for "10 %" of LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not
-    released. Its per-sample search stops within 5 tokens of the total, counts two protected entries beside each prefix,
-    scales the EVICTED counts and rounds them down; here the kept ratios are scaled, as the paper's text says, and that
-    search is not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are not
-    parameters. Prompts of a few tokens are divided like all others, so that no budget is exceeded.
+    Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget and
+    rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 % for "10 %" of
+    LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not released. Its per-sample search
+    stops within 5 tokens of the total, counts two protected entries in addition to each prefix, scales the EVICTED counts and
+    rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is not reproduced. Tables 7 and 9
+    (spread of R_l, instruction lengths) analyse profiles: they are not parameters. Prompts of a few tokens are divided like all
+    others, so that no budget is exceeded.
     """
 
     calibrated_by = "prefixkv"

@@ -20,11 +20,11 @@ from mmkv_bench.errors import ConfigError
 class Pyramid(Allocator):
     """PyramidKV (arXiv 2406.02069): caps fall linearly from the first layer to the last.
 
-    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w`` remain on
-    average. The last layer gets ``low = base / beta`` and the first ``high = 2 * base - low``; if a prompt is so short
-    that ``high > n - w``, then ``high = n - w`` and ``low = 2 * base - high``. Layer l of L gets
-    ``high - l * (high - low) / (L - 1)`` entries beside the window, in every KV head: base on average, so the model
-    holds exactly C per KV head. Caps are known before any layer is scored and depend on the prompt's length.
+    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w`` remain on average. The
+    last layer gets ``low = base / beta`` and the first ``high = 2 * base - low``; if a prompt is so short that ``high > n - w``,
+    then ``high = n - w`` and ``low = 2 * base - high``. Layer l of L gets ``high - l * (high - low) / (L - 1)`` entries in
+    addition to the window, in every KV head: base on average, so the model holds exactly C per KV head. Caps are known before any
+    layer is scored and depend on the prompt's length.
 
     Args:
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; equal to the selector's window.

@@ -34,11 +34,11 @@ class HeavyHitters(DecodePolicy):
 
     Paper and code: the authors' release implements it in two files. ``h2o_hf/utils_real_drop/modify_llama.py`` accumulates and
     evicts as this class does: entries are dropped together with their sums. ``h2o_hf/utils_hh/modify_llama.py`` stores every
-    entry and masks those that it would evict, with sizes that are fractions of the prompt. ElasticCache's release, behind the H2O
-    rows of PrefixKV's tables, decodes differently. It has one gathered score for all layers and heads, which is not re-indexed
-    when the prompt is reduced, so that its minimum selects other tokens than those it was measured on; and the size follows the
-    ratio as the answer grows. That depends on an accident of buffer indices and is not reproduced; its selection after the
-    prefill is ``method=h2o reading=released``.
+    entry and masks those that it would evict, with sizes that are fractions of the prompt. ElasticCache's release, which made the
+    H2O rows of PrefixKV's tables, decodes differently. It has one gathered score for all layers and heads, which is not
+    re-indexed when the prompt is reduced, so that its minimum selects other tokens than those it was measured on; and the size
+    follows the ratio as the answer grows. That depends on an accident of buffer indices and is not reproduced; its selection
+    after the prefill is ``method=h2o reading=released``.
     """
 
     share: float = 0.5

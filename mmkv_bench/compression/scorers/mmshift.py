@@ -28,7 +28,7 @@ class MMShiftScorer(Scorer):
     """MM-ShiftKV (sections 3.2.1 to 3.2.3, equations 4 to 11, algorithm 1): decode-aware importance from the prefill.
 
     Per layer, N hidden states ``h_i = mu + gamma * sigma * eps_i`` are drawn around the prompt's own statistics (eq. 5),
-    projected by the layer's query projection and rotated at positions behind the prompt (eq. 6). Each attends to all T keys (eq.
+    projected by the layer's query projection and rotated at positions after the prompt (eq. 6). Each attends to all T keys (eq.
     7). The proxies form G groups of n = N / G consecutive ones; the attention mass of a group is the sum over its proxies (eq.
     8), and every key in the smallest set that covers the fraction tau of it gets one vote (eq. 9). With a(q_last) the attention
     of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)`` (eq. 11). The selector keeps the last token and the C - 1
@@ -36,10 +36,10 @@ class MMShiftScorer(Scorer):
     float64 for this reason: at 8 to 32 votes the steps of float32 (1e-6) are larger than most anchors; even those of float64 are
     larger than the smallest anchors. Extra memory is O(T): groups are streamed.
 
-    Choices where the paper is open: mu and sigma are those of the query projection's input, that is AFTER the input
-    norm, over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma;
-    bias and query norm are the module's own; proxy i (from 0) is i + 1 positions behind the last token, all mrope axes
-    advanced together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets.
+    Choices where the paper is open: mu and sigma are those of the query projection's input, that is AFTER the input norm, over
+    all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma; bias and query norm are
+    the module's own; proxy i (from 0) is i + 1 positions after the last token, all mrope axes advanced together; eps is drawn
+    once per (seed, sample, layer) and shared by heads and budgets.
 
     Args:
         samples: N, proxy queries per layer (table 8).
@@ -70,8 +70,8 @@ class MMShiftScorer(Scorer):
         expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
         layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
         last_tokens: number of last tokens that mu and sigma are computed over, 0 = all T.
-        plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state,
-            at positions 1 to 16 behind it, form one group.
+        plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state, at
+            positions 1 to 16 after it, form one group.
         calibration: data for ``centring=global`` and ``expansion=layer`` (in a configuration ``auto``, the model's committed
             artefact, or a path): the content of an artefact made by ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per
             layer E floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
