@@ -178,9 +178,9 @@ def follow(
         cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens, stepwise=True)
         cache = cache if step is None else fixed_view(cache, pool_of(model))
     token, at = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
-    # Rows that have ended leave the batch: at once with policies, which cost time, otherwise when they are half of
-    # it and worth a copy of the others. In low precision all shapes stay constant, because a change of shape alone can
-    # flip a token; likewise for a graph.
+    # Ended rows leave the batch: with policies, which take time, at once; otherwise when they are half of the rows, which is
+    # worth copying the others. In low precision all shapes stay constant, because a change of shape alone can flip a token.
+    # They also stay constant for a compiled step.
     alive, shrinks = list(range(len(rows))), model.dtype == torch.float32 and step is None
     while True:
         if acting:

@@ -88,9 +88,9 @@ class Engine:
         self.session = Session(model, None, attention=attention, packs=step is None)
         weight = next(model.parameters())
         self.device = weight.device
-        self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
+        self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> (key, prefill) of its last document
         self._streams: dict[Hashable, Held] = {}
-        self._conversations: dict[str, Conversation] = {}  # of the last document
+        self._conversations: dict[str, Conversation] = {}  # cell -> its latest conversation
         # results of the last document's questions that have not been asked yet
         self._answered: dict[tuple[Hashable, ...], Results] = {}
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
@@ -330,7 +330,7 @@ class Engine:
                 self._fail([cell], results, error)
                 continue
             (full_forks if fork.index is None else forks).append(fork)
-        if prefilled.shared:  # with the document's next question
+        if prefilled.shared:  # the document's next question needs it
             return forks, full_forks
         for done_with in (prefilled.orders, prefilled.failures):  # raised errors refer to the prefill
             done_with.clear()

@@ -234,7 +234,7 @@ class ForkMeasures:
             fill(results, cache, len(results), protocol, stepwise=False)
 
     def _floor(self, protocol: str, results: Sequence[ForkResult]) -> None:
-        # In half precision the shape of a batch moves numbers; stepping is as far from one pass as shapes go.
+        # In half precision results depend on the shape of a batch; stepping is the shape that differs most from one pass.
         stepwise = self.group.model.dtype != torch.float32
         copy = copied(self.prefilled, protocol, self.group.reserve(protocol))
         self._fill_fidelity(results, copy, 1, protocol, stepwise)

@@ -89,7 +89,7 @@ _VISION_NAMES = ("visual", "vision_tower", "vision_model")
 
 @contextmanager
 def vision_clock(model: nn.Module, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Make the vision tower's forward pass the phase `vision`; does nothing for a text model."""
+    """Measure the vision tower's forward pass as the phase `vision`; does nothing for a text model."""
     inner = getattr(model, "model", model)
     tower = next((getattr(inner, name) for name in _VISION_NAMES if hasattr(inner, name)), None)
     if tower is None:

@@ -63,7 +63,12 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """The output of a single run: `sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session."""
+    """The output of a single run.
+
+    Attributes:
+        sequences: int64 `[B, T + new]`, prompts and answers.
+        logits: float32 `[B, V]` for each new token.
+    """
 
     sequences: Tensor
     logits: tuple[Tensor, ...]

@@ -26,8 +26,8 @@ from mmkv_bench.protocols import Lengths, protocol
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
 STACKED = ("pixel_values", "pixel_attention_mask")
-"""Names of the model inputs of a medium, for families that can be read as streams: pixels and grids; for `STACKED`, frames
-of one size `[1, frames, ...]`, pixels and their mask."""
+"""Names of the model inputs of a medium, for families that can be read as streams: pixels and grids; for `STACKED`, pixels of
+frames of one size, `[1, frames, ...]`, and their mask."""
 _ROUNDING = 1e-9
 
 

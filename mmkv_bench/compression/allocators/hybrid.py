@@ -35,9 +35,9 @@ class HeadClasses:
         threshold: "absolute": theta itself; "quantile": the theta-quantile (linear interpolation) of the scores of all
             KV heads of the model, so that about the fraction theta of the heads is dynamic.
         classes: "hybrid"; "static" or "dynamic" makes all heads one kind (table 4).
-        calibration: ``{"theta": value}`` measured on the model, in place of theta (null = theta); absolute only. A
-            configuration names the artefact: ``auto`` (the committed artefact of the model) or a path; an artefact that
-            was not loaded refuses to work.
+        calibration: ``{"theta": value}`` measured on the model, in place of theta (null = theta); absolute only. A configuration
+            names the artefact: ``auto`` (the committed artefact of the model) or a path; until it is loaded, nothing can be
+            classified.
 
     Paper: the text calls theta "quantile-based, tuned on a validation set"; its appendix sweeps 0.75 to 0.95 on scores
     that cluster at the upper end, which only an absolute cutoff explains. That is the default.
@@ -274,7 +274,7 @@ class Hybrid(Allocator):
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:
-        """Return numbers in proportion to which the static heads divide their budget, exactly."""
+        """Return the exact weights by which the static heads divide their budget."""
         alpha, scores = _exact(self.alpha), [Fraction(value) for value in sparsity]
         total = sum(scores)
         return [alpha * total + (1 - alpha) * len(scores) * score for score in scores]

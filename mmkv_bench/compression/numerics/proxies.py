@@ -66,7 +66,7 @@ def group_mass(
                     scores = scores.mean(1, keepdim=True).to(rounding).float()
                 mass += scores.sum(3)
                 continue
-            # Sum over rows as a product with the softmax factors: no normalised copy of the tile.
+            # Multiplying by the softmax factors sums over rows without a normalised copy of the tile.
             sums = torch.matmul(weight.unsqueeze(-2), scores).squeeze(-2)  # [Hkv, g, b, T]
             mass += sums if per_query_head else sums.mean(1, keepdim=True)
         yield mass if rounding is None else mass.to(rounding).float()
