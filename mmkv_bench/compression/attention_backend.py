@@ -73,8 +73,7 @@ def _eager(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(Q K^T * scaling + mask) V with the softmax in float32. Needed because transformers does not register its
-    eager function.
+    """Compute softmax(Q K^T * scaling + mask) V with a float32 softmax; transformers registers no eager function.
 
     s_aux: `[Hq]`, learned sinks: one more column of scores, without a value (gpt-oss). As in that model, the softmax then runs in
     the dtype of the scores, after the row's maximum is subtracted.

@@ -64,8 +64,7 @@ class StateCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """A requested budget: entries per KV head, or a fraction of the prompt. `1` is one entry, `1.0` is everything; neither kind
-    is ever converted into the other.
+    """A requested budget, in entries per KV head or as a fraction. `1` is one entry, `1.0` everything; neither becomes the other.
 
     in_bytes: the text of a budget that was requested in bytes; `entries` is then the number of entries that it allows.
     """

@@ -45,8 +45,7 @@ class Eviction(NamedTuple):
 
 @dataclass(frozen=True)
 class Compressor:
-    """One composed method. Without a scorer nothing is evicted and no budget applies: the method is `full`, or its decode policy
-    quantises all entries.
+    """One composed method. Without a scorer nothing is evicted and no budget applies: it is `full`, or only quantises.
 
     Attributes:
         name: the name that tables show.
@@ -290,8 +289,8 @@ class Compressor:
             n_layers: number of layers of the model.
             refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
                 candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
-            order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None: it
-                is computed here.
+            order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None:
+                sort here.
             summaries: layer -> what the allocator's `summary` returned for it (see `Context`).
             asked: the fraction of T that was requested as budget; None for a budget in entries.
 

@@ -93,8 +93,8 @@ class FixedLayer(CompressedLayer):
         return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
 
     def shape(self, padded: bool, rounded: bool) -> StorageShape:
-        """Return the shape of the storage that `fix` needs. padded: whether some layer of the cache has padding. rounded: see
-        `bucket`."""
+        """Return the storage's shape for `fix`. padded: whether a layer of the cache has padding; rounded: whether `bucket`
+        applies."""
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
         slots = bucket(self.capacity) if rounded else self.capacity
@@ -231,8 +231,7 @@ class FixedLayer(CompressedLayer):
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
     """Move a cache to storage of fixed size, taken from `pool`, so that `torch.compile` traces its decode step once.
 
-    All layers get the same kind of mask. rounded: round the number of slots up to a bucket, so that prompts of similar length
-    share storage.
+    All layers get the same kind of mask. rounded: round slots up (`bucket`), so that prompts of similar length share storage.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"

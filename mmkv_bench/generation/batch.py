@@ -171,8 +171,7 @@ def fill(
 
 
 def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
-    """Return the likeliest next tokens, int64 `[B, 1]`, after waiting for them; append to `broken` whether the logits contain
-    NaN."""
+    """Return the likeliest next tokens, int64 `[B, 1]`, after waiting for them; append to `broken` whether logits are NaN."""
     broken.append(output.logits.isnan().any())
     chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
     chosen.tolist()

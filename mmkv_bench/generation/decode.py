@@ -27,10 +27,7 @@ from mmkv_bench.generation.rules import DecodeRules
 
 @dataclass
 class Decoded:
-    """Tokens of one fork.
-
-    entries: number of entries in all its layers when its answer ended; None if they were not counted.
-    """
+    """Tokens of one fork. entries: number of entries in its layers when its answer ended; None if not counted."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -167,8 +164,7 @@ def follow(
     Args:
         leads: the rows of each question. The caches of several questions are joined, which empties them.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        acting: whether the rows, which are then of one question, have decode policies. If so, the entries of each row are counted
-            when its answer ends.
+        acting: whether the rows (then of one question) have decode policies. The entries of each are counted when it ends.
         step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
             answer. Not for rows with policies.
     """
@@ -226,8 +222,7 @@ def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least:
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
-    """Count the entries of rows that have just ended. This cannot wait: policies also act on ended rows that stay in the
-    batch."""
+    """Count the entries of rows that have just ended, because policies also act on ended rows that stay in the batch."""
     ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.compressed]).sum(0)

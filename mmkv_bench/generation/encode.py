@@ -126,8 +126,7 @@ class DocumentPrompts:
         return (replace(self.questions[0].context(context), identity=self.identity),)
 
     def known(self, rule: Protocol) -> str:
-        """Return the column `question_known`: numbers of the questions that the scores know, or `none`, `generic`,
-        `paraphrase`."""
+        """Return the column `question_known`: numbers of known questions, or `none`, `generic`, `paraphrase`."""
         match rule.knows:
             case "first":
                 return str(self.first)

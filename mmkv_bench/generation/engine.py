@@ -238,8 +238,7 @@ class Engine:
         meter: Meter,
         reserve: int,
     ) -> Prefilled:
-        """Return the prefill of the first of `sources`, with scores and summaries that are means over all of them; they share the
-        context."""
+        """Return the prefill of the first source, with scores and summaries that are means over all. They share the context."""
         name = cells[0].protocol
         each = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
         if len(sources) == 1:

@@ -48,8 +48,7 @@ def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
 
 
 class Recording:
-    """The listener of a shared prefill: it keeps, of each layer, only the scores `[Hkv, prefilled]` of every distinct scorer and
-    the small summaries of allocators.
+    """The listener of a shared prefill: keeps only each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
 
     A scorer or allocator that fails ends only the cells that use it: its exception is kept under its key.
     """
@@ -105,8 +104,7 @@ class Recording:
         self.seconds[key] += self.now() - start
 
     def replay(self, text: nn.Module, words: ReplayText, prompt: PromptBatch) -> None:
-        """Replace the scores of scorers that feed the context again (`needs.replay`). The time of its own replay counts for each
-        of them."""
+        """Replace the scores of scorers that feed the context again (`needs.replay`), each charged the time of its own replay."""
         for key, cell in self._alive(self.scorers):
             scorer, lengths = cell.compressor.eviction.scorer, self.lengths[cell.protocol]
             if scorer.needs.replay:
@@ -164,8 +162,7 @@ class Prefilled:
         return self.prompt.length
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
-        """Return `selector.order` of one score's first `candidates` columns, for all layers; it is sorted once for all
-        budgets."""
+        """Return `selector.order` of a score's first `candidates` columns, for all layers; sorted once for all budgets."""
         # If `order` is a static function, no parameter changes the order. As a method, it may use parameters.
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
@@ -174,8 +171,8 @@ class Prefilled:
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
-        """Return position ids of `count` text tokens for `rows` forks (`following`). offset: of the first of them from the last
-        prefilled token; 0 or less if it is fed again."""
+        """Return position ids of `count` text tokens (`following`). offset: of the first from the last prefilled token; at most 0
+        if fed again."""
         return following(self.last_positions, offset, count, rows)
 
 
@@ -278,8 +275,7 @@ def _recorded(
 
     Args:
         output: the model's output for the prompt's last token.
-        timed: recordings whose seconds of scoring are subtracted from the meter's prefill; if empty, the result has no times and
-            nothing is replayed.
+        timed: recordings whose scoring time is subtracted from the prefill's; if empty, nothing is timed or replayed.
     """
     positions, logits = session.position_ids, output.logits[0, -1].float()
     if bool(logits.isnan().any()):

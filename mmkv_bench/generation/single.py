@@ -63,12 +63,8 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """The output of a single run.
-
-    Attributes:
-        sequences: int64 `[B, T + new]`, prompts and answers.
-        logits: float32 `[B, V]` for each new token.
-    """
+    """The output of a single run: `sequences` int64 `[B, T + new]`, `logits` float32 `[B, V]` of each new token, and the
+    session."""
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
@@ -99,8 +95,7 @@ def generate_alone(
         inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
         context: tokens before the cut, for protocols that cut the prompt.
         answer: `answer_of_full` of the same arguments; None: computed here if the compressor needs it.
-        compile_config: configuration of a compiled decode step, on a cache of fixed capacity; None: decode eagerly, as always if
-            a decode policy acts (`stays_eager`).
+        compile_config: configuration of a compiled decode step; None: decode eagerly, as always if a decode policy acts.
         replay: see `attach`.
         generation: further arguments of `generate()`, for greedy decoding.
 

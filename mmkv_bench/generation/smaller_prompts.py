@@ -42,8 +42,8 @@ def check_way(way: Any) -> str | None:
 
 
 def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new_tokens: int) -> int | None:
-    """Return the most tokens that a prompt may have: the lower of the configured limit and the context without the answer. None:
-    no limit."""
+    """Return the most tokens of a prompt: the lower of the configured limit and the context without the answer (None: no
+    limit)."""
     limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
     limits += [] if max_context is None else [max_context - max_new_tokens]
     return min(limits, default=None)

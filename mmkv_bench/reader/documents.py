@@ -24,12 +24,7 @@ WIDTH = {448: 21, 336: 16, 224: 12}
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a page.
-
-    Attributes:
-        heading: drawn larger or bold.
-        indent: drawn further to the right.
-    """
+    """A line of a page. heading: drawn larger or bold; indent: drawn further to the right."""
 
     cells: tuple[str, ...]
     heading: bool = False

@@ -63,8 +63,8 @@ class Start:
 
 
 class DecodePolicy(ABC):
-    """A rule for what happens to the entries while an answer is decoded. It builds layers, which carry its state and act in the
-    hooks of ``CompressedLayer``.
+    """A rule for the entries while an answer is decoded: it builds layers that carry its state and act in ``CompressedLayer``'s
+    hooks.
 
     Such a layer holds one sequence. A prompt within its budget is decoded from the full cache, without the policy,
     unless the policy quantises.

@@ -73,8 +73,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
-    """Return ``proxies.group_mass`` of all groups, float32 ``[Hkv, m, G, T]``. apart: whether query heads stay separate (m = g)
-    or not (m = 1)."""
+    """Return ``proxies.group_mass`` of all groups, ``[Hkv, m, G, T]``. apart: whether query heads stay separate (m = g, else
+    1)."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
