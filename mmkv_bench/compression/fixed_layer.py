@@ -93,8 +93,7 @@ class FixedLayer(CompressedLayer):
         return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
 
     def shape(self, padded: bool, rounded: bool) -> StorageShape:
-        """Return the storage's shape for `fix`. padded: whether a layer of the cache has padding; rounded: whether `bucket`
-        applies."""
+        """Return the storage's shape for `fix`. padded: whether a layer of the cache has padding. rounded: see `fix`."""
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
         slots = bucket(self.capacity) if rounded else self.capacity

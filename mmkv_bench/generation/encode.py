@@ -36,7 +36,7 @@ class EncodedPrompt:
         context_tokens: tokens before the cut of a text prompt; None: it is cut after its visual tokens.
         template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
         words: token ids to feed before and after a context that is fed again; `NO_WORDS` if none is.
-        document: prompts of all questions about the prompt's document; None if every protocol scores by the prompt's own.
+        document: prompts of all questions about the prompt's document; None if all protocols score by the prompt's own question.
     """
 
     identity: str

@@ -283,7 +283,7 @@ class Engine:
     def _forks(
         self, asked: Sequence[tuple[PrefillGroup, Results]], cells: Sequence[CellSpec], extras: ExtraMeasures
     ) -> None:
-        """Answer questions with all cells, from prefills that exist, and fill the results.
+        """Answer questions with all cells, each from its prefill, and fill the results.
 
         asked: each question's prefill and its results by cell; more than one question only of the same document.
         """

@@ -173,8 +173,7 @@ class ForkMeasures:
         """Record the full cache's distributions, and measure the cells that keep everything.
 
         Args:
-            whole: decoded forks of this protocol that keep everything; if there are none, the full cache's answer is decoded
-                here.
+            whole: decoded forks of this protocol that keep everything; if none, the full cache's answer is decoded here.
             wanted: whether forks of this protocol will be compared with the full cache.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]

@@ -63,8 +63,7 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """The output of a single run: `sequences` int64 `[B, T + new]`, `logits` float32 `[B, V]` of each new token, and the
-    session."""
+    """The output of a single run: `sequences` int64 `[B, T + new]`, per new token `logits` float32 `[B, V]`, the session."""
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
