@@ -22,8 +22,7 @@ class Lengths:
         prefilled: tokens that pass the model, and are scored, before anything is evicted; at most `prompt`, except
             where scores know other questions (`Protocol.needs_questions`).
         reduced: T, the tokens that the budget C and all ratios refer to.
-        candidates: n, the tokens that can be kept. Later tokens are fed again on the reduced cache, at their true
-            positions.
+        candidates: n, the tokens that can be kept. Later tokens are fed again on the reduced cache, at their true positions.
     """
 
     prompt: int
@@ -43,7 +42,7 @@ class Lengths:
 
     @property
     def appended(self) -> int:
-        """Count the fed tokens whose entries are counted apart from C."""
+        """Count the fed tokens whose entries are not part of C."""
         return self.prompt - self.reduced
 
     @property
@@ -56,14 +55,13 @@ class Protocol(ABC):
     """A rule that splits a prompt into parts that are prefilled, reduced and fed again.
 
     Class attributes:
-        name: value of `protocol=`. about: one line for help and tables of protocols.
-        cuts: the prompt is cut behind its visual tokens, or behind the document that its dataset names (`context_key`);
-            a prompt without either, or without text after it, is refused.
+        name: value of `protocol=`.
+        about: one line for help and tables of protocols.
+        cuts: the prompt is cut after its visual tokens, or after the document that its dataset names (`context_key`); a prompt
+            without either, or without text after it, is refused.
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
-        caveat: table note on scores of compressed cells; None: the note only states the share of tokens from the full
-            prefill.
-        prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that only
-            evict.
+        caveat: table note on scores of compressed cells; None: the note only states the share of tokens from the full prefill.
+        prefills_again: kept entries come from a second prefill that sees kept entries only; for methods that only evict.
         converses: a document's questions are asked in turn, in one conversation.
         diagnostic: explains the other protocols; its scores do not rank methods.
         streams: the context arrives in chunks, and no KV head has more entries than the budget after any of them.
@@ -114,7 +112,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
-        """Split a prompt of `prompt` tokens; a protocol that cuts splits behind the first `context` tokens."""
+        """Split a prompt of `prompt` tokens; a protocol that cuts splits after the first `context` tokens."""
 
 
 OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase", "turns")
@@ -136,9 +134,9 @@ class Paper(Protocol):
 class QueryAgnostic(Protocol):
     """A protocol that compresses the context before the question is known.
 
-    Only the context (the prompt up to its last visual token and that token's closing marker, or up to the end of a text
-    prompt's document) is prefilled, scored and reduced; T, C and ratios refer to it. The question is fed on the reduced
-    cache, kept whole and counted apart.
+    Only the context (the prompt up to its last visual token and that token's closing marker, or up to the end of a text prompt's
+    document) is prefilled, scored and reduced; T, C and ratios refer to it. The question is fed on the reduced cache, kept whole
+    and counted separately.
     """
 
     name = "query_agnostic"
@@ -154,10 +152,10 @@ class QueryAgnostic(Protocol):
 class QueryAware(Protocol):
     """`query_agnostic` with scores that know the question; the difference between the two is the value of knowing it.
 
-    The whole prompt is prefilled and scored, then the context alone is reduced. T, C, ratios, protected tokens and
-    windows refer to the context. The question's entries are dropped, and the question is fed again on the reduced
-    cache, kept whole and counted apart. Attention is causal, so the context's entries equal those of `query_agnostic`:
-    knowing the question changes only which of them stay.
+    The whole prompt is prefilled and scored, then the context alone is reduced. T, C, ratios, protected tokens and windows refer
+    to the context. The question's entries are dropped, and the question is fed again on the reduced cache, kept whole and counted
+    separately. Attention is causal, so the context's entries equal those of `query_agnostic`: knowing the question changes only
+    which of them stay.
     """
 
     name = "query_aware"
@@ -172,10 +170,10 @@ class QueryAware(Protocol):
 class Stream(QueryAgnostic):
     """A protocol that reads a video in chunks under a hard cap, then asks the question.
 
-    The budget is the cap: after every chunk no KV head of any layer has more entries. Evicted entries are gone for all
-    later chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is
-    evicted. Entries that stay keep their positions, unless `StreamSettings.positions` moves them together. The question
-    is fed at the end, kept whole and counted apart.
+    The budget is the cap: after every chunk no KV head of any layer has more entries. Evicted entries are gone for all later
+    chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is evicted. Entries that
+    stay keep their positions, unless `StreamSettings.positions` moves them together. The question is fed at the end, kept whole
+    and counted separately.
     """
 
     name = "stream"
@@ -290,10 +288,9 @@ class QueryParaphrase(QueryAware):
 class Turns(QueryAware):
     """A protocol that asks the questions of a document in turn, in one conversation with the model's own answers.
 
-    The first turn equals `query_aware`. After each answer every KV head is cut back to the budget: the document's
-    entries and those of earlier questions and answers compete, scored by the queries of the turn that has ended. The
-    next question is fed on what is left, kept whole and counted apart. Documents take turns in which of their questions
-    comes first.
+    The first turn equals `query_aware`. After each answer every KV head is cut back to the budget: the document's entries and
+    those of earlier questions and answers compete, scored by the queries of the turn that has ended. The next question is fed on
+    what is left, kept whole and counted separately. Documents take turns in which of their questions comes first.
     """
 
     name = "turns"
@@ -323,7 +320,7 @@ NAMES = tuple(_PROTOCOLS)
 SINGLE = tuple(name for name, one in _PROTOCOLS.items() if not one.needs_questions)
 """Protocols that need only the prompt's own question."""
 CUTTING = tuple(name for name, one in _PROTOCOLS.items() if one.cuts)
-"""Protocols that cut the prompt behind its context; `WHOLE` are the others."""
+"""Protocols that cut the prompt after its context; `WHOLE` are the others."""
 WHOLE = tuple(name for name in NAMES if name not in CUTTING)
 FED_ONCE = tuple(name for name, one in _PROTOCOLS.items() if one.feeds_once)
 """Protocols in which no token passes the model twice."""

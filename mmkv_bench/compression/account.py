@@ -21,7 +21,8 @@ class LayerAccount:
         metadata: bytes of positions, scales, minima and mean keys.
         held: bytes of all tensors of the layer, on the device and the host, free slots and buffers included.
         padding: bytes of `held` that store no entry.
-        read, moved: see `CompressedLayer.read_nbytes`, `moved_nbytes`; useful: `read` without padding.
+        read, moved: see `CompressedLayer.read_nbytes` and `moved_nbytes`.
+        useful: `read` without padding.
     """
 
     entries: Tensor
@@ -60,7 +61,8 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
     """Count each row of a layer without a decode policy as if the row were stored alone; all rows are counted at once.
 
     Args:
-        slack: number of free slots that a row would have if stored alone. fed: for each row, see `account`.
+        slack: number of free slots that a row would have if stored alone.
+        fed: for each row, see `account`.
 
     Raises:
         ValueError: the layer has fewer free slots than `slack`.

@@ -1,9 +1,9 @@
 """The attention functions that are registered with transformers: its own kernels, called with a mask that is mapped to
 the slots of a compressed cache.
 
-`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision
-tower keeps its implementation. A mask function is registered under the same names, because transformers makes no mask
-for a name without one, and padding would be attended to.
+`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision tower keeps
+its implementation. A mask function is registered under the same names: for a name without one transformers makes no mask, and
+padding would be attended to.
 """
 
 from __future__ import annotations
@@ -73,11 +73,10 @@ def _eager(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers does not register its eager
-    function.
+    """Compute softmax(Q K^T * scaling + mask) V with a float32 softmax; transformers registers no eager function.
 
-    s_aux: `[Hq]`, learned sinks, one more column of scores without a value (gpt-oss). The softmax then runs in the
-    dtype of the scores, on differences to the row's maximum, as in that model.
+    s_aux: `[Hq]`, learned sinks: one more column of scores, without a value (gpt-oss). As in that model, the softmax then runs in
+    the dtype of the scores, after the row's maximum is subtracted.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -100,11 +99,11 @@ def _eager(
 def _sdpa(
     module: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call transformers' `sdpa`, if possible without its copies of keys and values for the query heads of a group.
+    """Call transformers' `sdpa`, where possible without copying keys and values for each query head of a group.
 
-    mask: `[B|1, Hq|Hkv|1, n, slots]`. A single query's heads of a group become rows of one query, so that keys and
-    values are read once per KV head. This needs one mask per KV head, or one for all heads (a fixed layer's). Without a
-    mask it is done for long caches on a CPU only, whose kernel would read them once per query head.
+    mask: `[B|1, Hq|Hkv|1, n, slots]`. A single query's heads of a group become rows of one query, so that keys and values are
+    read once per KV head. This needs one mask per KV head, or one for all heads (a fixed layer's). Without a mask this is done
+    only for long caches on a CPU, whose kernel would read keys and values once per query head.
     """
     heads, new = key.shape[1], query.shape[2]
     groups = query.shape[1] // heads
@@ -158,8 +157,7 @@ def _around(base: str) -> Kernel:
 
 
 def register(base: str) -> str:
-    """Register the attention and mask functions that wrap the implementation `base`; return the name they are
-    registered under.
+    """Register the attention and mask functions that wrap the implementation `base`; return the name they are registered under.
 
     Raises:
         UnsupportedError: `base` is not supported.

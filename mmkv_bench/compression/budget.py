@@ -64,7 +64,7 @@ class StateCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """A requested budget. `1` is one entry, `1.0` is everything; neither kind is ever converted into the other.
+    """A requested budget, in entries per KV head or as a fraction. `1` is one entry, `1.0` everything; neither becomes the other.
 
     in_bytes: the text of a budget that was requested in bytes; `entries` is then the number of entries that it allows.
     """
@@ -79,13 +79,11 @@ class Budget:
         """Read a budget from a config value.
 
         Args:
-            value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit
-                of bytes.
+            value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit of bytes.
             cost: the model's cost; None if it is not known.
 
         Raises:
-            ConfigError: anything else, 0, negative numbers and fractions above 1; bytes without a model, or too few
-                bytes.
+            ConfigError: anything else, 0, negative numbers and fractions above 1; bytes without a model, or too few bytes.
         """
         if isinstance(value, Budget):
             return value

@@ -4,10 +4,9 @@ Masks and positions always use logical coordinates. Each layer has `positions`, 
 (-1 marks a padding slot), and the attention function maps the logical mask through it. Kept indices ascend and ragged
 heads are padded on the left, so that a new token goes to the same last column of every head.
 
-Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter
-of its size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know the longest
-answer (the fork engine, and `generate_alone`) reserve its slots, so their layers never grow; the default slack is for
-all other callers.
+Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter of its
+size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know the longest answer (the fork
+engine, and `generate_alone`) reserve its slots, so their layers never grow; the default slack is for all other callers.
 """
 
 from __future__ import annotations
@@ -182,7 +181,7 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions[:, :, :kept] < 0).any())
 
     def forget(self, count: int) -> None:
-        """Drop the slots of the newest tokens in every head (they will be fed again); everything else stays."""
+        """Drop the slots of the `count` newest tokens in every head, because these will be fed again; everything else stays."""
         self.stored -= count
         self.seen -= count
 
@@ -227,8 +226,7 @@ class CompressedLayer(CacheLayerMixin):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its attention weights (or
-        None)."""
+        """Run the kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its attention weights (or None)."""
         return kernel(query, *self.attend(query, key, value, mask))
 
     # ------------------------------------------------------------------ what decode policies override
@@ -238,7 +236,9 @@ class CompressedLayer(CacheLayerMixin):
         """Return what the attention kernel reads in place of (key, value, logical mask).
 
         Args:
-            query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: the logical mask, see `visible`.
+            query: `[B, Hq, n, D]`, rotated.
+            key, value: what `update` returned.
+            mask: the logical mask, see `visible`.
 
         Returns:
             Keys and values `[B, Hkv, slots, D]`, and their mask `[B, Hq|Hkv|1, n, slots]` or None.
@@ -400,8 +400,8 @@ class CompressedCache(Cache):
         return cache
 
     def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
-        """Return a cache with this cache's kinds of layers: `compressed` in order, and copies of the layers `others`,
-        by index. rows: how often the only sequence of `others` is repeated."""
+        """Return a cache that has copies of `others` (index -> layer that is not compressed) at their indices, and `compressed`,
+        in order, at all other indices. rows: how often the only sequence of `others` is repeated."""
         rest = iter(compressed)
         layers = [
             states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0)) if i in others else next(rest)
@@ -434,8 +434,7 @@ class CompressedCache(Cache):
             self.layers[i] = states.mapped(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens that a layer has seen; for the default index 0, that the compressed layers have
-        seen."""
+        """Return the number of tokens that a layer has seen. Index 0, the default, stands for the first compressed layer."""
         if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
             return layer.get_seq_length()
         length: int = super().get_seq_length(layer_idx)

@@ -28,7 +28,8 @@ class Compaction:
     Keys are rotated by the difference, in float32, and rounded to the cache's dtype each time they move.
 
     Args:
-        positions: int64 `[axes, T]` of the whole stream. rope: the model's rotary embedding.
+        positions: int64 `[axes, T]` of the whole stream.
+        rope: the model's rotary embedding.
     """
 
     def __init__(self, positions: Tensor, rope: Rope):
@@ -40,8 +41,8 @@ class Compaction:
         """Assign new positions to the entries of a layer that stay; return the differences.
 
         Args:
-            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending. index: `[Hkv, m]` slots that
-                stay.
+            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending.
+            index: `[Hkv, m]` slots that stay.
 
         Returns:
             int64 `[axes, Hkv, m]`: how far each kept key must be rotated.

@@ -45,15 +45,13 @@ class Eviction(NamedTuple):
 
 @dataclass(frozen=True)
 class Compressor:
-    """One composed method. Without a scorer nothing is evicted: the method is `full`, or, with a decode policy that
-    quantises, a method without a budget whose size follows from its bits.
+    """One composed method. Without a scorer nothing is evicted and no budget applies: it is `full`, or only quantises.
 
     Attributes:
         name: the name that tables show.
         reading: `paper`, or `released` for what the released code does. A budget that only a released code exceeds is
             refused under `paper`.
-        decoding: the policy for the kept entries while the answer is decoded; None: they stay, and new entries are
-            appended.
+        decoding: the policy for the kept entries while the answer is decoded; None: they stay, and new entries are appended.
     """
 
     name: str
@@ -131,8 +129,7 @@ class Compressor:
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     def check_no_answer(self, protocol: str) -> None:
-        """Raise UnsupportedError if scores need the answer: under this protocol a document has several questions and
-        answers."""
+        """Raise UnsupportedError if scores need the answer: under this protocol a document has several questions and answers."""
         if self.needs.answer:
             raise UnsupportedError(
                 f"protocol={protocol} compresses a document for other questions than the answered one, but "
@@ -140,8 +137,7 @@ class Compressor:
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError if the method does more than evict entries, which the given protocol could not
-        repeat."""
+        """Raise UnsupportedError if the method does more than evict entries, which the given protocol could not repeat."""
         decoding, reducer, why = self.decoding, self.reducer, None
         if self.resamples:
             why = "evicts nothing"
@@ -160,8 +156,8 @@ class Compressor:
             )
 
     def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
-        """Raise UnsupportedError if the method or the protocol needs what a model's sliding or recurrent layers cannot
-        do, such as returning to an earlier state.
+        """Raise UnsupportedError if the method or the protocol cannot run on a model with sliding or recurrent layers, which for
+        instance cannot return to an earlier state.
 
         Args:
             owner: name of the model or family, for messages.
@@ -197,8 +193,7 @@ class Compressor:
 
     @property
     def version(self) -> int:
-        """Version of the method's results, from 1; each part whose results were changed raises it
-        (`Scorer.method_version`).
+        """Version of the method's results, from 1; each part whose results were changed raises it (`Scorer.method_version`).
 
         The version is a sum, so that a later change of one part shows, whatever the versions of the others.
         """
@@ -290,11 +285,12 @@ class Compressor:
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
             length: T, the number of tokens that the budget applies to; None: as many as were scored.
-            layers: the layers that `scores` belong to; n_layers: number of layers of the model.
+            layers: the layers that `scores` belong to.
+            n_layers: number of layers of the model.
             refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
                 candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
-            order: `selector.order` of the candidates of all given layers, one below the other, if the caller already
-                has it: int64 `[len(scores) * Hkv, T - refed]`.
+            order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None:
+                sort here.
             summaries: layer -> what the allocator's `summary` returned for it (see `Context`).
             asked: the fraction of T that was requested as budget; None for a budget in entries.
 

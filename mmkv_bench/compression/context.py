@@ -16,10 +16,11 @@ class Context:
 
     Attributes:
         budget: C, entries per KV head, including the entries of tokens that are fed again.
-        length: T, tokens of the prompt. refed: number of last tokens that will be fed again and are not candidates.
+        length: T, tokens of the prompt.
+        refed: number of last tokens that will be fed again and are not candidates.
         types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
-        summaries: layer -> what ``Allocator.summary`` returned. Scope "model": all layers; scope "layer": the layers so
-            far, so that an allocator can recompute what it carried from layer to layer.
+        summaries: layer -> what ``Allocator.summary`` returned. Scope "model": all layers; scope "layer": the layers so far, from
+            which an allocator can recompute what it carries from layer to layer.
         asked: the fraction of T that was requested as budget (C is its product with T, rounded down); None for a budget
             in entries.
     """

@@ -4,9 +4,8 @@ While a prompt is prefilled and reduced the layer works like any `CompressedLaye
 tokens are written in place, the number of filled slots is a tensor, attention reads the storage in its full width, and
 the mask comes from lengths. No shape and no Python number changes from step to step, so nothing is traced twice.
 
-A CUDA graph is recorded with addresses, and recorded again if they differ. So storages outlive a prompt (`Pool`), and
-the next prompt of the same shape is decoded at the same addresses. Two caches that live at once have two sets of
-storages.
+A CUDA graph is recorded with addresses, and recorded again if they differ. So a `Pool` keeps the storage after a prompt, and the
+next prompt of the same shape is decoded at the same addresses. Two caches that live at once have separate storage.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class FixedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer, not fixed yet, that shares the storage of another layer and does not change that layer's
-        lengths."""
+        """Return a layer, not fixed yet, that shares the storage of another layer and does not change that layer's lengths."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -95,7 +93,7 @@ class FixedLayer(CompressedLayer):
         return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
 
     def shape(self, padded: bool, rounded: bool) -> StorageShape:
-        """Return the shape of the layer's storage once it is fixed. rounded: slots are rounded up to a bucket."""
+        """Return the storage's shape for `fix`. padded: whether a layer of the cache has padding. rounded: see `fix`."""
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
         slots = bucket(self.capacity) if rounded else self.capacity
@@ -105,8 +103,7 @@ class FixedLayer(CompressedLayer):
     def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
         """Move the entries into the tensors of `room` and stop growing.
 
-        padding: number of padding slots of each head (`padding()`), or None; it must be None for all layers of a cache
-        or for none.
+        padding: number of padding slots of each head (`padding()`); None if no layer of the cache has any.
         """
         stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
         if (places := self._position_storage) is not None:  # tokens come in order: positions of free slots are known
@@ -231,9 +228,10 @@ class FixedLayer(CompressedLayer):
 
 
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
-    """Fix all layers of a cache of `FixedLayer`s, on storages of the pool. All layers get the same kind of mask, so
-    that the compiler traces one kind of layer. rounded: round the slots of a layer up to a bucket, so that prompts of
-    similar lengths share storages."""
+    """Move a cache to storage of fixed size, taken from `pool`, so that `torch.compile` traces its decode step once.
+
+    All layers get the same kind of mask. rounded: round slots up (`bucket`), so that prompts of similar length share storage.
+    """
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
     padding = [layer.padding(pads) for layer in layers]
@@ -247,10 +245,10 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
 
 
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
-    """Return a fixed cache with the content of another one.
+    """Move a cache to storage of fixed size, taken from `pool`, and return it as a new cache.
 
-    Layer by layer, the other cache's storages are released and replaced by the new ones. So the other cache becomes a
-    view of the new cache, and must not be used while that one is fed. rounded: see `fix`.
+    The old storage is released layer by layer. `cache` becomes a view of the new cache and must not be used while that one is
+    fed. rounded: see `fix`.
     """
     if cache.states:
         raise UnsupportedError(
@@ -324,15 +322,13 @@ class _Set:
 
 
 class Pool:
-    """A pool of storages of one model: a set of buffers, one per layer, is lent to a cache and reused by later
-    prompts."""
+    """A pool of storages of one model: a set of buffers, one per layer, is lent to a cache and reused by later prompts."""
 
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the most recently used is last
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
-        """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is
-        free."""
+        """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is free."""
         wanted = tuple(shapes)
         made = self._free(wanted)
         if made is None and any(one.shapes == wanted for one in self._sets):

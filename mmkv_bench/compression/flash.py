@@ -1,4 +1,4 @@
-"""`attention=flash_attention_2`: functions of the flash-attn package behind our attention function.
+"""`attention=flash_attention_2`: functions of the flash-attn package, called by our attention function.
 
 These functions take no mask. The newest query belongs to a head's last slot, and each query sees the slots up to its
 own, except padding on the left. So the logical mask of a forward only marks padding, `[B, 1, 1, seen]`, and nothing of
@@ -27,7 +27,8 @@ def check(attention: str | None, place: torch.device | str, dtype: torch.dtype |
     """Refuse what flash-attn cannot do. Does nothing if `attention` is another implementation.
 
     Args:
-        place: the model's device, and dtype: its precision; compiled: whether decode steps will be compiled.
+        place, dtype: device and precision of the model.
+        compiled: whether decode steps will be compiled.
 
     Raises:
         ConfigError: the package is not installed.
@@ -78,8 +79,8 @@ def padding_mask(
         attention_mask: bool `[B, seen]`, False where a token is padding.
 
     Returns:
-        bool `[B|1, 1, 1, seen]`, False where a token is padding; None if there is no padding, unless several tokens are
-            fed to a cache that has entries.
+        bool `[B|1, 1, 1, seen]`, False where a token is padding; None if there is no padding, except when several tokens are fed
+            to a cache that has entries.
 
     Raises:
         UnsupportedError: a mask that is not causal.
@@ -109,7 +110,8 @@ def attend(
     """Attend by flash-attn. Each query sees the slots up to its own, except padding on the left.
 
     Args:
-        query: `[B, Hq, n, D]` of the n newest slots; key, value: `[B, Hkv, slots, D]`, read in place.
+        query: `[B, Hq, n, D]` of the n newest slots.
+        key, value: `[B, Hkv, slots, D]`, read in place.
         mask: bool `[B|1, Hkv|1, 1, slots]`, False at the padding, which is on the left; None: no padding.
 
     Returns:

@@ -1,5 +1,4 @@
-"""torch, imported at the first use of one of its names, because commands that compute nothing also import parts of
-methods."""
+"""torch, imported at the first use of one of its names, because commands that compute nothing also import parts of methods."""
 
 from __future__ import annotations
 

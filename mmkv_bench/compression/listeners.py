@@ -37,12 +37,11 @@ class PrefillListener:
     """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
 
     Attributes:
-        accounts: layer -> counts of each stored row, taken from the tensors after the reduction and before anything is
-            fed.
-        slot_nbytes: bytes of one head's key and value in the full cache; state_nbytes: bytes of layers that are not
-            compressed.
-        fallbacks: for each row, names of what could not be done as configured; observed: the fallbacks that only the
-            layers' scores show.
+        accounts: layer -> counts of each stored row, taken from the tensors after the reduction and before anything is fed.
+        slot_nbytes: bytes of one head's key and value in the full cache.
+        state_nbytes: bytes of layers that are not compressed.
+        fallbacks: for each row, names of what could not be done as configured.
+        observed: for each row, the fallbacks that only the layers' scores show.
     """
 
     def __init__(
@@ -272,14 +271,14 @@ class AnswerAttention:
     Per layer it is summed over all tokens fed after the prefill, and averaged over the g query heads of a KV head. Each
     token's softmax runs over all entries that the token sees; only the prompt's columns are kept.
 
-    Those tokens would read a compressed cache. They are the answer's tokens except the last, which is never fed,
-    preceded under `strict` by the prompt's last token and under `query_agnostic` by the question.
+    The fed tokens are those that would read a compressed cache: the answer's, except its last, which is never fed; before them
+    the prompt's last token under `strict`, and the question under `query_agnostic`.
 
     Args:
         length: T, tokens of the prompt (of the context under `query_agnostic`).
 
     Attributes:
-        steps: tokens fed; 0 for an answer of one token under `paper`.
+        steps: number of tokens fed; 0 for an answer of one token under `paper`.
     """
 
     def __init__(self, length: int):
@@ -287,8 +286,12 @@ class AnswerAttention:
         self._mass: dict[int, Tensor] = {}
 
     def add(self, layer: int, query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None) -> None:
-        """Add the attention of one forward. query: `[1,Hq,n,D]`, rotated, of the last n of S tokens; key: `[1,Hkv,S,D]`
-        of all S tokens; sinks: `[Hq]`, see `Observation`.
+        """Add the attention of one forward.
+
+        Args:
+            query: `[1,Hq,n,D]`, rotated, of the last n of S tokens.
+            key: `[1,Hkv,S,D]` of all S tokens.
+            sinks: `[Hq]`, see `Observation`.
 
         Raises:
             UnsupportedError: a batch of several sequences, whose answers end at different times.

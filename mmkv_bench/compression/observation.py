@@ -44,7 +44,7 @@ class Needs:
     column_sums: bool = False  # causal attention column sums [Hkv,T], summed over a KV head's query heads
     queries: bool = False  # all post-RoPE queries [Hq,T,D], until the layer is done (query_joint: until all layers are)
     answer: bool = False  # attention of the full cache's own answer, known after the prefill: `Scorer.with_answer`
-    replay: bool = False  # the prompt fed again behind itself, after the prefill: `Scorer.from_replay`
+    replay: bool = False  # the context fed again after the prompt: `Scorer.from_replay`
     states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], as long as `queries`
 
     def __or__(self, other: Needs) -> Needs:
@@ -58,7 +58,8 @@ class Frames:
 
     Attributes:
         number: int64 ``[T]``, the temporal patch (for Qwen-VL a pair of frames) that a token belongs to, -1 for text.
-        cell: int64 ``[T]``, the token's index within that patch, 0 for text. size: number of cells of a patch.
+        cell: int64 ``[T]``, the token's index within that patch, 0 for text.
+        size: number of cells of a patch.
     """
 
     number: Tensor
@@ -70,9 +71,12 @@ class Frames:
 class Chunk:
     """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
 
-    query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's input
-    (after the input norm). cos, sin: [n,D] of this chunk, with the axes of mrope already combined. reach: int64 [n] on the CPU,
-    the last of the S tokens that each token attends to; None: every token attends up to itself.
+    Attributes:
+        query: [Hq,n,D], rotated.
+        key, value: [Hkv,S,D], rotated, ALL tokens so far.
+        hidden: [n,E], the attention module's input (after the input norm).
+        cos, sin: [n,D] of this chunk, with the axes of mrope already combined.
+        reach: int64 [n] on the CPU, the last of the S tokens that each token attends to; None: every token attends up to itself.
     """
 
     query: Tensor
@@ -92,8 +96,9 @@ class Observation:
     separate view (``seen_by``), so that no method depends on which other methods run.
 
     Args:
-        layer, layers: index of the layer, number of layers of the model.
-        needs: what is gathered; in a view, what its reader declared.
+        layer: index of the layer.
+        layers: number of layers of the model.
+        needs: statistics to gather; in a view, those that its reader declared.
         scaling: factor of the attention scores, usually ``head_dim ** -0.5``.
         length: T, tokens of the prompt (context tokens under ``query_agnostic``).
         token_types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
@@ -101,8 +106,7 @@ class Observation:
         future_rope: offsets ``[m]`` (1 = first position after the prompt's last token) -> cos, sin ``[m,D]``.
         identity: dataset and sample; seeds random streams.
         module: the layer's attention module, for scorers of other libraries that need it.
-        sinks: float32 ``[Hq]``, learned scores that take a share of each softmax and go to no key; None: there are
-            none.
+        sinks: float32 ``[Hq]``, learned scores that take a share of each softmax and go to no key; None: there are none.
 
     Attributes:
         frames: see ``so_far``; None outside of a stream.
@@ -149,7 +153,8 @@ class Observation:
         raises an error, and values that others memoised are absent.
 
         Args:
-            part: the scorer or allocator, which outlives the observation. needs: what this part declared.
+            part: the scorer or allocator, which outlives the observation.
+            needs: what this part declared.
             key: what else its results depend on (its key at the budget, the seed).
         """
         view = copy.copy(self)
@@ -195,17 +200,17 @@ class Observation:
         self._shown += rows
 
     def go_on(self, held: int, rounds: int) -> None:
-        """Start behind entries that are already stored, so that statistics cover only the tokens that follow.
+        """Start after entries that are already stored, so that statistics cover only the tokens that follow.
 
         Args:
-            held: number of stored slots. rounds: number of earlier evictions, which seeds random streams.
+            held: number of stored slots.
+            rounds: number of earlier evictions, which seeds random streams.
         """
         self._seen = self._shown = held
         self._rounds = rounds
 
     def begin_behind(self, context: Observation) -> None:
-        """Start with a copy of the statistics of `context`, the observed beginning that this prompt shares with other
-        prompts."""
+        """Start with a copy of the statistics of `context`, the observed beginning that this prompt shares with other prompts."""
         for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
             setattr(self, name, getattr(context, name))
         self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
@@ -214,14 +219,12 @@ class Observation:
     # ---- between the chunks of a stream
 
     def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
-        """Return a view of the layer in which the prompt ends with the tokens seen so far and has the stored entries; a
-        stream's scorers read this view.
+        """Return a view for a stream's scorers: the prompt ends with the newest token, and has the stored entries only.
 
         Args:
-            places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending. frames: their frames, if the stream
-                has any.
-            asked: number of last tokens that belong to the chat template: only their queries are the tail. 0: there are
-                none.
+            places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending.
+            frames: their frames, if the stream has any.
+            asked: number of last tokens that belong to the chat template: only their queries are the tail. 0: there are none.
         """
         view = copy.copy(self)
         view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
@@ -230,7 +233,7 @@ class Observation:
         return view
 
     def retain(self, index: Tensor) -> None:
-        """Follow an eviction: only the stored slots in ``index`` int64 ``[Hkv,m]`` (ascending, without padding) are left.
+        """Adapt to an eviction that left only the stored slots in ``index``, int64 ``[Hkv,m]``, ascending, without padding.
 
         The stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window
         stays causal.
@@ -355,8 +358,7 @@ class Observation:
 
     @property
     def column_sums(self) -> Tensor:
-        """``[Hkv,T]`` float32: number j is the attention of all T queries to key j, summed over queries and the g query
-        heads."""
+        """``[Hkv,T]`` float32: number j is the attention of all T queries to key j, summed over queries and the g query heads."""
         self._require(self.needs.column_sums, "column_sums")
         return self._complete(self._columns).clone()  # a copy, see `window_mass`
 
@@ -403,8 +405,7 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not
-        copied."""
+        """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not copied."""
         self._complete(self._key)
         pieces = self._pieces[name]
         if len(pieces) > 1:
@@ -424,8 +425,7 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Return ``text_over_budget`` if a head holds more text tokens than the budget; for methods that keep text before
-    frames."""
+    """Return ``text_over_budget`` if a head holds more text tokens than the budget; for methods that keep text before frames."""
     text = int((frames.number[obs.tokens] < 0).sum(-1).max())
     return ("text_over_budget",) if text > budget else ()
 
@@ -435,9 +435,11 @@ class Received:
     """Arguments of the text model's forward over a prompt.
 
     Attributes:
-        embeds: ``[B, T, E]``, with visual features in place. position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
-        visual: bool ``[B, T]``, True for tokens to whose hidden states the first layers add features (Qwen3-VL); None
-            if there are none. deepstack: per such layer ``[tokens, E]``.
+        embeds: ``[B, T, E]``, with visual features in place.
+        position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
+        visual: bool ``[B, T]``, True for tokens to whose hidden states the first layers add features (Qwen3-VL); None if there
+            are none.
+        deepstack: these features, per such layer ``[tokens, E]``.
     """
 
     embeds: Tensor
@@ -451,7 +453,9 @@ class PromptBatch:
     """One batch of prompts while it is being prefilled.
 
     Attributes:
-        total: padded prompt length; pads: left padding of each row; cache: receives the entries.
+        total: padded prompt length.
+        pads: left padding of each row.
+        cache: receives the entries.
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
         received: the text model's arguments, if a scorer needs a replay.
         context: an earlier batch whose tokens this batch begins with; its observations are copied in place of observing

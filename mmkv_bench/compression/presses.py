@@ -71,8 +71,8 @@ _OVERRIDES = {
 
 
 def load() -> ModuleType:
-    """Import and return the installed kvpress. Importing kvpress changes transformers' attention functions for all models
-    of the process. The change is undone: only the library's masking needs it, but this package evicts entries.
+    """Import and return the installed kvpress. Importing kvpress changes transformers' attention functions for all models of the
+    process. The change is undone: it serves the library's masking, and this package evicts entries instead.
 
     Raises:
         ConfigError: kvpress is not installed, or cannot be imported with this package's versions.
@@ -147,12 +147,12 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
     """Build the press of this name with these constructor arguments; a press inside it is built in the same way.
 
     Args:
-        where: name of the arguments in messages; inside: name of the press that takes this press as an argument, if
-            any.
+        where: name of the arguments in messages.
+        inside: name of the press that takes this press as an argument, if any.
 
     Raises:
-        ConfigError: an unknown press or argument, or arguments that the press does not take; UnsupportedError: a press
-            that cannot be run.
+        ConfigError: an unknown press or argument, or arguments that the press does not take.
+        UnsupportedError: a press that cannot be run.
     """
     classes = presses(library)
     if name not in classes:

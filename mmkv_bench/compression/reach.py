@@ -17,7 +17,7 @@ from mmkv_bench.errors import UnsupportedError
 
 
 def picture_ends(types: Tensor) -> Tensor:
-    """Return the last token of each visual token's run of visual tokens, and the token itself for text, int64 `[B, n]`.
+    """Return for each token the index of the last token of its run of visual tokens, for text its own index: int64 `[B, n]`.
 
     Args:
         types: int `[B, n]`, 0 text, above 0 visual.
@@ -31,7 +31,8 @@ def check_start(types: Tensor | None, start: int) -> None:
     """Raise UnsupportedError if a chunk of a prompt begins inside a picture, whose tokens attend to each other.
 
     Args:
-        types: types of all tokens so far, as in `picture_ends`; None: unknown. start: number of tokens before the chunk.
+        types: types of all tokens so far, as in `picture_ends`; None: unknown.
+        start: number of tokens before the chunk.
     """
     if types is not None and start and bool((types[:, start - 1 : start + 1] > 0).all(1).any()):
         raise UnsupportedError(

@@ -1,5 +1,4 @@
-"""Replay: feed the context of a prefilled prompt a second time, after the prompt and against its full cache, then drop
-it.
+"""Replay: feed the context of a prefilled prompt a second time, after the prompt and against its full cache, then drop it.
 
 The cache is not written to: each layer reads the stored entries and, during one forward, those of the fed tokens.
 Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. Fed tokens,
@@ -36,8 +35,7 @@ class ReplayText:
     Attributes:
         prefix: number of tokens of the chat template before the user's first text or picture, which are not fed again.
         whole: instruction to repeat the context. Empty for a prompt made from tokens.
-        part: instruction to repeat the part of the context that begins with the tokens fed directly after the
-            instruction.
+        part: instruction to repeat the part of the context that begins with the tokens fed directly after the instruction.
         tail: tokens that the chat template puts after a user's text.
     """
 
@@ -54,11 +52,14 @@ class Replay:
     """A context that can be fed again.
 
     Args:
-        text: the text model, with a session attached. words: token ids that surround the context.
-        prompt: the prefilled prompt, with its full cache. rule: its protocol. lengths: its lengths under this protocol.
+        text: the text model, with a session attached.
+        words: token ids that surround the context.
+        prompt: the prefilled prompt, with its full cache.
+        rule: its protocol.
+        lengths: its lengths under this protocol.
 
     Attributes:
-        end: number of tokens from the prompt's start to the context's end: the candidates, without the template's tail
+        end: number of tokens from the prompt's start to the context's end: the candidates, less the tokens that the template puts
             after a question.
 
     Raises:
@@ -136,8 +137,9 @@ class _Beside(CompressedLayer):
     """A layer that attends to the first entries of another layer and to the fed tokens, and stores neither.
 
     Args:
-        source: the layer that has all entries of the prompt. length: number of its entries to read. read: function that
-            is called with queries, keys and the scaling factor.
+        source: the layer that has all entries of the prompt.
+        length: number of its entries to read.
+        read: function that is called with queries, keys and the scaling factor.
     """
 
     def __init__(self, source: CompressedLayer, length: int, read: Callable[[Tensor, Tensor, float], None]):

@@ -38,8 +38,7 @@ class MaskedLayer(CompressedLayer):
         return torch.cat(parts, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
-        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`: additive if `mask` is additive, else
-        bool."""
+        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`: additive if `mask` is additive, else bool."""
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)
@@ -56,7 +55,8 @@ def prefilled_again(
     """Return keys and values of kept tokens from a second prefill.
 
     Args:
-        session: open on the model; what it has prefilled does not change. inputs: the whole prompt.
+        session: open on the model; what it has prefilled does not change.
+        inputs: the model's arguments for the whole prompt.
         kept: per layer int64 `[B, Hkv, m]`, ascending, padded on the left with -1.
 
     Returns:

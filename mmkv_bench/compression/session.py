@@ -67,16 +67,16 @@ class Session:
         identity: one name per row (dataset and sample id) that seeds the random streams.
         attention: `sdpa`, `eager` or `flash_attention_2`; the model's own when None.
         reserve: slots of slack for new tokens.
-        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled
-            (`compression/fixed_layer.py`); `reserve` then limits the answer. Has no effect while `answer` collects what
-            each step attends to.
+        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed_layer.py`);
+            `reserve` then limits the answer. Has no effect while `answer` collects what each step attends to.
         packs: heads with different lengths may be stored back to back, without padding, if the device can read them so
             (`compression/varlen_layer.py`). Set it to False if a fixed view of the cache will be decoded from. It has
             no effect with attention=eager.
 
     Raises:
-        UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be
-            wrapped, fused projections; what flash-attn cannot do. ConfigError: flash-attn is not installed.
+        UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be wrapped,
+            fused projections; what flash-attn cannot do.
+        ConfigError: flash-attn is not installed.
     """
 
     def __init__(
@@ -190,8 +190,7 @@ class Session:
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
-        """Observe the tokens that are fed next to a cache with entries of one sequence, until it has seen `total`
-        tokens."""
+        """Observe the tokens that are fed next to a cache with entries of one sequence, until it has seen `total` tokens."""
         self.expect(listener, None, identity)
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
@@ -199,12 +198,12 @@ class Session:
     def go_behind(
         self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
     ) -> None:
-        """Observe the rest of a prompt whose beginning, the context, was observed before and still has its entries in
-        the cache.
+        """Observe the rest of a prompt whose beginning, the context, was observed before and still has its entries in the cache.
 
         Args:
             context: the session's `prompt` after the context was fed, as the first chunk of a longer prompt.
-            total: tokens of the whole prompt. types: int `[1, total]`.
+            total: tokens of the whole prompt.
+            types: int `[1, total]`.
         """
         self.expect(listener, types, identity)
         self.cache, self._forgotten = context.cache, 0
@@ -361,8 +360,7 @@ class Session:
         return self.listener
 
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
-        """Observe one layer's part of a prompt chunk; called by the attention function, which has the post-RoPE
-        queries."""
+        """Observe one layer's part of a prompt chunk; called by the attention function, which has the post-RoPE queries."""
         prompt, index = self.prompt, self.full.index(module.layer_idx)  # scorers and listeners count compressed layers
         if self.answer is not None and (prompt is None or prompt.complete):
             self.answer.add(index, query, layer.keys, module.scaling, sinks_of(module))
@@ -500,12 +498,13 @@ def attach(
 
     Args:
         model: a supported model in eval mode; it is not changed.
-        compressor: what to keep; budget: how much, None only for `full`.
-        protocol: a name of `mmkv_bench.protocols`. The caller feeds the tokens that are fed again (`Lengths.fed`; under
-            `strict` the last token, whose slot is dropped after scoring), gives the model the context alone under
-            `query_agnostic`, and puts entries of a second prefill into the cache under `masked`
-            (`compression/second_prefill.py`).
-        seed: seed of stochastic scorers; options: arguments of `Session`.
+        compressor: the method.
+        budget: how much to keep; None only for methods without a budget, such as `full`.
+        protocol: a name of `mmkv_bench.protocols`. The caller feeds the tokens that are fed again (`Lengths.fed`; under `strict`
+            the last token, whose slot is dropped after scoring), gives the model the context alone under `query_agnostic`, and
+            puts entries of a second prefill into the cache under `masked` (`compression/second_prefill.py`).
+        seed: seed of stochastic scorers.
+        options: arguments of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first (`query_agnostic`):
             decode policies act on the tokens after the prompt.
         answer: attention of the full cache's answer to this prompt, for scorers that need it; None: there is none.

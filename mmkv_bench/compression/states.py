@@ -1,9 +1,7 @@
-"""Layers that are not compressed, in models that also have compressed layers: transformers' sliding windows and
-recurrent states.
+"""Layers that are not compressed, in models that also have compressed layers: transformers' sliding windows and recurrent states.
 
-Both store a state of a whole sequence. They cannot forget a token by dropping slots, and `crop(-1)` of a recurrent
-state returns without any effect. A caller that feeds tokens again must restore a copy that was made before these
-tokens.
+Both store a state of a whole sequence. They cannot forget a token by dropping slots, and `crop(-1)` of a recurrent state returns
+without any effect. A caller that feeds tokens again must restore a copy that was made before these tokens.
 """
 
 from __future__ import annotations
@@ -80,8 +78,7 @@ def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors(layer: Any) -> list[Tensor]:
-    """Return the tensors of a layer that is not compressed: convolution and recurrent states, or keys and values of a
-    window."""
+    """Return the tensors of a layer that is not compressed: convolution and recurrent states, or keys and values of a window."""
     if isinstance(layer, LinearAttentionLayer):
         return [one for name in _STATES for one in getattr(layer, name).values() if one is not None]
     return [layer.keys, layer.values] if layer.is_initialized and layer.keys is not None else []

@@ -23,8 +23,8 @@ _SEARCHED = 4096  # largest budget tried in the search for one that holds a meth
 class StreamLayer(CompressedLayer):
     """A layer of a stream. All heads have the same number of entries.
 
-    Masks are made over stored slots: every slot is older than the current chunk, so that a mask grows with the cap and
-    the chunk, and not with the stream.
+    Masks cover stored slots, not all tokens seen: every stored slot is older than the current chunk. So a mask grows with the cap
+    and the chunk, and not with the stream.
     """
 
     def copied(self) -> Self:
@@ -50,11 +50,11 @@ class StreamListener:
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
-        asked: tokens of the chat template that are fed after every chunk for their queries, and dropped in the same
-            layer.
+        asked: number of chat-template tokens that are fed after every chunk for their queries, and dropped in the same layer.
         compaction: moves the entries that stay; None: they keep their positions.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
-        rounds: chunks after which entries were evicted; evicted: evicted entries of all layers and heads.
+        rounds: number of chunks after which entries were evicted.
+        evicted: number of evicted entries of all layers and heads.
         fallbacks: names of what could not be done as configured, as the layers' scores showed.
     """
 
@@ -116,7 +116,7 @@ class StreamListener:
         self.entries_max, self.entries_peak = max(self.entries_max, stored), max(self.entries_peak, stored)
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Do nothing: every layer was cut back after its chunk."""
+        """Do nothing: `layer_full` has cut every layer back."""
 
     def kept(self) -> list[Tensor]:
         return []

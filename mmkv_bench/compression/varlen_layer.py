@@ -35,14 +35,13 @@ class VarlenLayer(CompressedLayer):
     Sequence `b * Hkv + h` is head h of row b; there are N of them.
 
     Attributes:
-        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return
-            padded copies.
+        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return padded copies.
         stored: filled slots of the longest sequence.
     """
 
     _heads: tuple[int, int]  # B, Hkv
     _lengths: list[int]  # entries of each sequence when it was folded
-    _slack: int  # slots behind each sequence; `_appended` of them are filled
+    _slack: int  # slots after each sequence; `_appended` of them are filled
     _appended: int
     _starts: Tensor  # int32 [N + 1], where each sequence begins, and the end of the last one's slack
     _used: Tensor  # int32 [N], filled slots
@@ -172,8 +171,7 @@ class VarlenLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError if a mask hides stored entries. A mask does so only if questions of several lengths
-        were padded."""
+        """Raise UnsupportedError if a mask hides stored entries, as it does only if questions of several lengths were padded."""
         places = self.slot_positions().flatten(1)
         visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
         if bool((~visible & (places >= 0)).any()):
@@ -259,8 +257,12 @@ class VarlenLayer(CompressedLayer):
 class Sequences(NamedTuple):
     """Tensors of a layer whose N = B * Hkv heads are stored one after the other, in the form that the kernel reads.
 
-    keys, values: `[slots, D]`; starts: int32 `[N + 1]`, where each sequence begins; used: int32 `[N]`, filled slots of
-    each sequence; longest: most filled slots of a sequence; heads: B and Hkv.
+    Attributes:
+        keys, values: `[slots, D]`.
+        starts: int32 `[N + 1]`, where each sequence begins.
+        used: int32 `[N]`, filled slots of each sequence.
+        longest: most filled slots of a sequence.
+        heads: B and Hkv.
     """
 
     keys: Tensor
@@ -275,7 +277,8 @@ def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> 
     """Attend by torch's `varlen_attn`: each query sees the entries of its head up to its own slot.
 
     Args:
-        query: `[B, Hq, n, D]` of the n newest tokens. layer: its `sequences()` already include the new tokens.
+        query: `[B, Hq, n, D]` of the n newest tokens.
+        layer: its `sequences()` already include the new tokens.
 
     Returns:
         `[B, n, Hq, D]`, and no weights.

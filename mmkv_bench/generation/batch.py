@@ -1,8 +1,7 @@
 """Build a batch: its sequences are prefilled and compressed one by one and then joined, or all together.
 
-One by one, as a server admits requests, at most one full cache is in memory beside the compressed ones. Together,
-activations and a layer's full entries (all layers' entries, if a method compares layers) are in memory for all
-sequences at once.
+One by one, as a server admits requests, at most one full cache is in memory together with the compressed ones. Together,
+activations and a layer's full entries (all layers' entries, if a method compares layers) are in memory for all sequences at once.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ class PrefillTimer:
     """Marks of one prefill in the device's stream.
 
     Attributes:
-        start: before the forward pass. prefilled: the text model and all compression have ended.
-        end: the first tokens, if they come from the prefill, are on the host too.
+        start: before the forward pass.
+        prefilled: after the text model and all compression.
+        end: after the first tokens are on the host, if they come from the prefill.
     """
 
     start: Mark
@@ -58,11 +58,12 @@ class FilledBatch:
     """A batch of prefilled and compressed prompts.
 
     Attributes:
-        caches: one per sequence, or one for all. last: position ids of the prompts' last tokens, `[..., B, 1]`.
+        caches: one per sequence, or one for all.
+        last: position ids of the prompts' last tokens, `[..., B, 1]`.
         first: int64 `[B, 1]`, the first tokens; None if they are decoded from the reduced cache (`strict`).
-        useful: bytes of keys and values, without padding, that the first decode step reads. fallback: the method's
-            fallbacks.
-        broken: bool scalars on the device, True if logits from which a token was chosen contained NaN.
+        useful: bytes of keys and values, without padding, that the first decode step reads.
+        fallback: the method's fallbacks.
+        broken: bool scalars on the device, one per chosen token: True if the logits contained NaN.
     """
 
     caches: list[CompressedCache] = field(default_factory=list)
@@ -74,7 +75,7 @@ class FilledBatch:
     broken: list[Tensor] = field(default_factory=list)
 
     def add(self, cache: CompressedCache, made: PrefillListener) -> None:
-        """Add a cache, of one prompt or of all, that the listener has just compressed."""
+        """Add a cache (of one prompt, or of all) that the listener `made` has just compressed."""
         self.caches.append(cache)
         self.useful += sum(row.useful for layer in made.accounts.values() for row in layer)
         self.fallback += [name for names in (*made.fallbacks, *made.observed) for name in names]
@@ -91,19 +92,18 @@ class FilledBatch:
 class PromptPlaceholders:
     """Stand-ins for prompts in a pass that only counts memory.
 
-    Only `distinct` prompts (at least two) and the last one are prefilled. For the others, copies of their caches in
-    separate storages are used. Such a pass holds as many bytes as the real one, except padding if heads keep different
-    lengths.
+    Only `distinct` prompts (at least two) and the last one are prefilled. For the others, copies of their caches in separate
+    storages are used. Such a pass holds as many bytes as the real one, except padding if heads keep different lengths.
 
     Attributes:
-        alike: counts a second tensor if a first one is counted (`Counters.alike`).
+        alike: function (one, other) that counts the tensor `other` if `one` is counted (`Counters.alike`).
     """
 
     distinct: int
     alike: Callable[[Tensor, Tensor], None] = lambda one, other: None
 
     def lay(self, prompt: EncodedPrompt, same: EncodedPrompt) -> None:
-        """Count a prompt if a prompt of equal shape is counted."""
+        """Count each tensor of `prompt` if the same tensor of `same`, a prompt of equal shape, is counted."""
         for name, tensor in {**same.inputs, "types": same.types}.items():
             self.alike(tensor, {**prompt.inputs, "types": prompt.types}[name])
 
@@ -124,9 +124,10 @@ def fill(
 
     Args:
         session: made by `attach`, with slots for the answer if nothing is joined.
-        prompts: each is moved to the device for its prefill only. together: prefill all prompts in one forward pass.
-        candidates: tokens that are not fed again (`Lengths`).
-        first: the first tokens are taken from the prefill's logits, and brought to the host at once.
+        prompts: each is moved to the device for its prefill only.
+        together: prefill all prompts in one forward pass.
+        candidates: number of tokens of a prompt that are not fed again (`Lengths`).
+        first: choose the first tokens from the prefill's logits and copy them to the host.
         copies: stand-ins for prompts that are not prefilled.
 
     Raises:
@@ -170,8 +171,7 @@ def fill(
 
 
 def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
-    """Return the likeliest next tokens, int64 `[B, 1]`, once they are on the host as well. NaN checks are appended to
-    `broken`."""
+    """Return the likeliest next tokens, int64 `[B, 1]`, after waiting for them; append to `broken` whether logits are NaN."""
     broken.append(output.logits.isnan().any())
     chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
     chosen.tolist()

@@ -27,7 +27,7 @@ from mmkv_bench.generation.rules import DecodeRules
 
 @dataclass
 class Decoded:
-    """Tokens of one fork. entries: number of its layers' entries when the last token was chosen, if that was counted."""
+    """Tokens of one fork. entries: number of entries in its layers when its answer ended; None if not counted."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -51,7 +51,7 @@ class _Chooser:
         self.ids = prompt_ids.expand(rows, -1) if reads_ids else None
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Append the next token of every unfinished row. logits: float32 `[R, V]`. Returns int64 `[R, 1]`."""
+        """Return the next tokens, int64 `[R, 1]`, from logits float32 `[R, V]`; append them to the rows that have not ended."""
         broken = logits.isnan().any(-1).tolist()
         if self.ids is not None:
             logits = self.processors(self.ids, logits)
@@ -87,7 +87,9 @@ class Lead:
     """Rows of one question whose prompt tokens have been fed, and whose first new token is chosen.
 
     Attributes:
-        cache: what the rows have stored. token: int64 `[R, 1]`. positions: position ids of `token`, `[..., R, 1]`.
+        cache: what the rows have stored.
+        token: int64 `[R, 1]`, the first new token of each row.
+        positions: position ids of `token`, `[..., R, 1]`.
     """
 
     model: nn.Module
@@ -110,7 +112,8 @@ def decode(
     """Decode `rows` forks of one question whose reduced entries are in `cache`.
 
     Args:
-        group: see `lead`. deadline, acting, step: see `follow`.
+        group: see `lead`.
+        deadline, acting, step: see `follow`.
         pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless answers are sampled.
 
     Returns:
@@ -159,10 +162,9 @@ def follow(
     """Decode the rows of one or several questions to the end of their answers, as one batch.
 
     Args:
-        leads: their rows, question by question. The caches of several questions are joined and emptied.
+        leads: the rows of each question. The caches of several questions are joined, which empties them.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        acting: the rows, of one question, have decode policies; the entries of each row are counted when its answer
-            ends.
+        acting: whether the rows (then of one question) have decode policies. The entries of each are counted when it ends.
         step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
             answer. Not for rows with policies.
     """
@@ -172,9 +174,9 @@ def follow(
         cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens, stepwise=True)
         cache = cache if step is None else fixed_view(cache, pool_of(model))
     token, at = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
-    # Rows that have ended leave the batch: at once with policies, which cost time, otherwise when they are half of
-    # it and worth a copy of the others. In low precision all shapes stay constant, because a change of shape alone can
-    # flip a token; likewise for a graph.
+    # Ended rows leave the batch: with policies, which take time, at once; otherwise when they are half of the rows, which is
+    # worth copying the others. In low precision all shapes stay constant, because a change of shape alone can flip a token.
+    # They also stay constant for a compiled step.
     alive, shrinks = list(range(len(rows))), model.dtype == torch.float32 and step is None
     while True:
         if acting:
@@ -196,7 +198,7 @@ def follow(
 def _logits(
     forward: Callable[..., Any], cache: CompressedCache, fed: Tensor, positions: Tensor, deadline: float | None
 ) -> Tensor:
-    """Feed tokens int64 `[R, n]` and return the logits behind the last of them, float32 `[R, V]`."""
+    """Feed tokens int64 `[R, n]` and return the logits of the last of them, float32 `[R, V]`."""
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout("decoding ran past timeout_s")
     output = forward(  # a compiled step would be traced again for other strides
@@ -211,7 +213,7 @@ def _logits(
 
 
 def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:
-    """Take ended rows out of the cache if there are at least `least`; return the numbers of the rows that stay."""
+    """Remove ended rows from the cache if there are at least `least` of them; return the numbers of the rows that stay."""
     stay = [place for place, row in enumerate(alive) if not rows[row].done]
     if len(alive) - len(stay) < least:
         return alive
@@ -220,7 +222,7 @@ def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least:
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
-    """Count the entries of rows that have just ended; the policies of rows that stay in the batch continue to act."""
+    """Count the entries of rows that have just ended, because policies also act on ended rows that stay in the batch."""
     ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.compressed]).sum(0)
@@ -246,8 +248,8 @@ def _mode(device: torch.device, backend: str | Callable[..., Any]) -> str | None
 class CompiledStep:
     """The forward pass of one token per row, compiled at its first call; called like the model (`decode=compiled`).
 
-    On CUDA the pass is replayed as a CUDA graph. One program is compiled for one row and one for several, for ragged
-    heads and for equal ones. Capacities and rows are symbolic, so the next prompt reuses the program.
+    On CUDA the pass is replayed as a CUDA graph. One row and several rows have separate programs, and so do ragged and equal
+    heads. Capacities and numbers of rows are symbolic, so the next prompt reuses the program.
 
     Args:
         model: has a session attached, with a cache of fixed capacity (`compression/fixed_layer.py`).
@@ -280,7 +282,8 @@ class Sampler:
     samples, other cells or the device. Neither top-k nor top-p is applied.
 
     Args:
-        seed: one of `SEEDS`. identity: dataset and sample id.
+        seed: one of `SEEDS`.
+        identity: dataset and sample id.
     """
 
     def __init__(self, seed: int, identity: str, temperature: float = TEMPERATURE):

@@ -33,11 +33,10 @@ class EncodedPrompt:
         question_text_before_cut: tokens of the message's text before its last image or video.
         controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
-        context_tokens: tokens before the cut of a text prompt; None: it is cut behind its visual tokens.
+        context_tokens: tokens before the cut of a text prompt; None: it is cut after its visual tokens.
         template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
-        words: token ids around a context that is fed again; `NO_WORDS` if none is.
-        document: all questions of the prompt's document, if protocols share or score by them; None: only the prompt's
-            own.
+        words: token ids to feed before and after a context that is fed again; `NO_WORDS` if none is.
+        document: prompts of all questions about the prompt's document; None if all protocols score by the prompt's own question.
     """
 
     identity: str
@@ -70,7 +69,7 @@ class EncodedPrompt:
         return replace(self, inputs=inputs, types=self.types.to(device))
 
     def context(self, length: int) -> EncodedPrompt:
-        """Return the first `length` tokens with all visual inputs, which must be within them."""
+        """Return the prompt cut to its first `length` tokens, which must include all visual tokens."""
         cut = {
             name: tensor[:, :length] if tensor.ndim == 2 and tensor.shape == self.input_ids.shape else tensor
             for name, tensor in self.inputs.items()
@@ -85,13 +84,13 @@ class DocumentPrompts:
     Attributes:
         identity: dataset and document; seeds the random streams of a compression that belongs to no question.
         number: number of the prompt's own question, from 0.
-        questions: one prompt per question. first: number of the question for which `query_first` compresses.
-        generic: the document with a fixed instruction, None if its dataset has none. paraphrases: each question
-            paraphrased, empty if its dataset has none.
-        turns: for each question of `order` but the first, the tokens of the chat template between an answer and the
-            next one, int64 `[1, n]`; empty unless the questions are turns of a conversation.
-        waiting: numbers of questions that will be asked next, with the same cells and measures as `number`, so that
-            all of them may be answered together.
+        questions: one prompt per question.
+        first: number of the question for which `query_first` compresses.
+        generic: the document with a fixed instruction in place of a question; None if there is none or no protocol needs it.
+        paraphrases: each question in other words; empty if there are none or no protocol needs them.
+        turns: for each question of `order` but the first, the tokens between the answer before it and its own answer, int64
+            `[1, n]`; empty unless the questions are turns of a conversation.
+        waiting: numbers of the questions that will be asked next with the same cells and measures, and may be answered now.
     """
 
     identity: str
@@ -110,7 +109,7 @@ class DocumentPrompts:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Number of tokens of the longest prompt."""
         return max(prompt.length for prompt in self.questions)
 
     def scoring(self, rule: Protocol, context: int) -> tuple[EncodedPrompt, ...]:
@@ -127,7 +126,7 @@ class DocumentPrompts:
         return (replace(self.questions[0].context(context), identity=self.identity),)
 
     def known(self, rule: Protocol) -> str:
-        """Return what the scores know, in the form of rows: numbers of questions, or `none`, `generic`, `paraphrase`."""
+        """Return the column `question_known`: numbers of known questions, or `none`, `generic`, `paraphrase`."""
         match rule.knows:
             case "first":
                 return str(self.first)
@@ -171,16 +170,15 @@ def encode(
     """Encode messages and their media with the processor and its chat template.
 
     Args:
-        messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images` and
-            `videos`.
+        messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images` and `videos`.
         videos: see `video_inputs.frames_of`; frames are sampled here, and the processor uses all of them.
         max_prompt_tokens: longest prompt that is allowed.
-        frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own
-            limit is for the whole video. share: factor of the images' sides or tiles and of the frames, see
-            `Family.smaller_images`.
-        context: text behind which protocols that cut split a prompt without media; "" for none.
-        shared: reuses the processed media of an earlier prompt with the same media, made with this processor.
-        replays: the prompt will be fed again (`Needs.replay`), so it gets `words`.
+        frames: most frames of a video, None = 32.
+        video_max_pixels: most pixels of one frame, for processors whose own limit is for the whole video.
+        share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
+        context: text after which a prompt without media is cut, for protocols that cut; "" for none.
+        shared: made with this processor; reuses the processed media of an earlier prompt with the same media.
+        replays: fill `words`, because a scorer will feed the context again (`Needs.replay`).
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does
@@ -233,10 +231,9 @@ def encode(
 
 
 def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> int | None:
-    """Count the prompt's first tokens that do not depend on the text after the context; None if the context does not
-    occur.
+    """Return the number of tokens up to the end of the context; None if the context does not occur.
 
-    A token across the end of the context belongs to the question.
+    A token that spans the end of the context, or that depends on the text after it, belongs to the question.
     """
     start = text.find(context)
     if start < 0:
@@ -298,7 +295,8 @@ def _shorter(processor, images: Sequence, videos: Sequence) -> str:
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:
-    """Refuse a question that spells a media marker itself (`<image>`): it would get the features of another place."""
+    """Refuse a prompt without exactly one marker per image and video. If its text contains a marker such as `<image>`, the model
+    would put an image's features there."""
     for kind, wanted in (("image", images), ("video", videos)):
         marker = getattr(processor, f"{kind}_token", None)
         count = text.count(marker) if marker else wanted
@@ -334,7 +332,7 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
 
 
 def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: Tensor) -> int:
-    """Count the prompt's last tokens that the chat template puts after the last text of the messages."""
+    """Count the prompt's last tokens, which the chat template puts after the last text of the messages; 0 if they are unknown."""
     written = [part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()]
     if not written or written[-1] not in text:
         return 0
@@ -348,7 +346,7 @@ PART = "\n\nRepeat the part of the previous context exactly, starting with "
 
 
 def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt) -> ReplayText:
-    """Return the token ids around a replay of the prompt's context."""
+    """Return the token ids that are fed before and after the prompt's context when it is fed again."""
     tokenizer, ids = getattr(processor, "tokenizer", processor), prompt.input_ids[0].tolist()
     parts = _parts([message for message in messages if message["role"] != "system"])
     kinds = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
@@ -379,12 +377,12 @@ def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
 
 
 def _cut(prompt: EncodedPrompt, family: ModelFacts) -> int:
-    """Return the number of tokens before the cut of protocols that cut."""
+    """Return the number of tokens before the place where protocols that cut divide the prompt."""
     return context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
 
 
 def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
-    """Check that prompts differ only behind their context.
+    """Check that the questions about a document come after equal contexts.
 
     Raises:
         DataError: the tokens before the cut differ, so that no single compression of them serves all questions.
@@ -420,10 +418,11 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
 
 
 def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
-    """Return the token ids that the chat template puts between an answer to a prompt and the next answer, int64 `[1, n]`.
+    """Return the token ids between an answer to a prompt and the next answer, template and question, int64 `[1, n]`.
 
     Args:
-        messages: the prompt, in Hugging Face's chat format. question: the user's next turn.
+        messages: the prompt, in Hugging Face's chat format.
+        question: the user's next turn.
 
     Raises:
         DataError: the template does not put an unchanged answer right after the prompt.
@@ -455,8 +454,8 @@ def reference_tokens(
     placeholders stay single tokens, which changes nothing after them.
 
     Args:
-        messages: the prompt, in Hugging Face's chat format. continuation: the reference directly continues the rendered
-            prompt, as a document continues; no turn is rendered.
+        messages: the prompt, in Hugging Face's chat format.
+        continuation: the reference continues the rendered prompt's own text; no assistant's turn is rendered.
 
     Raises:
         DataError: the reference is empty, or the template does not render it unchanged right after the prompt.

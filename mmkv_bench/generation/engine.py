@@ -4,8 +4,8 @@ The prefilled cache is read-only. `full` (and every cell whose prompt fits its b
 appends to its slack; the entries of other cells are gathered into batches that decode together. A fork that fails, runs
 out of memory or time, or meets NaN ends alone: its batch is halved until the failing fork is by itself.
 
-Questions of one document that wait for the same cells are answered with the first of them, and a batch then has a row
-for each question and cell. Their results are kept until they are asked.
+Several questions of one document may be answered together, with a row of a batch for each question and cell. Results of questions
+that have not been asked yet are kept until they are.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ class Engine:
     """Answers prompts with all cells of a run; a context manager with one open session on the model.
 
     Args:
-        model: a supported model in eval mode. family: its facts. rules: decoding rules. tokenizer: decodes answers.
-        fork_batch: most forks decoded together; fork_memory: most bytes of gathered entries at a time (None: no cap).
+        model: a supported model in eval mode.
+        family: its facts.
+        rules: decoding rules.
+        tokenizer: decodes answers.
+        fork_batch: most forks decoded together.
+        fork_memory: most bytes of gathered entries at a time (None: no cap).
         timeout_s: limit for scoring or decoding one fork, and for each of its measures (None: no limit).
         attention: `sdpa`, `eager` or `flash_attention_2` (which cannot be compiled); None: the model's own.
-        step: decodes cells without a decode policy (`CompiledStep`); rows of other cells record that they stayed eager.
-            None: the model decodes.
+        step: compiled decode step; None: the model decodes. Cells with a decode policy stay eager, and their rows record this.
     """
 
     def __init__(
@@ -85,10 +88,10 @@ class Engine:
         self.session = Session(model, None, attention=attention, packs=step is None)
         weight = next(model.parameters())
         self.device = weight.device
-        self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> the last document's
+        self._compressed: dict[str, tuple[Hashable, Prefilled]] = {}  # protocol -> (key, prefill) of its last document
         self._streams: dict[Hashable, Held] = {}
-        self._conversations: dict[str, Conversation] = {}  # of the last document
-        # questions of the last document, before they are asked
+        self._conversations: dict[str, Conversation] = {}  # cell -> its latest conversation
+        # results of the last document's questions that have not been asked yet
         self._answered: dict[tuple[Hashable, ...], Results] = {}
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)
         if step is not None and self.session.has_states:
@@ -115,7 +118,7 @@ class Engine:
 
         Waiting questions of the prompt's document may be answered too; a later call returns their results.
 
-        extras: measures besides the answers, which do not depend on them.
+        extras: measures to take besides the answers, on which they have no influence.
         """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
         every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
@@ -156,8 +159,7 @@ class Engine:
         return blank(cell, prompt, fork_batch=self.fork_batch)
 
     def _prefill_of(self, lengths: Lengths) -> tuple[int, int]:
-        """Return the key of a shared prefill: protocols with equal keys share it. Layers with states store them at one
-        place of the prompt."""
+        """Return (tokens to prefill, tokens after which states are saved, or 0): protocols with equal keys share a prefill."""
         return lengths.prefilled, lengths.candidates if self.session.has_states else 0
 
     # ------------------------------------------------------------------ one document
@@ -169,7 +171,10 @@ class Engine:
         results: Results,
         extras: ExtraMeasures,
     ) -> None:
-        """Answer with cells of one protocol that compresses a document once for all of its questions."""
+        """Answer the prompt with every cell, for a protocol that compresses a document once and serves all its questions.
+
+        The answers are added to `results`. cells: all of one protocol.
+        """
         document, rule = prompt.document, protocol(cells[0].protocol)
         assert document is not None, "a prompt with its document"
         names = tuple(cell.cell for cell in cells)
@@ -216,8 +221,8 @@ class Engine:
     def _decoded_with(
         self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures, cells: int
     ) -> tuple[int, ...]:
-        """Return the numbers of waiting questions of a document that are answered with its current question: as many as fill
-        a batch with `cells` rows each, so that an interruption loses no more than a batch.
+        """Return the numbers of the waiting questions to answer together with the current one: as many as fill a batch, with
+        `cells` rows each. An interruption then loses no more than a batch.
 
         There are none if each question has a compression or a reference answer of its own, or if layers keep a window or
         a state, whose rows must have been shown equally many tokens.
@@ -233,7 +238,7 @@ class Engine:
         meter: Meter,
         reserve: int,
     ) -> Prefilled:
-        """Prefill the first of the prompts; scores and summaries are means over all of them, which share the context."""
+        """Return the prefill of the first source, with scores and summaries that are means over all. They share the context."""
         name = cells[0].protocol
         each = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
         if len(sources) == 1:
@@ -258,7 +263,7 @@ class Engine:
         results: Results,
         extras: ExtraMeasures,
     ) -> None:
-        """Answer with all cells that share one prefill, of the whole prompt or of its context."""
+        """Prefill the prompt, or its context, once and answer it with all cells; fill `results`."""
         meter, end = Meter(self.device), next(iter(lengths.values())).prefilled
         prefix = prompt if end == prompt.length else prompt.context(end)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
@@ -278,7 +283,10 @@ class Engine:
     def _forks(
         self, asked: Sequence[tuple[PrefillGroup, Results]], cells: Sequence[CellSpec], extras: ExtraMeasures
     ) -> None:
-        """Answer with all cells from a prefill that was made for them: one prompt, or several questions of a document."""
+        """Answer questions with all cells, each from its prefill, and fill the results.
+
+        asked: each question's prefill and its results by cell; more than one question only of the same document.
+        """
         forks: list[Fork] = []
         measuring: dict[PrefillGroup, ForkMeasures] = {}
         for group, results in asked:
@@ -302,7 +310,7 @@ class Engine:
     def _planned(
         self, group: PrefillGroup, cells: Sequence[CellSpec], results: Results
     ) -> tuple[list[Fork], list[Fork]]:
-        """Return the forks of cells that keep a part of the entries, and the forks of cells that keep everything."""
+        """Return two lists of forks: those that evict or quantise entries, and those that use the full cache unchanged."""
         forks: list[Fork] = []
         full_forks: list[Fork] = []
         prefilled = group.prefilled
@@ -321,7 +329,7 @@ class Engine:
                 self._fail([cell], results, error)
                 continue
             (full_forks if fork.index is None else forks).append(fork)
-        if prefilled.shared:  # with the document's next question
+        if prefilled.shared:  # the document's next question needs it
             return forks, full_forks
         for done_with in (prefilled.orders, prefilled.failures):  # raised errors refer to the prefill
             done_with.clear()
@@ -416,7 +424,7 @@ class Engine:
 
 
 def _fill_cut(result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, lengths: Lengths) -> None:
-    """Fill T, and the text before the cut of a prompt that is cut."""
+    """Fill `context_tokens` (T) and, if the protocol cuts the prompt, `question_text_before_cut`."""
     result.context_tokens = lengths.reduced
     if protocol(cell.protocol).cuts:
         result.question_text_before_cut = prompt.question_text_before_cut

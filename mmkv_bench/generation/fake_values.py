@@ -45,8 +45,7 @@ class FakeValuesMode(TorchDispatchMode):
     """A mode that gives small fake tensors values; must be entered inside of the fake mode and of a counter.
 
     Attributes:
-        invents: if True, small results of tensors without values get made-up values; if False, only real values are
-            carried.
+        invents: if True, small results of tensors without values get made-up values; if False, only real values are carried.
         carries: if True, results get values; False while a model is built, whose weights have none.
     """
 
@@ -82,7 +81,7 @@ class FakeValuesMode(TorchDispatchMode):
         return numbers
 
     def _invented(self, like: Tensor) -> Tensor:
-        """Return random values: between 0 and 1 for real dtypes, 0 for integers (a valid index, and no member of a mask)."""
+        """Return made-up values: random between 0 and 1 for floats, 0 for integers (a valid index) and False for masks."""
         shape = tuple(like.shape)
         if not (like.dtype.is_floating_point or like.dtype.is_complex):
             return torch.zeros(shape, dtype=like.dtype)
@@ -136,7 +135,8 @@ class FakeValuesMode(TorchDispatchMode):
                 self._known[output] = value
 
     def _mutated(self, function: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
-        """Write to a tensor with values: random values replace unknown ones, or the tensor's values become unknown."""
+        """Run an operation that writes to its first argument, if that has values. Unknown inputs are replaced by random values
+        or, if none may be made up, the argument's values become unknown."""
         target = args[0]
         if self._numbers(target) is None:
             return
@@ -155,7 +155,7 @@ class FakeValuesMode(TorchDispatchMode):
         return tree_map(lambda value: self.hold(value, device) if isinstance(value, Tensor) else value, numbers)
 
     def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
-        """Index a source without values by masks: as many rows as the mask has members."""
+        """Index a source that has no values by masks; only the shape of the result is known, from the masks."""
         masks = [one for one in index if one is not None and one.dtype == torch.bool]
         if len(index) == len(masks) == 1:
             with _disable_current_modes():

@@ -47,15 +47,14 @@ def forced(
 ) -> Iterator[Tensor]:
     """Feed `tokens` to every row of `cache` (teacher forcing) and yield the logits that predict them, block by block.
 
-    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives the same
-    logits as stepping. Forks with a decode policy are stepped token by token, because each token changes what the next
-    one sees.
+    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives the same logits as
+    stepping. Forks with a decode policy are stepped token by token, because each token changes what the next one sees.
 
     Args:
         cache: the forks' reduced entries, in `rows` rows; fed tokens stay in it (see `returned`).
-        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits if none is
-            fed.
-        stepwise: one token per forward pass. block: tokens per forward pass; None: as many as `BLOCK_BYTES` allow.
+        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits if none is fed.
+        stepwise: feed one token per forward pass.
+        block: tokens per forward pass; None: as many as `BLOCK_BYTES` allow.
         deadline: `time.monotonic()` after which no further pass begins.
 
     Yields:
@@ -90,7 +89,7 @@ def forced(
 
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
-    """Lend the cache of forks without decode policies; afterwards the tokens that were fed are dropped again."""
+    """Lend a cache that no decode policy changes; afterwards drop the tokens that were fed to it."""
     seen_before, states = [layer.seen for layer in cache.compressed], cache.copied_states()
     try:
         yield cache
@@ -104,8 +103,7 @@ def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Compare the rows' next-token distributions with the full cache's, in float64.
 
     Args:
-        full: `[b, V]`; logits: `[R, b, V]`; as the model returned them, before any processor of the generation
-            settings.
+        full, logits: `[b, V]` and `[R, b, V]`, as the model returned them, before any processor of the generation settings.
 
     Returns:
         KL(full || row) in nats, float64 `[R, b]`, and whether both rank the same token first, bool `[R, b]`.
@@ -147,9 +145,10 @@ class ExtraMeasures:
     """Measures of one sample besides its answers.
 
     Attributes:
-        fidelity: compare every fork with `full`. reference: token ids of the dataset's reference answer, whose
-            likelihood is measured; empty: no reference. samples: draw two answers of `full` at temperature 0.2.
-            continuation: fidelity is taken at the tokens of the reference, not at those of full's answer.
+        fidelity: compare every fork with `full`.
+        reference: token ids of the dataset's reference answer, whose likelihood is measured; empty: no reference.
+        samples: draw two answers of `full` at temperature 0.2.
+        continuation: fidelity is taken at the tokens of the reference, not at those of full's answer.
     """
 
     fidelity: bool = False
@@ -174,8 +173,8 @@ class ForkMeasures:
         """Record the full cache's distributions, and measure the cells that keep everything.
 
         Args:
-            whole: decoded forks of this protocol that keep everything; without any, the full answer is decoded here.
-            wanted: some fork of this protocol will be compared with the full cache.
+            whole: decoded forks of this protocol that keep everything; if none, the full cache's answer is decoded here.
+            wanted: whether forks of this protocol will be compared with the full cache.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]
         if self.extras.fidelity and (ok or (wanted and not whole)):
@@ -204,7 +203,7 @@ class ForkMeasures:
 
         Args:
             cache: their reduced entries, one row each; None if decode policies act on them.
-            gather: makes another such cache, which policies may change.
+            gather: returns another copy of the forks' entries, which policies may change.
         """
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
         # A batch that failed while decoding comes again in halves: earlier measurements stay.
@@ -226,7 +225,7 @@ class ForkMeasures:
         gather: Callable[[], CompressedCache],
         protocol: str,
     ) -> None:
-        """Fill `results` from the batch's cache, which is restored afterwards, or from a copy that is thrown away."""
+        """Call `fill` with the batch's cache and restore the cache; if there is none, call it with a copy, token by token."""
         if cache is None:
             fill(results, gather(), len(results), protocol, stepwise=True)
             return
@@ -234,7 +233,7 @@ class ForkMeasures:
             fill(results, cache, len(results), protocol, stepwise=False)
 
     def _floor(self, protocol: str, results: Sequence[ForkResult]) -> None:
-        # In half precision the shape of a batch moves numbers; stepping is as far from one pass as shapes go.
+        # In half precision results depend on the shape of a batch; stepping is the shape that differs most from one pass.
         stepwise = self.group.model.dtype != torch.float32
         copy = copied(self.prefilled, protocol, self.group.reserve(protocol))
         self._fill_fidelity(results, copy, 1, protocol, stepwise)

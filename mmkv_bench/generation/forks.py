@@ -50,7 +50,7 @@ class Fork:
 
     @property
     def chosen(self) -> list[Tensor]:
-        """Kept entries of a fork that evicts."""
+        """`index` of a fork that does not borrow the full cache."""
         assert self.index is not None, "a fork that keeps everything borrows the full cache"
         return self.index
 
@@ -63,7 +63,7 @@ class Fork:
 
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
-    """Select what the cell keeps of this prompt; raise what the method raises."""
+    """Select the entries that the cell keeps and return its fork; the method's own errors are raised."""
     lengths = prefilled.lengths[cell.protocol]
     if cell.keeps_all(lengths.reduced):
         return Fork(cell, None, result)
@@ -113,9 +113,9 @@ def check_time(fork: Fork, timeout_s: float | None) -> None:
 def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
     """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
 
-    Forks of several questions of one document share batches, question by question, but those with decode policies do
-    not: their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row
-    as long as the longest, slack and positions included. A fork that exceeds the limit alone still gets a batch.
+    Forks of several questions about one document share batches, in the questions' order. Forks with decode policies do not,
+    because their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row as
+    long as the longest, slack and positions included. A fork that exceeds the limit alone still gets a batch.
     """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
@@ -143,7 +143,7 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
 
 
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
-    """Return the prompt's context for the parts of a cell."""
+    """Return the `Context` that the parts of the cell's method receive."""
     lengths = prefilled.lengths[cell.protocol]
     key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
     summaries = None if key is None else prefilled.summaries.get(key)
@@ -154,7 +154,7 @@ def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
 
 
 def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
-    """Copy the forks' reduced entries into one cache, a row each, with `reserve` slots for new tokens."""
+    """Copy the forks' reduced entries into one cache, one row per fork, with `reserve` slots for new tokens."""
     seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
     policies = [fork.cell.compressor.decoding for fork in forks]  # either all forks of a batch have policies, or none
@@ -204,7 +204,7 @@ def _start(
     row: tuple[Tensor, Tensor, Tensor],
     reserve: int,
 ) -> Start:
-    """Return the start of the fork's decode policy in one layer."""
+    """Return the state from which the fork's decode policy starts in one layer."""
     cell, lengths = fork.cell, prefilled.lengths[fork.cell.protocol]
     scores = prefilled.scores[score_key(cell, lengths)][layer] if cell.evicts(lengths.reduced) else None
     return Start(
@@ -226,7 +226,7 @@ def _start(
 
 
 def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache:
-    """Copy the full cache as a fork that evicts nothing, with explicit positions of its slots."""
+    """Copy the full cache into one like a fork's that evicts nothing, whose layers store the positions of their slots."""
     seen, layers = prefilled.lengths[protocol].candidates, []
     for source in prefilled.cache.compressed:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
@@ -284,7 +284,7 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
 
 @torch.no_grad()
 def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec]) -> None:
-    """Replace the scores of cells with `needs.answer` by scores that know the answer; one decode per protocol.
+    """Decode the full cache's answer, once per protocol, and replace the scores of cells that need it (`needs.answer`).
 
     A fault becomes the failure of these scores only. `prefilled.answer_steps` and `score_seconds` are filled.
     """
@@ -313,7 +313,7 @@ def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec
 
 
 def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
-    """Return protocol -> score key -> a cell with that score, for scores that exist and need the answer."""
+    """Map each protocol to {score key: one cell with that score}, for scores that exist and need the answer."""
     waiting: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned

@@ -52,7 +52,7 @@ class Meter:
             self.resident = max(self.resident, self._process.memory_info().rss)
 
     def _settle(self) -> None:
-        """Add the peak since the last border of a phase to every open phase, and restart the counters."""
+        """Raise the peak of every open phase to the peak since the last call, and restart the counters."""
         if self.memory is None:
             return
         peak = self.memory.peak()
@@ -89,7 +89,7 @@ _VISION_NAMES = ("visual", "vision_tower", "vision_model")
 
 @contextmanager
 def vision_clock(model: nn.Module, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Make the vision tower's forward pass the phase `vision`; does nothing for a text model."""
+    """Measure the vision tower's forward pass as the phase `vision`; does nothing for a text model."""
     inner = getattr(model, "model", model)
     tower = next((getattr(inner, name) for name in _VISION_NAMES if hasattr(inner, name)), None)
     if tower is None:

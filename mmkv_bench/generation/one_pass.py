@@ -1,11 +1,10 @@
 """One pass of a batch through one method: prompts are prefilled and compressed, then a fixed number of tokens is decoded.
 
-The same code runs on a device that is timed or counted (`efficiency/measure.py`) and on one that only counts
-(`dry_run.py`). Each phase is announced as it begins and ends: `prefill`, within it `vision`, `score`, `select`,
-`reduce`; then `join`, `first_token`, `decode`. A method works inside the prefill, layer by layer: while a layer's
-attention runs, its statistics are gathered and it is scored; layers are reduced as soon as the method allows. A phase
-within another one is counted separately: peaks of `prefill` are those outside of `vision`, `score`, `select` and
-`reduce`.
+The same code runs on a device that is timed or counted (`efficiency/measure.py`) and on one that only counts (`dry_run.py`). Each
+phase is announced as it begins and ends: `prefill`, within it `vision`, `score`, `select`, `reduce`; then `join`, `first_token`,
+`decode`. A method works inside the prefill, layer by layer: while a layer's attention runs, its statistics are gathered and it is
+scored; layers are reduced as soon as the method allows. A phase within another one is counted separately: peaks of `prefill` are
+those outside of `vision`, `score`, `select` and `reduce`.
 """
 
 from __future__ import annotations
@@ -49,8 +48,10 @@ class Pass:
 
     Attributes:
         session: closed, with the compressed cache after the last step.
-        laps: marks of every prefill. ready: the batch is joined and counted. tokens: the first, second, ... token of
-            every sequence is on the host. fed: the first tokens came from a separate step, after `ready`.
+        laps: marks of every prefill.
+        ready: after the batch is joined and counted.
+        tokens: after the first, second, ... token of every sequence is on the host.
+        fed: whether the first tokens came from a separate step, after `ready`.
         answers: int64 `[B, new]`.
     """
 
@@ -67,10 +68,12 @@ class Driver:
     """Settings of a model's passes.
 
     Attributes:
-        new_tokens: length of every answer. reserve: slots for it; None: as many as it needs.
+        new_tokens: length of every answer.
+        reserve: slots for it; None: as many as it needs.
         step: decodes one token in place of the model if no decode policy acts (`CompiledStep`); None: the model.
-        packs: see `Session`. together: all prompts of a batch are prefilled in one forward pass. copies: see
-            `batch.fill`.
+        packs: see `Session`.
+        together: prefill all prompts of a batch in one forward pass.
+        copies: see `batch.fill`.
     """
 
     model: PreTrainedModel
@@ -99,7 +102,8 @@ class Driver:
         """Run one pass.
 
         Args:
-            prompts: prompts of one length. lengths: each prompt's lengths under the cell's protocol.
+            prompts: prompts of one length.
+            lengths: each prompt's lengths under the cell's protocol.
             counted: called with the cache before the first step; its work belongs to no phase.
 
         Raises:
@@ -157,7 +161,7 @@ class Driver:
     def _next(
         forward: Callable[..., Any], cache: CompressedCache, filled: FilledBatch, fed: Tensor, offset: int
     ) -> Tensor:
-        """Return the likeliest tokens after `fed`, whose first tokens are `offset` positions behind their prompts."""
+        """Return the likeliest tokens after `fed`, whose first tokens are `offset` positions after their prompts."""
         at = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
         return likeliest(forward(input_ids=fed, position_ids=at, past_key_values=cache, **COMMON), filled.broken)
 
@@ -237,9 +241,9 @@ def run(
     """Run the pass of a measured run over one prompt, with peaks per phase.
 
     Args:
-        inputs: one prompt's arguments of the model's forward, with `position_ids` if the model would compute them from
-            values.
-        types: int `[1, T]` (0 text, 1 image, 2 video). steps: decode steps after the first token.
+        inputs: one prompt's arguments of the model's forward, with `position_ids` if the model would compute them from values.
+        types: int `[1, T]` (0 text, 1 image, 2 video).
+        steps: decode steps after the first token.
         reserve: slots for the answer's tokens, see `compression.session.Session`.
 
     Returns:

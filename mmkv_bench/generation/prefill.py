@@ -48,8 +48,7 @@ def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
 
 
 class Recording:
-    """The listener of a shared prefill: keeps each layer's scores `[Hkv, prefilled]` of every distinct scorer and the
-    small summaries of allocators, nothing else.
+    """The listener of a shared prefill: keeps only each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
 
     A scorer or allocator that fails ends only the cells that use it: its exception is kept under its key.
     """
@@ -94,7 +93,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
-        """Time the block; whatever it raises ends the cells of `key` only."""
+        """Time the block; an error in it ends only the cells of `key`."""
         start = self.now()
         try:
             yield
@@ -105,8 +104,7 @@ class Recording:
         self.seconds[key] += self.now() - start
 
     def replay(self, text: nn.Module, words: ReplayText, prompt: PromptBatch) -> None:
-        """Replace the scores of scorers that need the context fed again. Each of them is charged its own time, with the
-        whole replay."""
+        """Replace the scores of scorers that feed the context again (`needs.replay`), each charged the time of its own replay."""
         for key, cell in self._alive(self.scorers):
             scorer, lengths = cell.compressor.eviction.scorer, self.lengths[cell.protocol]
             if scorer.needs.replay:
@@ -117,7 +115,7 @@ class Recording:
         prompt.received = None
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Do nothing: forks are made later."""
+        """Do nothing: the engine makes the forks after the prefill."""
 
     def kept(self) -> list[Tensor]:
         return []
@@ -135,11 +133,10 @@ class Prefilled:
         logits: float32 `[V]` of the last prefilled token.
         scalings: per layer, the factor of the attention scores.
         fallbacks: score key -> fallbacks that its scorer reported.
-        answer_steps: protocol -> tokens that `full`'s answer fed after the prefill, if a scorer needs it.
+        answer_steps: protocol -> number of tokens that were fed to decode `full`'s answer, if a scorer needs the answer.
         shared: further questions of the prompt's document will be answered from this prefill.
         selections: cell -> kept entries per layer, int64 `[Hkv, m]`, seconds and fallbacks; filled if `shared`.
-        last_positions: position ids of the last prefilled token as the text model received them, `[3|4, 1, 1]` or
-            `[1, 1]`.
+        last_positions: position ids of the last prefilled token as the text model received them, `[3|4, 1, 1]` or `[1, 1]`.
     """
 
     prompt: EncodedPrompt
@@ -165,7 +162,7 @@ class Prefilled:
         return self.prompt.length
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
-        """Return the sorted order of one score's first `candidates` columns, of all layers; computed once for all budgets."""
+        """Return `selector.order` of a score's first `candidates` columns, for all layers; sorted once for all budgets."""
         # If `order` is a static function, no parameter changes the order. As a method, it may use parameters.
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
@@ -174,8 +171,8 @@ class Prefilled:
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
-        """Return position ids of `count` text tokens for `rows` forks; see `following`. An offset of 0 or less is a token
-        that is fed again."""
+        """Return position ids of `count` text tokens (`following`). offset: of the first from the last prefilled token; at most 0
+        if fed again."""
         return following(self.last_positions, offset, count, rows)
 
 
@@ -192,7 +189,8 @@ def prefill(
 
     Args:
         session: open on the model; afterwards it observes nothing.
-        prompt: the part of the prompt to prefill. lengths: lengths of the whole prompt under each cell's protocol.
+        prompt: the part of the prompt to prefill.
+        lengths: lengths of the whole prompt under each cell's protocol.
         reserve: slots for the tokens that `full` will append.
 
     Raises:
@@ -218,13 +216,14 @@ def prefill_together(
     meter: Meter,
     reserve: int,
 ) -> list[Prefilled]:
-    """Prefill the context that several prompts begin with once, then the rest of each prompt behind it.
+    """Prefill the context that several prompts begin with once, then the rest of each prompt after it.
 
-    All results share one cache, which ends as the first prompt's. The first result has the seconds of all prefills, and the
-    scores of scorers that need the context fed again.
+    All results share one cache, which holds the first prompt at the end. The first result has the seconds of all prefills, and
+    the scores of scorers that need the context fed again.
 
     Args:
-        lengths: per prompt, as for `prefill`. reserve: slots behind the first prompt; every prompt has to fit in them.
+        lengths: per prompt, as for `prefill`.
+        reserve: slots after the first prompt's; every prompt has to fit into the first prompt's slots and these.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of some prompt's last token.
@@ -272,12 +271,11 @@ def _recorded(
     meter: Meter,
     timed: Sequence[Recording],
 ) -> Prefilled:
-    """Return what a prefill has made.
+    """Return the result of a prefill, after the replays that its scorers need.
 
     Args:
         output: the model's output for the prompt's last token.
-        timed: recordings whose seconds of scoring are part of the meter's prefill; empty for a prompt without times or
-            replay.
+        timed: recordings whose scoring time is subtracted from the prefill's; if empty, nothing is timed or replayed.
     """
     positions, logits = session.position_ids, output.logits[0, -1].float()
     if bool(logits.isnan().any()):
@@ -308,11 +306,12 @@ def _recorded(
 def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache, candidates: int) -> Any:
     """Prefill a prompt and return the model's output for its last token.
 
-    A state cannot drop tokens. If layers have states and the tokens behind the first `candidates` will be fed again,
-    the prompt is fed in two parts, and copies of the states after the first part are restored.
+    A state cannot drop tokens. If layers have states and the tokens after the first `candidates` will be fed again, the prompt is
+    fed in two parts, and copies of the states after the first part are restored.
 
     Args:
-        inputs: arguments of the model's forward. cache: empty, from `session.new_cache`.
+        inputs: arguments of the model's forward.
+        cache: empty, from `session.new_cache`.
     """
     model, length = session.model, inputs["input_ids"].shape[1]
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
@@ -345,11 +344,12 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
     """Replace scores and allocators' summaries of the first prefill by their means over all prefills, and its times by
     their sums.
 
-    Columns of scores behind the context are dropped. A score that failed for one prompt counts as failed. Scores of a
-    replay know no question and stay those of the first prefill.
+    Columns of scores after the context are dropped. A score that failed for one prompt counts as failed. Scores of a replay know
+    no question and stay those of the first prefill.
 
     Args:
-        made: prefills of prompts that begin with the same context. cells: all under `protocol`.
+        made: prefills of prompts that begin with the same context.
+        cells: all under `protocol`.
     """
     lengths = [one.lengths[protocol] for one in made]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
@@ -403,16 +403,16 @@ class PrefillGroup:
         return layers[0].keys.shape[1] * len(layers)
 
     def reserve(self, protocol: str) -> int:
-        """Return the free slots of a reduced cache that is decoded from, or measured with a reference answer."""
+        """Return the number of slots to reserve in a reduced cache for the fed prompt tokens and the longest answer."""
         return slack(self.longest, self.prefilled.lengths[protocol].fed)
 
     def room(self, protocol: str) -> int:
-        """Return the slots that question and answer take beyond kept entries, for a cell of this protocol alone."""
+        """Return the most slots that the fed prompt tokens and a new answer take, for a cell of this protocol."""
         return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
 
     def lead(self, protocol: str) -> tuple[Tensor, int]:
-        """Return the prompt tokens that are fed before the answer, int64 `[1, fed]`, and the offset of the first fed token
-        from the last prefilled one. Without prompt tokens to feed, the first fed token is the answer's."""
+        """Return the prompt tokens that are fed before the answer, int64 `[1, fed]`, and the offset of the first fed token from
+        the last prefilled one. If `fed` is 0, the first fed token is the answer's."""
         lengths = self.prefilled.lengths[protocol]
         return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
 

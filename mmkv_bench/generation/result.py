@@ -24,8 +24,13 @@ from mmkv_bench.store.response import Response, pack_kept
 
 @dataclass(frozen=True)
 class CellSpec:
-    """The specification of a cell. budget: None for the full cache. keep_indices: the row stores the indices that stay.
-    stream: settings of protocols that stream."""
+    """The specification of a cell.
+
+    Attributes:
+        budget: None for the full cache.
+        keep_indices: whether the row stores the indices of the kept entries.
+        stream: settings of protocols that stream.
+    """
 
     cell: str
     compressor: Compressor
@@ -122,7 +127,8 @@ def fill_asked(result: ForkResult, cell: CellSpec, lengths: Lengths, heads: int,
     """Fill the budget that the cell requests, and its fallbacks on this prompt.
 
     Args:
-        heads: KV heads of all layers; types: int `[>= T]` token types, None when unknown.
+        heads: number of KV heads of all layers.
+        types: int `[>= T]` token types, None when unknown.
     """
     length, compressor = lengths.reduced, cell.compressor
     entries = cell.entries(length)
@@ -148,8 +154,9 @@ def fill_stored(
     Tokens that are fed again and are part of C (the last token under `strict`) count as one entry each per head.
 
     Args:
-        index: per layer int64 `[Hkv, m]`, the selected entries. slot: bytes of one head's key and value. state: bytes
-            of layers that are not compressed, which are stored and read whole.
+        index: per layer int64 `[Hkv, m]`, the selected entries.
+        slot: bytes of one head's key and value.
+        state: bytes of layers that are not compressed, which are stored and read whole.
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]

@@ -120,8 +120,9 @@ class DecodeRules:
     """Greedy decoding with its processors and stopping rules.
 
     Attributes:
-        max_new_tokens: most new tokens. eos: ids that end an answer (kept as its last token). stop_strings: texts that
-            end it.
+        max_new_tokens: most new tokens.
+        eos: ids that end an answer (kept as its last token).
+        stop_strings: texts that end an answer.
         options: keyword arguments with which stock `generate()` decodes in the same way.
         config: the model folder's generation config, merged with the task's settings.
     """

@@ -63,7 +63,7 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """The output of a single run: `sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session."""
+    """The output of a single run: `sequences` int64 `[B, T + new]`, per new token `logits` float32 `[B, V]`, the session."""
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
@@ -94,13 +94,12 @@ def generate_alone(
         inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
         context: tokens before the cut, for protocols that cut the prompt.
         answer: `answer_of_full` of the same arguments; None: computed here if the compressor needs it.
-        compile_config: configuration of a compiled decode step, on a cache of fixed capacity. None: decoding stays
-            eager. It always does if a decode policy acts (`stays_eager`).
+        compile_config: configuration of a compiled decode step; None: decode eagerly, as always if a decode policy acts.
         replay: see `attach`.
         generation: further arguments of `generate()`, for greedy decoding.
 
     Raises:
-        ConfigError: a protocol that cuts, without a cut inside the prompt: the question would be compressed too.
+        ConfigError: the protocol cuts the prompt, but `context` is missing or does not lie inside the prompt.
     """
     ids, rule = inputs["input_ids"], protocol_named(protocol)
     if rule.cuts and not (context is not None and 0 < context < ids.shape[1]):
@@ -170,9 +169,9 @@ def generate_alone(
 
 
 def stays_eager(compressor: Compressor, evicts: bool) -> bool:
-    """Tell whether a decode policy acts, so that the number of entries changes from step to step.
+    """Tell whether a decode policy acts on the prompt's entries, so that decode steps cannot be compiled.
 
-    evicts: entries of this prompt are evicted.
+    evicts: whether entries of this prompt are evicted.
     """
     return compressor.decoding is not None and (evicts or compressor.quantises)
 

@@ -42,8 +42,8 @@ def check_way(way: Any) -> str | None:
 
 
 def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new_tokens: int) -> int | None:
-    """Return the most tokens that a prompt may have: the configured limit, or the context without the answer. None: no
-    limit."""
+    """Return the most tokens of a prompt: the lower of the configured limit and the context without the answer (None: no
+    limit)."""
     limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
     limits += [] if max_context is None else [max_context - max_new_tokens]
     return min(limits, default=None)
@@ -78,8 +78,7 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
         least: tokens of the text that stay, whatever the limit.
 
     Raises:
-        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves
-            nothing.
+        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
     """
     if limit is None:
         return list(messages)
@@ -139,7 +138,8 @@ def cut_from_left(
     head, rest = _behind(pieces, instruction)
 
     def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
-        """Return messages and images of the head and the last `count` pieces, or of the head and the text `last`."""
+        """Return the shortened prompt: its messages and its images. It has the head and the final `count` pieces. If `last` is
+        given, the head and that text instead."""
         tail = rest[len(rest) - count :] if last is None else [{"type": "text", "text": last}]
         count = sum(part["type"] == "image" for part in tail)
         return [{"role": messages[0]["role"], "content": [*head, *tail]}], list(images)[len(images) - count :]
@@ -159,7 +159,7 @@ def cut_from_left(
 
 
 def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> tuple[list[dict], list]:
-    """Return the instruction and as many of the last tokens of a piece of text as fit."""
+    """Return the prompt (messages, images) of the instruction and as many of the last tokens of a text as fit."""
     tokenizer = getattr(processor, "tokenizer", processor)
     ids = tokenizer(piece["text"], add_special_tokens=False)["input_ids"] if piece["type"] == "text" else []
     low, high = 0, len(ids)
@@ -212,7 +212,9 @@ class SmallerPrompts:
     """Prompts of one sample at smaller sizes.
 
     Attributes:
-        encode: share of sides, tiles and frames, or of text -> the prompt. whole: the sample's prompt at full size.
+        encode: function from a share (of sides, tiles and frames, or of text) to the prompt of this size.
+        whole: the sample's prompt at full size.
+        made: level -> prompt, for the levels encoded so far.
     """
 
     encode: Callable[[float], EncodedPrompt]
@@ -254,7 +256,7 @@ def answered(
     specs: Sequence[CellSpec],
     answer: Callable[[EncodedPrompt, list[CellSpec]], Iterator[list[ForkResult]]],
 ) -> Iterator[list[ForkResult]]:
-    """Yield results of the cells as they are ready. answer: answers cells of `full` on a smaller prompt."""
+    """Answer each cell from its smaller prompt; yield results as they are ready. answer: answers cells of `full` on a prompt."""
     groups: dict[int, list[CellSpec]] = {}
     for spec in specs:
         groups.setdefault(smaller.within(spec), []).append(spec)

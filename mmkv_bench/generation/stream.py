@@ -130,7 +130,7 @@ class _Asking:
         devices.at(next(self.session.model.parameters()).device).release()
 
     def _read(self, cell: CellSpec, reader: Reader, ends: set[int], stream: Held) -> None:
-        """Read up to the last of `ends` (numbers of tokens), and add a `Stop` for each of them to `stream`."""
+        """Read the stream once; at each of `ends` (numbers of tokens read) add the state, or the error, to `stream`."""
         prompt, document, last = reader.prompt, self.whole.document, reader.length
         question = self.whole.length - lengths_of(protocol(cell.protocol), self.whole, self.family).reduced
         question += 0 if document is None else max(0, document.longest - self.whole.length)

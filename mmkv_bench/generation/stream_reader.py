@@ -1,7 +1,6 @@
 """A prompt as a stream: its chunks, and the model's inputs for each chunk.
 
-Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a
-time.
+Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a time.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from mmkv_bench.protocols import Lengths, protocol
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
 STACKED = ("pixel_values", "pixel_attention_mask")
-"""Names of the model inputs of a medium, for families that can be read as streams: pixels and grids; for `STACKED`, frames
-of one size `[1, frames, ...]`, pixels and their mask."""
+"""Names of the model inputs of a medium, for families that can be read as streams: pixels and grids; for `STACKED`, pixels of
+frames of one size, `[1, frames, ...]`, and their mask."""
 _ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
-    """One chunk: tokens `start` to `end`, with frames `first` to `last` (no frames for a text).
+    """One chunk: tokens `start` to `end - 1`, with frames `first` to `last - 1` (none for a text).
 
     A frame is what the model reads at once: a temporal patch of a video, a picture, or a tile.
     """
@@ -48,20 +47,22 @@ class Reader:
     """A prompt as a stream: its chunks, and the model's inputs for each chunk.
 
     Args:
-        prompt: the whole prompt, pixels of all frames included. cell: gives the chunks, and the place of the question.
+        prompt: the whole prompt, pixels of all frames included.
+        cell: gives the chunks, and the place of the question.
 
     Attributes:
         prompt: the stream up to the question, and the question.
-        length: tokens before the question: the context, or whole chunks of it if the question comes earlier. The token that
-            closes the last frame is then fed with the question.
+        length: number of tokens before the question. If the question comes before the end of the context, only whole chunks
+            count, and the last frame's closing token is fed with the question.
         lengths: the lengths of `prompt` under the cell's protocol.
-        asked: number of the chat template's tokens that are fed behind every chunk and dropped again.
-        compact: entries that stay are moved together. clips: the chunks.
+        asked: number of chat-template tokens that are fed after each chunk and then removed.
+        compact: whether kept entries get consecutive positions.
+        clips: the chunks.
         positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
 
     Raises:
-        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media
-            cannot be read in chunks; frames that share positions, if entries that stay shall be moved together.
+        UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media cannot
+            be read in chunks; frames that share positions, with `compact`.
         ConfigError: a chunk is not a whole number of temporal patches, or the question comes before the first chunk's end.
     """
 
@@ -101,7 +102,7 @@ class Reader:
         return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 
     def frames_left(self, cache: CompressedCache) -> str | None:
-        """Return the frames of which some head has an entry, as ranges."""
+        """Return the numbers of the frames of which some head still has an entry, as `ranges`; None for a text."""
         if self.frames is None:
             return None
         places = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
@@ -110,7 +111,7 @@ class Reader:
         return ranges(frames)
 
     def _asked(self, cell: CellSpec) -> int:
-        """Return the number of the template's tokens that the method needs behind every chunk."""
+        """Return the number of the template's tokens that the method needs after every chunk."""
         scorer = cell.compressor.scorer
         if scorer is None or not scorer.asks_template:
             return 0
@@ -134,14 +135,14 @@ class Reader:
         return {pixels: prompt.inputs[pixels][first * rows : last * rows], name: seen}
 
     def _places(self, prompt: EncodedPrompt) -> Tensor:
-        """Return the places of the visual tokens, int64 `[frames, cells]`; a temporal patch counts as one frame."""
+        """Return the indices of the visual tokens, int64 `[frames, tokens per frame]`; a temporal patch counts as one frame."""
         assert self.media is not None, "a text has no visual tokens"
         stacked = self.media == STACKED
         count = prompt.inputs[STACKED[0]].shape[1] if stacked else int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
-        """Refuse to move entries if a later frame is not behind the earlier ones on all axes."""
+        """Refuse `compact` unless the positions of every frame are higher, on all axes, than those of the frame before."""
         at = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
@@ -152,8 +153,8 @@ class Reader:
     def _until(
         self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec, every: int | None
     ) -> tuple[EncodedPrompt, int | None]:
-        """Return the prompt without the frames or text after the question, and the number of tokens in the chunks before it; None
-        if the question comes after the whole stream."""
+        """Return the prompt without the part of the stream that comes after the question, and the number of tokens before the
+        question. The number is None if the question comes after the whole stream."""
         share = cell.stream.ask_at
         places = self._places(prompt) if self.media else None
         context = lengths_of(protocol(cell.protocol), prompt, family).reduced
@@ -220,7 +221,7 @@ def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
 
 
 def _without(prompt: EncodedPrompt, first: int, last: int) -> EncodedPrompt:
-    """Return the prompt without tokens `first` to `last`."""
+    """Return the prompt without tokens `first` to `last - 1`."""
 
     def cut(tensor: Tensor) -> Tensor:
         return torch.cat([tensor[:, :first], tensor[:, last:]], 1)

@@ -86,7 +86,8 @@ class Stop:
 
     Attributes:
         logits: logits of the last token that was read, `[V]`.
-        counts: the row's columns about evictions so far. fallbacks: the layers' fallbacks so far.
+        counts: the row's columns about evictions so far.
+        fallbacks: the layers' fallbacks so far.
         seconds: phase -> seconds of reading.
     """
 
@@ -99,8 +100,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Held:
-    """A stream that was read once for all questions about a document. stops: number of tokens read -> the state at that point,
-    or the error that ended the reading before it."""
+    """A stream that was read once for all questions about a document.
+
+    stops: number of tokens read -> the state at that point, or the error that ended the reading before it.
+    """
 
     document: Hashable
     stops: dict[int, Stop | Exception]

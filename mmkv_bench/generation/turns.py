@@ -1,9 +1,9 @@
 """protocol=turns: the questions of a document are asked in turn, in one conversation with the model's own answers.
 
-The first turn equals `query_aware`. Before each further question the previous turn is fed again in one piece, as a
-server prefills it: question and answer then follow the entries in the cache, every layer is scored by their queries,
-and no KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next
-question is fed on what is left, kept whole and counted apart.
+The first turn equals `query_aware`. Before each further question the previous turn is fed again in one piece, as a server
+prefills it: question and answer then follow the entries in the cache, every layer is scored by their queries, and no KV head
+keeps more than the budget. So earlier turns compete with the document for the same entries. The next question is fed on what is
+left, kept whole and counted separately.
 """
 
 from __future__ import annotations
@@ -60,13 +60,16 @@ class Conversation:
     """A cell's conversation after some turns.
 
     Attributes:
-        document: the document's identity. turns: number of answered turns.
-        group: the latest turn's group. cache: everything that was fed, the latest turn at its end. cap: C of the
-            document, None for the full cache.
-        said: the latest answer, int64 `[1, n]`, without the token that ended it. fed: tokens of the latest turn in the
-            cache.
-        listener: counts the evictions so far. rows: number of a question -> its result, for turns that were answered on
-            the way to a later one and have not been requested yet.
+        document: the document's identity.
+        turns: number of answered turns.
+        group: the latest turn's prefill and prompt.
+        cache: the entries that are left of earlier turns, followed by all of the latest turn.
+        cap: C of the document, None for the full cache.
+        said: the latest answer, int64 `[1, n]`, without the token that ended it.
+        fed: number of tokens of the latest turn in the cache.
+        listener: counts the evictions so far.
+        rows: number of a question -> its result, for turns that were answered on the way to a later one and have not been
+            requested yet.
     """
 
     document: str
@@ -160,8 +163,7 @@ def _next(
     """Cut the conversation back to the budget and answer its next question.
 
     Args:
-        between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question
-            included.
+        between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question included.
     """
     earlier, name, deadline = talk.group, cell.protocol, _deadline(parts)
     context = torch.cat([earlier.prompt.input_ids, talk.said], 1)

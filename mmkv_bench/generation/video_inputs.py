@@ -57,9 +57,8 @@ def frames_of(video: Any, count: int) -> Frames:
 def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
     """Return keyword arguments of a processor's call: the frames unchanged, with their true times.
 
-    From these times Qwen2.5-VL derives the seconds between two frames, and Qwen3-VL the time that it writes before each
-    pair of frames (index over rate; the indices given are times in units of the rate, so a variable frame rate keeps
-    its times).
+    From these times Qwen2.5-VL derives the seconds between two frames, and Qwen3-VL the time that it writes before each pair of
+    frames (index over rate; the indices given are times in units of the rate, so a variable frame rate keeps its times).
 
     Args:
         video_max_pixels: most pixels of one frame, for a processor that limits the pixels of the whole video (Qwen3-VL)
@@ -114,7 +113,7 @@ def _metadata(video: Frames) -> dict[str, Any]:
 
 
 def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
-    """Return pixel limits of all frames together; the processor counts whole pairs of frames."""
+    """Return the processor's pixel limits, which are for all frames together; it counts whole pairs of frames."""
     pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
     pixels = video_max_pixels * max(1, min(frames, pairs))
     return {

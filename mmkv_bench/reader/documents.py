@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FORMS = {"page": (448, 1), "pages": (448, 2), "receipt": (336, 1), "video": (224, 8)}
-"""Side of the square pictures in pixels, and their number."""
+"""Form -> side of its square pictures in pixels, and their number."""
 
 PATCH = 14
 """Side of a patch in pixels; a patch is one visual token."""
@@ -37,8 +37,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its only right answer. task: value, row or change. entry: number of the document's entry that is asked
-    about.
+    """A question with its only right answer.
+
+    Attributes:
+        task: value, row or change.
+        entry: number of the document's entry that is asked about.
     """
 
     task: str

@@ -220,5 +220,5 @@ class Draw:
         return self.value(lambda: str(2 + self.below(98) if self.share() < 0.7 else 100 + self.below(400)))
 
     def value_again(self, text: str, make: Callable[[], str]) -> str:
-        """Return the text if it belongs to the split, otherwise call `make`."""
+        """Return the text if it belongs to the split, otherwise the result of `make`."""
         return text if split_of(text) == self.split else make()

@@ -14,7 +14,13 @@ from mmkv_bench.reader.documents import FORMS
 
 @dataclass(frozen=True)
 class Style:
-    """The style of a document's pages. size: pixels of an em; tracking: pixels between glyphs; pitch: pixels of a line."""
+    """The style of a document's pages.
+
+    Attributes:
+        size: pixels of an em.
+        tracking: pixels between glyphs.
+        pitch: pixels of a line.
+    """
 
     typeface: str
     size: int

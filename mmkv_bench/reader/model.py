@@ -71,7 +71,7 @@ def write_folders(gguf: Path, out: Path) -> None:
     """Write the folders of `SIDES` with config, weights in float32, processor and tokenizer; the folders share one weights file
     by hard links.
 
-    The LoRA's products are added in float64 and rounded once, so every machine writes the same bytes.
+    The LoRA is merged into the weights in float64 and rounded once, so every machine writes the same bytes.
     """
     import os
 

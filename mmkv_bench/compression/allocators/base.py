@@ -23,13 +23,11 @@ class Allocator(ABC):
         needs_visual: prompts without visual tokens cannot be allocated.
         exceeds: with these parameters the model may be granted more than its budget, as a released code does. False in
             every paper reading.
-        printed: the paper's own formula, not a released code, is the reason for ``exceeds``; this is allowed in either
-            reading, and marked in rows and tables.
+        printed: ``exceeds`` comes from the paper's own formula; this is allowed in either reading, and marked in tables.
         falls_short: with these parameters the model may be granted less than its budget.
         reads_fraction: if the budget was requested as a fraction, the allocator uses this fraction (``Context.asked``),
             not C / T.
-        streams: every KV head of every layer keeps the same number of entries, at most the budget; a stream's cap
-            demands this.
+        streams: every KV head of every layer keeps the same number of entries, at most the budget; a stream's cap demands this.
         follows_prompt: the entries of a head depend on the prompt's content and the weights, not only on its length, so
             that times and bytes measured with random weights do not hold for trained weights.
 
@@ -69,8 +67,7 @@ class Allocator(ABC):
         return True
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:
-        """Return the effective parameters of ``summary`` at this budget and length; None for allocators that read scores
-        only.
+        """Return the effective parameters of ``summary`` at this budget and length; None for allocators that read scores only.
 
         Cells whose allocators have the same type and key share one summary per layer.
         """
@@ -90,8 +87,7 @@ class Allocator(ABC):
         return ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only from the summaries of all layers, after the budget was
-        divided."""
+        """Return further fallbacks, which are known only from the summaries of all layers, after the budget was divided."""
         return ()
 
     @abstractmethod
@@ -106,8 +102,7 @@ class Allocator(ABC):
         """Return the entries per KV head for each given layer.
 
         Args:
-            scores: per layer, float32 or float64 ``[Hkv, n]`` for n candidates (one layer for scope "layer", all for
-                "model").
+            scores: per layer, float32 or float64 ``[Hkv, n]`` for n candidates (one layer for scope "layer", all for "model").
             budget: entries per KV head on average, sinks, window and last token included; may be 0.
             layers: indices of the layers that ``scores`` belong to.
             n_layers: layers of the model.
@@ -123,7 +118,8 @@ class Allocator(ABC):
         """Return how many entries one KV head may hold in the given layers together, before any score is known.
 
         Args:
-            budget, layers, n_layers: see ``caps``; candidates: n.
+            budget, layers, n_layers: see ``caps``.
+            candidates: n.
 
         Returns:
             ``budget * len(layers)``. An allocator of scope "layer" that divides the budget among layers returns the

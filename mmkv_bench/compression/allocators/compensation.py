@@ -62,15 +62,14 @@ class Compensation(Allocator):
         return (self.theta, min(self.proxies, length))
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the number of entries that each KV head needs, k_v + k_t: ``[Hkv]``. Tokens of unknown type count as
-        text."""
+        """Return the number of entries that each KV head needs, k_v + k_t: ``[Hkv]``. Tokens of unknown type count as text."""
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)
         return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
 
     def _cover(self, mass: Tensor) -> Tensor:
-        """Return the fewest columns of ``mass [Hkv, m]`` that hold theta of each row's sum, to 12 digits: int64 ``[Hkv]``."""
+        """Count, per row of ``mass [Hkv, m]``, the fewest columns that hold theta of its sum (to 12 digits), int64 ``[Hkv]``."""
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)
@@ -78,8 +77,7 @@ class Compensation(Allocator):
         return torch.where(reached[:, -1] > 0, fewest, 0)
 
     def layer_caps(self, needs: Sequence[Fraction], budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Return the entries per KV head of the first ``len(needs)`` layers; needs: for each of these layers, the
-        entries that its heads need on average."""
+        """Return the entries per KV head of the first ``len(needs)`` layers. needs: mean need of each layer's heads."""
         if budget >= candidates:
             return [candidates] * len(needs)
         floor, left, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []

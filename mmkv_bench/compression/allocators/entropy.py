@@ -25,11 +25,10 @@ UNDEFINED = 0.0  # the entropy of a prompt of one modality: equal in all layers,
 class Entropy(Allocator):
     """MEDA (arXiv 2502.17599, eq. 4 to 7): layer l gets ``softmax(E)_l * L * C`` entries per KV head.
 
-    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Without a temperature 2 nats
-    are a factor of 7.4, so shares above the prompt's own length are common: they are clipped, and the excess is divided
-    among the other layers in proportion (water-filling; the paper does not say). Whole entries come from the largest
-    remainder. The model holds exactly ``C * L`` entries per KV head. All layers' entropies must be known first, so peak
-    memory is the full cache's.
+    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Without a temperature 2 nats are a factor
+    of 7.4, so shares above the prompt's own length are common: they are clipped, and the excess is divided among the other layers
+    in proportion (water-filling; the paper does not say). Whole entries come from the largest remainder. The model holds exactly
+    ``C * L`` entries per KV head. All layers' entropies must be known first, so peak memory is the full cache's.
 
     A prompt of one modality has no cross-modal map: every layer gets C (``single_modality`` or ``no_visual_tokens``).
 
@@ -39,8 +38,7 @@ class Entropy(Allocator):
         clamp: "none", or "released": shares are clamped to [0.01, 1] of the candidates, rounded down, and the excess is
             not divided again, so that the total differs from the budget.
         rho: fraction kept [of the candidates] in place of the cell's budget; 0 = the cell's budget.
-        dynamic: false gives every layer the same number of entries (MEDA's ablation "without dynamic allocation", table
-            5).
+        dynamic: false gives every layer the same number of entries (MEDA's ablation "without dynamic allocation", table 5).
 
     Paper and code (``reading=released``): the release computes ``entropy=full``, ``clamp=released`` and a ``rho`` of
     0.2 that no option changes, where the paper reports 0.1 on MileBench. Its cross-modal routine, never called,

@@ -33,14 +33,12 @@ class HeadPool(Allocator):
         alpha: share of base, the budget without its window, that every head gets, in [0, 1].
         normalize: for the credit, multiply each head's scores by the fraction of their sum that the head's ``base``
             largest scores hold. Needs scores of 0 or more.
-        rounding: "remainder": largest remainder, exact totals; "nearest", as released: each cap is rounded separately,
-            see below.
+        rounding: "remainder": largest remainder, exact totals; "nearest", as released: each cap is rounded separately, see below.
 
-    Paper and code (``reading=released``, AdaKV's release as MM-ShiftKV's fork of it sets it): normalised credit, the
-    floor ``alpha * base`` rounded down and each cap rounded to the nearest separately, so that a layer may hold a few
-    entries more or fewer than its budget (more under ``reading=released`` alone). AdaKV's own release pools scores by
-    maximum over 7 tokens; here all methods of the window family pool by average over 5, so that only the allocation
-    differs.
+    Paper and code (``reading=released``, AdaKV's release as MM-ShiftKV's fork of it sets it): normalised credit, the floor
+    ``alpha * base`` rounded down and each cap rounded to the nearest separately, so that a layer may hold a few entries more or
+    fewer than its budget (more under ``reading=released`` alone). AdaKV's own release pools scores by maximum over 7 tokens; here
+    all methods of the window family pool by average over 5, so that only the allocation differs.
     """
 
     window: int = 32
@@ -85,8 +83,7 @@ class HeadPool(Allocator):
         return torch.tensor(shares, dtype=torch.int64) + window
 
     def _credit(self, prefix: Tensor, base: int) -> list[int]:
-        """Count how many of the ``heads * base`` largest scores in ``prefix`` belong to each head. prefix: ``[Hkv, n -
-        w]``."""
+        """Count how many of the ``heads * base`` largest scores in ``prefix`` belong to each head. prefix: ``[Hkv, n - w]``."""
         heads, columns = prefix.shape
         if self.normalize:
             if bool((prefix < 0).any()):

@@ -37,9 +37,8 @@ class HeadScores(Allocator):
     rounded down), and the rest of the budget stays unused.
 
     Args:
-        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. While no
-            model is known this is the configuration's string (``auto`` or a path), and the allocator cannot divide
-            anything.
+        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. While no model is known
+            this is the configuration's string (``auto`` or a path), and the allocator cannot divide anything.
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
         rho_min: share of base, the budget without its window, that every head gets, in [0, 1].
         scores: "calibrated"; "random": a control of the paper, scores of the same shape drawn evenly from [0, 1) with
@@ -52,12 +51,11 @@ class HeadScores(Allocator):
             cap is rounded separately, halves to the even number, so that the model may hold a few entries more than its
             budget (under ``reading=released`` alone).
 
-    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the
-    release computes the cap above, which adds up to the budget, and so does this class. The release takes a whole
-    number of entries for r and divides the rest by scores, rounds each cap to the nearest and drops the excess of a
-    head. It compresses nothing when ``base > T - w``; that is ``C > T``, where every method here keeps everything. The
-    paper does not mention pooling; the release pools by average over 5 tokens, as all methods of the window family do
-    here.
+    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the release computes
+    the cap above, which adds up to the budget, and so does this class. The release takes a whole number of entries for r and
+    divides the rest by scores, rounds each cap to the nearest and drops the excess of a head. It compresses nothing when
+    ``base > T - w``; that is ``C > T``, where every method here keeps everything. The paper does not mention pooling; the release
+    pools by average over 5 tokens, as all methods of the window family do here.
     """
 
     calibrated_by = "sparsemm"
@@ -134,8 +132,9 @@ class HeadScores(Allocator):
         """Return the entries per layer and KV head of the whole model, window included.
 
         Args:
-            budget: C; candidates: n.
-            n_layers, kv_heads: number of the model's layers and KV heads, which the calibration must have too.
+            budget: C.
+            candidates: n.
+            n_layers, kv_heads: numbers of the model's layers and KV heads; the calibration must have the same.
 
         Raises:
             CalibrationError: no calibration, or a calibration of another shape.
@@ -180,8 +179,7 @@ class HeadScores(Allocator):
 def _caps(
     visual: tuple[float, ...], base: int, room: int, rho_min: float, surplus: str, rounding: str
 ) -> tuple[int, ...]:
-    """Return the entries of every head of the model without the window's, at most ``room`` each. visual: scores of the
-    heads."""
+    """Return the entries of every head of the model without the window's, at most ``room`` each. visual: scores of the heads."""
     exact = [Fraction(score) for score in visual]
     floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
     if rounding == "nearest":

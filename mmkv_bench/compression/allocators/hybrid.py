@@ -35,9 +35,9 @@ class HeadClasses:
         threshold: "absolute": theta itself; "quantile": the theta-quantile (linear interpolation) of the scores of all
             KV heads of the model, so that about the fraction theta of the heads is dynamic.
         classes: "hybrid"; "static" or "dynamic" makes all heads one kind (table 4).
-        calibration: ``{"theta": value}`` measured on the model, in place of theta (null = theta); absolute only. A
-            configuration names the artefact: ``auto`` (the committed artefact of the model) or a path; an artefact that
-            was not loaded refuses to work.
+        calibration: ``{"theta": value}`` measured on the model, in place of theta (null = theta); absolute only. A configuration
+            names the artefact: ``auto`` (the committed artefact of the model) or a path; until it is loaded, nothing can be
+            classified.
 
     Paper: the text calls theta "quantile-based, tuned on a validation set"; its appendix sweeps 0.75 to 0.95 on scores
     that cluster at the upper end, which only an absolute cutoff explains. That is the default.
@@ -98,8 +98,13 @@ class HeadClasses:
 
 @dataclass(frozen=True)
 class HeadBudgets:
-    """The division of a budget: which heads are `dynamic`, bool ``[L, Hkv]``, each head's `entries`, int64 ``[L,
-    Hkv]``, and `clipped`: whether r of `Hybrid` had to be cut."""
+    """The division of a budget among all heads.
+
+    Attributes:
+        dynamic: bool ``[L, Hkv]``, True for dynamic heads.
+        entries: int64 ``[L, Hkv]``, each head's budget.
+        clipped: whether r of `Hybrid` had to be cut.
+    """
 
     dynamic: Tensor
     entries: Tensor
@@ -110,9 +115,8 @@ class HeadBudgets:
 class Hybrid(Allocator):
     """HybridKV (arXiv 2604.05887, sections 3.1 and 3.2, equations 2 to 5): budgets top down.
 
-    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the
-    ``k = ceil(top * T)`` largest attention probabilities of the row (causal, softmax in float32). With
-    ``B = C * L * Hkv`` entries for N heads:
+    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the ``k = ceil(top * T)``
+    largest attention probabilities of the row (causal, softmax in float32). With ``B = C * L * Hkv`` entries for N heads:
 
     - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model without static heads gives B to the dynamic heads; without
       dynamic heads, to the static heads.
@@ -131,8 +135,7 @@ class Hybrid(Allocator):
             (``infeasible_allocation``).
         alpha: part of the static budget that all static heads share equally, in [0, 1]; 1 is the paper's "w/o H" (table
             5), with r=1 its "w/o H & HT".
-        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in
-            (0, 1].
+        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in (0, 1].
         chunk: tokens per chunk, as in the decode policy.
         window: the selector's observation window [tokens].
         power: rounding of a dynamic head's share. "nearest": the nearest power of two (the lower one if two are equally
@@ -235,7 +238,8 @@ class Hybrid(Allocator):
 
         Args:
             summaries: layer -> S* float64 ``[Hkv]``, all L layers.
-            budget: C, entries per KV head on average; candidates: n, the most that a head can hold.
+            budget: C, entries per KV head on average.
+            candidates: n, the most that a head can hold.
         """
         dynamic = self.heads.dynamic(summaries)
         if budget >= candidates:
@@ -266,12 +270,11 @@ class Hybrid(Allocator):
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:
-        """Round a share down to whole chunks; a share below one chunk stays, as one smaller chunk. At most all
-        candidates."""
+        """Round a share down to whole chunks; a share below one chunk stays, as one smaller chunk. At most all candidates."""
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:
-        """Return numbers in proportion to which the static heads divide their budget, exactly."""
+        """Return the exact weights by which the static heads divide their budget."""
         alpha, scores = _exact(self.alpha), [Fraction(value) for value in sparsity]
         total = sum(scores)
         return [alpha * total + (1 - alpha) * len(scores) * score for score in scores]

@@ -1,5 +1,4 @@
-"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds a common share of the layer's
-importance."""
+"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds a common share of the layer's importance."""
 
 from __future__ import annotations
 
@@ -32,31 +31,27 @@ class Prefix(Allocator):
     entries come from the largest remainder. All KV heads of a layer get the same cap.
 
     Args:
-        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope
-            "layer"). "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores
-            >= 0.
-        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of
-            sample prompts for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the
-            ends are ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under
-            "offline" only. While no model is known this is the configuration's string (``auto`` or a path), and the
-            allocator cannot divide anything.
+        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope "layer").
+            "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores >= 0.
+        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample prompts
+            for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are ``R_l = 0`` at
+            0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under "offline" only. While no model is
+            known this is the configuration's string (``auto`` or a path), and the allocator cannot divide anything.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
             no more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
-        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta
-            asks for.
-        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer
-            is rounded separately, halves to the even number. Under "offline" the profile is used without the common
-            factor, at the requested fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries
-            per KV head more or fewer than its budget, plus the error of the profile's ratios (more under
-            ``reading=released`` alone).
+        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta asks for.
+        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is rounded
+            separately, halves to the even number. Under "offline" the profile is used without the common factor, at the requested
+            fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries per KV head more or fewer than its
+            budget, plus the error of the profile's ratios (more under ``reading=released`` alone).
 
-    Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
-    and rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 %
-    for "10 %" of LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not
-    released. Its per-sample search stops within 5 tokens of the total, counts two protected entries beside each prefix,
-    scales the EVICTED counts and rounds them down; here the kept ratios are scaled, as the paper's text says, and that
-    search is not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are not
-    parameters. Prompts of a few tokens are divided like all others, so that no budget is exceeded.
+    Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget and
+    rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 % for "10 %" of
+    LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not released. Its per-sample search
+    stops within 5 tokens of the total, counts two protected entries in addition to each prefix, scales the EVICTED counts and
+    rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is not reproduced. Tables 7 and 9
+    (spread of R_l, instruction lengths) analyse profiles: they are not parameters. Prompts of a few tokens are divided like all
+    others, so that no budget is exceeded.
     """
 
     calibrated_by = "prefixkv"

@@ -90,7 +90,8 @@ class Replayed(Allocator):
         """Return the number of entries of every head, ``[layers][Hkv]``.
 
         Args:
-            budget: C; candidates: n, the most that a head can hold.
+            budget: C.
+            candidates: n, the most that a head can hold.
         """
         weights, heads = [count for layer in self.kept for count in layer], len(self.kept[0])
         scaled = int(Fraction(sum(weights) * budget, self.entries))

@@ -13,19 +13,16 @@ from mmkv_bench.compression.parameters import check_share
 
 @dataclass(frozen=True)
 class Safeguard(Allocator):
-    """An allocator that grants a layer's ``C * Hkv`` entries to the highest scores of all heads, and a floor to every
-    head.
+    """An allocator that grants a layer's ``C * Hkv`` entries to the highest scores of all heads, and a floor to every head.
 
-    With C entries per KV head, each head's ``floor`` highest scores stay first. The rest of the layer's budget goes to
-    the highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C *
-    Hkv`` entries.
+    With C entries per KV head, each head's ``floor`` highest scores stay first. The rest of the layer's budget goes to the
+    highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C * Hkv`` entries.
 
     Args:
         alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless it is 0.
 
-    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). AdaKV's own algorithm mixes a floor with a
-    credit, which is ``HeadPool``: there a head's cap is ``alpha * C`` PLUS its part of the rest, here it is at least
-    ``alpha * C``.
+    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). AdaKV's own algorithm mixes a floor with a credit, which
+    is ``HeadPool``: there a head's cap is ``alpha * C`` PLUS its part of the rest, here it is at least ``alpha * C``.
     """
 
     alpha: float = 0.2

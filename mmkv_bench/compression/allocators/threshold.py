@@ -13,8 +13,7 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 @dataclass(frozen=True)
 class Threshold(Allocator):
-    """An allocator that grants the budget to the highest scores of the whole model, in any layer and head; no head has
-    a floor.
+    """An allocator that grants the budget to the highest scores of the whole model, in any layer and head; no head has a floor.
 
     The ``C * Hkv * L`` highest scores of the L layers stay (equal scores: lower layer, then head, then token, first),
     so that a head may keep everything or nothing. Scores of different layers must have one scale.

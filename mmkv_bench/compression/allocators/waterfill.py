@@ -10,11 +10,10 @@ from math import isfinite
 def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int]) -> list[int]:
     """Divide ``total`` entries exactly in proportion to ``weights``, no item above its cap.
 
-    The real shares are ``min(cap_i, level * weight_i)``, with the ``level`` that makes them add up to ``total``: the
-    excess of a clipped item is divided among the others in proportion to their weights, again and again until no item
-    is above its cap. Items of weight 0 get nothing unless all others are full; then they divide the rest equally. The
-    shares are rounded by largest remainder (equal remainders: lower index first). All arithmetic is exact: floats
-    become the fractions that they represent.
+    The real shares are ``min(cap_i, level * weight_i)``, with the ``level`` that makes them add up to ``total``: the excess of a
+    clipped item is divided among the others in proportion to their weights, again and again until no item is above its cap. Items
+    of weight 0 get nothing unless all others are full; then they divide the rest equally. The shares are rounded by largest
+    remainder (equal remainders: lower index first). All arithmetic is exact: floats become the fractions that they represent.
 
     Args:
         weights: finite, 0 or more, one per item (layer, head).

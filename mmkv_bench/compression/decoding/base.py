@@ -15,22 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class Start:
-    """One layer of ONE sequence right after the prompt (or context) was selected and reduced.
+    """State of one layer of ONE sequence when decoding starts: the entries are selected and reduced.
 
     Attributes:
-        layer, n_layers: index of the layer, layers of the model.
-        key, value: ``[Hkv, n, D]`` candidates of the full cache; read-only, and gone afterwards unless copied.
+        layer: index of the layer.
+        n_layers: number of layers of the model.
+        key, value: ``[Hkv, n, D]`` candidates of the full cache; read-only, and freed later unless the policy copies them.
         index: int64 ``[Hkv, m]`` kept candidates, ascending, LEFT-padded with -1.
         kept_key, kept_value: ``[Hkv, m, D]``, the reducer's result.
-        scores: float32 or float64 ``[Hkv, prefilled]`` of this layer: a column for each of the T tokens, and for those
-            of a question that was prefilled with them; None when nothing was scored.
+        scores: float32 or float64 ``[Hkv, prefilled]``, one column per prefilled token. The columns of a question prefilled with
+            the context come last. None if nothing was scored.
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
         seen: number of tokens that the layer counts as seen from now on: ``pad + n`` for n candidates.
-        acts_from: logical index of the answer's first token. Earlier tokens that are fed later (the last prompt token
-            under ``strict``, the question where only the context is reduced) are stored like any other and trigger no
-            eviction.
-        scaling: factor of the attention scores. reserve: slots of slack for new tokens. sinks: see ``Observation``.
+        acts_from: logical index of the answer's first token. Earlier tokens that are fed later (the last prompt token under
+            ``strict``, the question where only the context is reduced) are stored like any other and trigger no eviction.
+        scaling: factor of the attention scores.
+        reserve: slots of slack for new tokens.
+        sinks: see ``Observation``.
     """
 
     layer: int
@@ -61,8 +63,8 @@ class Start:
 
 
 class DecodePolicy(ABC):
-    """Builder of the layers that an answer is decoded from; the layers carry the policy's state (``CompressedLayer``'s
-    hooks).
+    """A rule for the entries while an answer is decoded: it builds layers that carry its state and act in ``CompressedLayer``'s
+    hooks.
 
     Such a layer holds one sequence. A prompt within its budget is decoded from the full cache, without the policy,
     unless the policy quantises.
@@ -71,7 +73,7 @@ class DecodePolicy(ABC):
         quantises: entries are stored in fewer bits, also for a prompt within its budget.
         retrieves: entries that are not on the device can be read later.
         idle: with these parameters the policy does nothing, and the method runs as if it had none.
-        moves_queries: ``query_positions`` is overridden; such a fork is not decoded in a batch with others.
+        moves_queries: ``query_positions`` is overridden; such a fork is decoded alone, not in a batch.
         tokens_from_full: number of first answer tokens that come from the full cache, whatever the protocol.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.

@@ -27,8 +27,9 @@ class EvictingLayer(CompressedLayer):
         """Build the layer of a policy (`Holding`).
 
         Args:
-            room: slots for new tokens. slack, slot: see `Holding`.
-            grows: a head's size grows with the answer, by the share that the head kept of the prompt.
+            room: slots for new tokens.
+            slack, slot: see `Holding`.
+            grows: whether a head's size grows with the answer, by the share that the head kept of the prompt.
         """
         layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
         layer.acts_from, layer._slot = start.acts_from, slot
@@ -61,7 +62,7 @@ class EvictingLayer(CompressedLayer):
         ]
 
     def _evict(self, due: list[bool]) -> None:
-        """Remove one entry from every head that holds too many. due: which heads do."""
+        """Remove one entry from every head that holds too many. due: for each head, whether it does."""
         counts = self.entry_counts()
         slots = [
             self.stored - count + self._slot(count, start) for count, start in zip(counts, self._start, strict=True)

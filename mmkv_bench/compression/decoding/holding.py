@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 class Holding(DecodePolicy):
     """Base of fixed-distance eviction and of a sliding window; subclasses choose the entry to evict.
 
-    Let a head hold m entries when the answer begins, including the question that was fed after a reduced context and
-    the token that ``strict`` feeds again. Let rho be the share of the prompt (or context) that the head kept. After k
-    answer tokens it may hold ``m + rho * k`` entries under "ratio" and m under "size"; as soon as it holds at least one
-    more, one entry is evicted, after the newest token has attended to it. Counts are exact and kept on the host: no
-    step waits for the device.
+    Let a head hold m entries when the answer begins, including the question that was fed after a reduced context and the token
+    that ``strict`` feeds again. Let rho be the share of the prompt (or context) that the head kept. After k answer tokens it may
+    hold ``m + rho * k`` entries under "ratio" and m under "size"; as soon as it holds at least one more, one entry is evicted,
+    after the newest token has attended to it. Counts are exact and kept on the host: no step waits for the device.
 
     Args:
         hold: "ratio": a head keeps the same share of the answer as of the prompt, and so grows with the answer; "size":
@@ -51,7 +50,8 @@ class Holding(DecodePolicy):
         """Return the index of the entry that a head evicts: 0 is its oldest entry, ``entries - 1`` its newest.
 
         Args:
-            entries: number of the head's entries, the newest included. start: m plus slack.
+            entries: number of the head's entries, the newest included.
+            start: m plus slack.
         """
 
     def layer(self, start: Start) -> EvictingLayer:

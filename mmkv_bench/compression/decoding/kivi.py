@@ -25,10 +25,9 @@ class KIVI(DecodePolicy):
     - values: all but the last R are quantised per token over groups of G channels (one group of all channels if a head
       has fewer than G); from then on every step quantises the oldest of R + 1.
 
-    Keys are quantised with their rotation, as released. Entries that a scorer evicted before are in no group; heads
-    that kept different numbers of entries form separate groups. Tokens of the prompt that are fed after the reduction
-    (the last one under ``strict``, the question under ``query_agnostic``) are attended to in full precision once, like
-    the rest of the prompt.
+    Keys are quantised with their rotation, as released. Entries that a scorer evicted before are in no group; heads that kept
+    different numbers of entries form separate groups. Tokens of the prompt that are fed after the reduction (the last one under
+    ``strict``, the question under ``query_agnostic``) are attended to in full precision once, like the rest of the prompt.
 
     Fewer entries than R all fit the residual: nothing is quantised until the answer has filled it, and the row says
     `fallback=within_residual`. With eviction, R should therefore be well below the budget.

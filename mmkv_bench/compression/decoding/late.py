@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 class Late(DecodePolicy):
     """A policy that decodes the answer's second token from the full cache, then reduces every layer by the method's parts.
 
-    With ``when=first_step``: while the answer's first token is fed, each layer attends to all T + 1 entries. That
-    attention is added to the scores of the prefill (the new token has no other), and allocator, selector and reducer
-    choose among the T + 1; the new token counts as text. So the first TWO tokens of an answer are the full cache's, and
-    ``entries_resident`` of a row is the full cache; ``entries_end`` shows the reduction. Under ``strict`` the token
-    that is fed again, and under ``query_agnostic`` the question, are candidates too, as text that only the first answer
-    token has scored.
+    With ``when=first_step``: while the answer's first token is fed, each layer attends to all T + 1 entries. That attention is
+    added to the scores of the prefill (the new token has no other), and allocator, selector and reducer choose among the T + 1;
+    the new token counts as text. So the first TWO tokens of an answer are the full cache's, and ``entries_resident`` of a row is
+    the full cache; ``entries_end`` shows the reduction. Under ``strict`` the token that is fed again, and under
+    ``query_agnostic`` the question, are candidates too, as text that only the first answer token has scored.
 
     Args:
         allocator, selector, reducer: the method's parts. The allocator decides layer by layer or by its summaries: when

@@ -24,8 +24,10 @@ class _Store:
     if they kept different numbers of entries.
 
     Args:
-        entries: for each head `[m_h, D]`, in full precision; bits, group: see `quantise`.
-        unit: tokens per unit; room: number of further tokens that will be appended.
+        entries: for each head `[m_h, D]`, in full precision.
+        bits, group: see `quantise`.
+        unit: tokens per unit.
+        room: number of further tokens that will be appended.
     """
 
     def __init__(self, entries: list[Tensor], bits: int, group: int, unit: int, room: int):
@@ -144,8 +146,8 @@ class _Store:
 
 
 class QuantisedLayer(CompressedLayer):
-    """KIVI's layer for one sequence. The base class keeps slots, positions and masks, but its key and value storage has no
-    channels, because the entries are in two `_Store`s. `keys` and `values` dequantise them anew each time."""
+    """KIVI's layer for one sequence. The base class keeps slots, positions and masks. Its key and value storage has zero
+    channels, because two `_Store`s hold the entries; `keys` and `values` dequantise them on every access."""
 
     acts_from: int
     _residual: int
@@ -191,8 +193,11 @@ class QuantisedLayer(CompressedLayer):
             store.flush(self._excess(store, store.left))
 
     def _excess(self, store: _Store, left: list[int]) -> list[int]:
-        """Count for each head the full-precision tokens to quantise now: keys in whole residuals, values beyond one
-        residual. left: number of each head's tokens in full precision."""
+        """Return, per head, how many full-precision tokens to quantise now.
+
+        Keys are quantised in blocks of `residual` tokens. Of the values, all but the newest `residual` tokens are quantised.
+        left: for each head, its number of tokens in full precision.
+        """
         residual = self._residual
         return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
 
@@ -211,8 +216,8 @@ class QuantisedLayer(CompressedLayer):
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:
-        """Return the bytes read of one store after `fed` more tokens. Prompt tokens are quantised once they have been
-        attended to, answer tokens as `flush` says."""
+        """Return the bytes that a step reads of one store after `fed` more prompt tokens. These are quantised after they were
+        attended to, answer tokens before or after it (`flush`)."""
         units, left = store.units, [count + fed for count in store.left]
         for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
             left = [count + new for count in left]
@@ -238,8 +243,7 @@ class QuantisedLayer(CompressedLayer):
 
 
 def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Group row indices by equal keys, `[([row, ...], key), ...]`, so that heads with equal counts are processed at
-    once."""
+    """Group row indices by equal keys, `[([row, ...], key), ...]`, so that heads with equal counts are processed at once."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)

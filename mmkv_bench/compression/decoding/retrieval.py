@@ -26,8 +26,7 @@ class ChunkRetrieval(DecodePolicy):
 
     Args:
         heads: which heads are dynamic, as in the allocator.
-        chunk: tokens per chunk. A head that may read fewer entries than this has chunks of as many tokens as it may
-            read.
+        chunk: tokens per chunk. A head that may read fewer entries than this has chunks of as many tokens as it may read.
         partial: the prompt's last, incomplete chunk is "ranked" like any other, by the mean of its tokens, or always
             "visible" as one of the head's chunks.
 

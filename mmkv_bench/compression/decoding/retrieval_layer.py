@@ -17,13 +17,15 @@ from mmkv_bench.errors import UnsupportedError
 class Pages:
     """All n entries of a layer's H dynamic heads as P chunks in host memory, and the chunks' mean keys on the device.
 
-    The last chunk may be incomplete: it is padded with the mean of its tokens, so its mean key is the mean of these
-    tokens.
+    The last chunk may be incomplete: it is padded with the mean of its tokens, so its mean key is the mean of these tokens.
 
     Attributes:
         keys, values: ``[H * P, chunk * D]`` in host memory (pinned if the device is an accelerator), the model's dtype.
         means: ``[H, P, D]`` on the device, the model's dtype.
-        length: n. chunk: tokens per chunk. slots: chunks that a head fetches per step. count: P.
+        length: n.
+        chunk: tokens per chunk.
+        slots: number of chunks that a head fetches per step.
+        count: P.
         staging: two pinned ``[H * slots, chunk * D]`` buffers in which fetched chunks are gathered, so that a step
             copies to the device once for keys and once for values.
     """
@@ -58,7 +60,8 @@ class Pages:
         the lower chunk.
 
         Args:
-            query: float32 ``[H, D]``. keep_last: always fetch the last chunk, as one of the slots.
+            query: float32 ``[H, D]``.
+            keep_last: always fetch the last chunk, as one of the slots.
         """
         scores = torch.bmm(self.means.float(), query.unsqueeze(-1)).squeeze(-1)
         if keep_last:
@@ -140,8 +143,9 @@ class RetrievalLayer(CompressedLayer):
         """Make ``heads`` (int64 ``[H]``) dynamic: from now on they fetch their entries from ``pages``.
 
         Args:
-            pages: the entries of these heads. width: slots of a head's buffer. origin: logical index of the pages'
-                first token.
+            pages: the entries of these heads.
+            width: slots of a head's buffer.
+            origin: logical index of the pages' first token.
             keep_last: see ``Pages.best``.
         """
         self.heads, self.pages, self.width = heads, pages, width
@@ -176,8 +180,8 @@ class RetrievalLayer(CompressedLayer):
     def _parts(
         self, dynamic: bool, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
-        """Attend with the dynamic heads, or with the static ones, without copying keys or values. Return one output per
-        run of neighbouring heads of this kind, by the run's first head."""
+        """Attend with the dynamic heads, or with the static ones, without copying keys or values. Return first head -> output for
+        each run of neighbouring heads of this kind."""
         visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
         outputs = {}
         for kind, heads in self.runs:

@@ -27,7 +27,7 @@ class WaitingLayer(CompressedLayer):
 
     @classmethod
     def of(cls, start: Start, allocator: Allocator, selector: Selector, reducer: Reducer, prior: bool) -> WaitingLayer:
-        """Build the layer of a policy (`Late`) from its parts; prior: see `Late`."""
+        """Build the layer of a policy `Late` from the policy's parameters. prior: see `Late`."""
         if start.scores is None:
             raise ConfigError(
                 "reducing in the first decode step starts from the prefill's scores, but the method has no "

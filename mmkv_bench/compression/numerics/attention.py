@@ -9,8 +9,8 @@ KV head h // g.
 Sinks, float32 ``[Hq]``, are learned scores that join the keys' scores in a softmax (gpt-oss). Each takes a share of its
 head's softmax that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
-Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. If the tokens of a picture see the whole
-picture (Gemma 3), this key comes after the row's own. None: attention is causal, so each row sees keys up to its own.
+Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It may come after the row's own key if the tokens
+of a picture see the whole picture (Gemma 3). None: attention is causal, so each row sees keys up to its own.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ def column_sums(
 def _add_column_sums(
     sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None, reach: Tensor | None
 ) -> None:
-    """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to
-    ``sums [h, S]``."""
+    """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to ``sums [h, S]``."""
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
@@ -115,8 +114,7 @@ def _add_column_sums(
 
 
 def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
-    """Repeat the sinks ``[h, g]`` for each of ``rows`` query rows of every query head: ``[h, g * rows]``; None stays
-    None."""
+    """Repeat the sinks ``[h, g]`` for each of ``rows`` query rows of every query head: ``[h, g * rows]``; None stays None."""
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 
@@ -130,7 +128,8 @@ def window_mass(
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T).
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores. sinks: ``[Hq]``. reach: ``[w]``.
+        scaling: factor of the scores.
+        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
     """
     rows = tail.shape[1]
     group = tail.shape[0] // key.shape[0]
@@ -145,7 +144,8 @@ def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, fi
     queries' own keys; over no other key.
 
     Args:
-        query: ``[Hq, n, D]``; key: ``[Hkv, S, D]``, the queries' own keys last.
+        query: ``[Hq, n, D]``.
+        key: ``[Hkv, S, D]``, the queries' own keys last.
         scaling: factor of the scores.
         sinks, first, last: ``sinks <= first < last <= S - n``.
     """
@@ -179,12 +179,13 @@ def half_window(
 ) -> Tensor:
     """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
 
-    Products, their scaling, probabilities and means are rounded to that dtype; the softmax, causal inside the window,
-    is float32. A few heads are computed at a time (``tiles.py``).
+    Dot products, scores, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is float32. A
+    few heads are computed at a time (``tiles.py``).
 
     Args:
-        tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T); key: ``[Hkv, T, D]``; scaling: factor of the
-            products; sinks: ``[Hq]``; reach: ``[w]``.
+        tail, key: ``[Hq, w, D]``, the prompt's last w queries (w <= T), and ``[Hkv, T, D]``.
+        scaling: factor of the dot products.
+        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads

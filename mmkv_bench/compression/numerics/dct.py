@@ -37,7 +37,8 @@ class HighPass:
 
     Attributes:
         deviation: ``[H, T]`` float32, mean square over the D channels of what the low-pass filter left out of a token.
-        outlier: ``[H]`` float64 on the CPU, energy of the bins ABOVE omega; total: energy of all bins.
+        outlier: ``[H]`` float64 on the CPU, energy of the bins ABOVE omega.
+        total: ``[H]`` float64 on the CPU, energy of all bins.
     """
 
     deviation: Tensor

@@ -15,7 +15,7 @@ from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 
 def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
-    """Return the mean over rows of the entropy of the attention map averaged over heads, every row seeing every key.
+    """Average an attention map without a causal mask over heads, and return the mean entropy of its rows.
 
     Args:
         query: ``[Hq, n, D]``, n >= 1 rows.
@@ -43,14 +43,14 @@ def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
 
 
 def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tensor) -> float:
-    """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus the entropy of visual attending to
-    text.
+    """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus the entropy of visual attending to text.
 
     Each of the two maps is a softmax over the other modality's keys alone, averaged over heads before the entropy is
     taken. There is no causal mask: the paper names none, and the maps are a diagnostic, not what the model computes.
 
     Args:
-        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
+        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated.
+        scaling: factor of the scores.
         types: int ``[T]``, 0 text, above 0 visual; both must occur.
 
     Raises:
@@ -69,7 +69,8 @@ def causal_entropy(
     """Return the mean over all heads and rows of the entropy of the layer's own attention (MEDA's released figure).
 
     Args:
-        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
+        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated.
+        scaling: factor of the scores.
         sinks: ``[Hq]``, see ``attention.py``; the entropy sums over keys only, not over the sink.
         reach: ``[T]``, see ``attention.py``.
     """
@@ -102,18 +103,17 @@ def top_mass(
     sinks: Tensor | None = None,
     reach: Tensor | None = None,
 ) -> Tensor:
-    """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score
-    (equation 3).
+    """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
 
     Row i attends to keys 0..i, or up to its reach (softmax in float32). Its share is the sum of its ``top`` largest
     probabilities: exactly 1 if it sees at most ``top`` keys. Nothing larger than one tile (``tiles.py``) exists at any time.
 
     Args:
-        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.
+        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated; any floating dtype.
         scaling: factor of the scores.
         rows: ascending indices of the query rows that count, at least one.
         top: keys per row, 1 or more.
-        sinks: ``[Hq]``, see ``attention.py``; rows give less to keys, and rows that see few keys less than 1.
+        sinks: ``[Hq]``, see ``attention.py``; with sinks, the share is below 1 also for rows that see few keys.
         reach: ``[T]``, see ``attention.py``.
 
     Returns:

@@ -28,8 +28,7 @@ _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, w
 
 
 def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function as a torch operation. made: returns an empty result of the right shape and dtype, for fake
-    tensors."""
+    """Register a function as a torch operation. made: returns an empty result of the right shape and dtype, for fake tensors."""
 
     def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
@@ -74,8 +73,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
-    """Return the mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: keep query heads separate
-    (m = g); otherwise m = 1."""
+    """Return ``proxies.group_mass`` of all groups, ``[Hkv, m, G, T]``. apart: whether query heads stay separate (m = g, else
+    1)."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -102,7 +101,9 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
     """Count the covering sets of a head that contain each key, float32 ``[Hkv, T]``; see ``ordering.nucleus``.
 
     Args:
-        mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: whether ``cover`` is "left".
+        mass: float32 ``[Hkv, m, b, T]``, contiguous.
+        tau: fraction of the mass that a set covers.
+        left: whether ``cover`` is "left".
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -130,8 +131,7 @@ def _softmax(
 
     Args:
         offset: tokens before the first row, for causal rows; None: every row sees every key.
-        sinks: ``[Hq]``, in the scale of scores before the change to powers of 2; a row's largest score is at least its
-            sink.
+        sinks: ``[Hq]``, in the scale of scores before the change to powers of 2; a row's largest score is at least its sink.
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 

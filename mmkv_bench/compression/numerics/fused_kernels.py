@@ -1,16 +1,13 @@
-"""Triton kernels of the attention statistics: scores live in registers, one tile at a time, and are never written to
-memory.
+"""Triton kernels of the attention statistics: scores live in registers, one tile at a time, and are never written to memory.
 
-Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the
-keys: ``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two
-programs add to the same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two
-numbers are kept per row, the maximum and the sum relative to it: at scores of some hundreds, as spread proxies have
-them, a single float32 would cost 1e-5.
+Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the keys:
+``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two programs add to the
+same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two numbers are kept per row, the
+maximum and the sum relative to it: at scores of some hundreds, as spread proxies have them, a single float32 would cost 1e-5.
 
-Products use the inputs' dtype and are summed in float32; float32 inputs are not multiplied as TF32. Scores are
-exponents of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
-specialised: Triton would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change
-with every decode step.
+Matrix multiplications use the inputs' dtype and sum in float32; float32 inputs are not multiplied as TF32. Scores are exponents
+of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not specialised: Triton
+would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change with every decode step.
 """
 
 import triton
@@ -125,8 +122,7 @@ def group_mass(
 
 @triton.jit
 def _above(MASS, width, bits, BLOCK: tl.constexpr):
-    """Sum the masses whose bit pattern is larger than ``bits``, float64. Non-negative floats order like their bit
-    patterns."""
+    """Sum the masses whose bit pattern is larger than ``bits``, float64. Non-negative floats order like their bit patterns."""
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, width, BLOCK):
         index = start + tl.arange(0, BLOCK)

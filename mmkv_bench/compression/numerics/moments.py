@@ -1,5 +1,4 @@
-"""Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed
-form.
+"""Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed form.
 
 Running moments are float64, so that any chunking of the same tokens gives the same result up to float32 rounding.
 """
@@ -54,11 +53,10 @@ class JointMoments:
         self._sum = self._products = torch.empty(0)
 
     def add(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> None:
-        """Add ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` of a rotation that is undone
-        first.
+        """Add ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` of a rotation that is undone first.
 
-        A few heads are added at a time, so that no temporary is larger than a tile; getting fresh memory from the system
-        for every block would take as long as the products.
+        A few heads are added at a time, so that no temporary is larger than a tile; getting fresh memory from the system for
+        every block would take as long as the matrix multiplications.
         """
         heads, total, dim = x.shape
         if not len(self._sum):

@@ -15,7 +15,8 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     as many steps as there are entries, 1e-16 of the score each); every other score comes back bit for bit.
 
     Args:
-        score: float64, 0 or more; breaker: of the same shape. All entries are ordered together, whatever the shape.
+        score: float64, 0 or more; all entries are ordered together, whatever the shape.
+        breaker: of the same shape.
     """
     flat, second = score.flatten(), breaker.flatten()
     order = second.argsort(stable=True)

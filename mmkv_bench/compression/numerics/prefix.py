@@ -21,8 +21,7 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
     """Return ``P_l``, the cumulative priority of every layer: float64 ``[L, n]`` on the CPU, rising to exactly 1.
 
     Args:
-        importance: per layer ``[n]``, non-negative. The tokens of a layer without any importance count as equally
-            important.
+        importance: per layer ``[n]``, non-negative. The tokens of a layer without any importance count as equally important.
     """
     rows = torch.stack([row.double().cpu() for row in importance])
     total = rows.sum(-1, keepdim=True)
@@ -42,11 +41,11 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
     """Run algorithm 1: halve [0, 1] until the prefixes of all layers hold ``total`` entries.
 
     Args:
-        curves: ``P_l``, ``[L, n]``; total: ``L * rho * n`` entries.
+        curves: ``P_l``, ``[L, n]``.
+        total: ``L * rho * n`` entries.
         delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10).
             0 demands the exact total, which may not exist: then the search ends when p has no more digits.
-        steps: more than 0: that many halvings, whatever delta says (the paper's table 11); an exact total ends it
-            early.
+        steps: more than 0: that many halvings, whatever delta says (the paper's table 11); an exact total ends it early.
 
     Returns:
         ``n * R_l`` at the last p, before any scaling, and the number of halvings.
@@ -103,7 +102,9 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
     the budget exactly.
 
     Args:
-        curves: ``P_l`` of ``prefix_curves``, ``[L, n]``; rho: fraction kept, in (0, 1]; delta, steps: see ``search``.
+        curves: ``P_l`` of ``prefix_curves``, ``[L, n]``.
+        rho: fraction kept, in (0, 1].
+        delta, steps: see ``search``.
 
     Returns:
         ``R_l`` in (0, 1], which add up to ``L * rho`` apart from float rounding, and the number of halvings.
@@ -119,7 +120,8 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
     and 1 at rho = 1.
 
     Args:
-        grid: budgets of the profile, ascending fractions in (0, 1]; ratios: for each budget one ``R_l`` per layer.
+        grid: budgets of the profile, ascending fractions in (0, 1].
+        ratios: for each budget one ``R_l`` per layer.
     """
     layers = len(ratios[0])
     points = [

@@ -36,9 +36,8 @@ def group_mass(
         scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
-        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by
-            row blocks: a last digit of a probability, which kernels may change, decides which way it is rounded. None
-            rounds nothing.
+        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by row blocks:
+            a last digit of a probability, which kernels may change, decides which way it is rounded. None rounds nothing.
         sinks: ``[Hq]``, see ``attention.py``.
 
     Yields:
@@ -67,7 +66,7 @@ def group_mass(
                     scores = scores.mean(1, keepdim=True).to(rounding).float()
                 mass += scores.sum(3)
                 continue
-            # Sum over rows as a product with the softmax factors: no normalised copy of the tile.
+            # Multiplying by the softmax factors sums over rows without a normalised copy of the tile.
             sums = torch.matmul(weight.unsqueeze(-2), scores).squeeze(-2)  # [Hkv, g, b, T]
             mass += sums if per_query_head else sums.mean(1, keepdim=True)
         yield mass if rounding is None else mass.to(rounding).float()
@@ -101,7 +100,7 @@ def adjusted_mass(
     rounding: torch.dtype | None = None,
     sinks: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Yield ``group_mass`` with a release's changes before the votes are cast.
+    """Yield ``group_mass``, changed as a released code changes it before the votes.
 
     Args:
         query, key, scaling, groups, per_query_head, rounding, sinks: see ``group_mass``.
@@ -139,8 +138,8 @@ def group_votes(
     """Count the groups whose covering set contains each key, float32 ``[Hkv, T]`` with integer values.
 
     Args:
-        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass`` (a key that ``drop_last``
-            leaves out gets no vote).
+        query, key, scaling, groups: see ``group_mass``.
+        adjust: keywords of ``adjusted_mass`` (a key that ``drop_last`` leaves out gets no vote).
         tau: fraction of a group's mass that its set covers.
         cover: see ``nucleus``.
     """
@@ -163,7 +162,8 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
     """Return the mass that each key receives from all groups together, float32 ``[Hkv, T]``, without sets and votes.
 
     Args:
-        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass``.
+        query, key, scaling, groups: see ``group_mass``.
+        adjust: keywords of ``adjusted_mass``.
     """
     total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):

@@ -12,7 +12,7 @@ from mmkv_bench.compression.lazy_torch import torch
 
 _ENDS = (0, -2, -1)
 _ends_only: ContextVar[bool] = ContextVar("ends_only", default=False)
-ROWS = 128  # of a head in one product; with fewer rows the product is bound by memory
+ROWS = 128  # of a head in one matrix multiplication; with fewer rows it is bound by memory
 
 
 def head_blocks(heads: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
@@ -34,11 +34,9 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
 @contextmanager
 def ends_only() -> Iterator[None]:
-    """Skip all blocks of a pass but the first one and the last two, to measure the pass's memory without computing its
-    result.
+    """Skip all blocks of a pass but the first one and the last two, to measure the pass's memory without computing its result.
 
-    This is enough because blocks differ only in the number of keys that they see, and only the last block may be
-    shorter.
+    This is enough because blocks differ only in the number of keys that they see, and only the last block may be shorter.
     """
     token = _ends_only.set(True)
     try:

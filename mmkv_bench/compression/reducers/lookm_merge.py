@@ -38,16 +38,14 @@ class LookMMerge(Reducer):
     Args:
         merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
             best), weighted, or none (ablation without merging).
-        sources: "aligned": every token joins the entry nearest to it; "misaligned": filtered as in the releases, see
-            below.
+        sources: "aligned": every token joins the entry nearest to it; "misaligned": filtered as in the releases, see below.
 
-    Paper and code: the released pivot class computes the above. The other two classes merge only tokens whose cosine,
-    averaged over heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` does exactly this.
-    For "average" the release filters the destinations but not the sources: its r-th evicted token is merged into the
-    entry nearest to the r-th token that PASSED, which ``sources=misaligned`` reproduces as well; "pivot" and "none"
-    have nothing to misalign. The filter compares tokens over heads, so it needs the same number of evicted tokens in
-    every head. The releases keep all text, so that only visual tokens are ever merged there. Not reproduced: sums in
-    bfloat16.
+    Paper and code: the released pivot class computes the above. The other two classes merge only tokens whose cosine, averaged
+    over heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` does exactly this. For "average" the
+    release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the r-th
+    token that PASSED, which ``sources=misaligned`` reproduces as well; "pivot" and "none" have nothing to misalign. The filter
+    compares tokens over heads, so it needs the same number of evicted tokens in every head. The releases keep all text, so that
+    only visual tokens are ever merged there. Not reproduced: sums in bfloat16.
 
     Raises:
         UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of tokens.

@@ -21,12 +21,10 @@ class PositionMerge(Reducer):
     merged entry counts at the kept token's position. Extra memory: one float32 copy of a layer's keys or values.
 
     Args:
-        shift: pruned token m is merged with the content of token ``m - shift``, and into the kept token nearest to that
-            token (0 or more tokens). 0 in the papers. ElasticCache's release forgets its offset of one protected first
-            token: 1.
-        closed: number of kept candidates at each end of a head that receive nothing [entries], 0 in the papers. In the
-            release the protected first and last token receive nothing: 1 (the token that ``strict`` feeds again never
-            receives anything).
+        shift: pruned token m is merged with the content of token ``m - shift``, and into the kept token nearest to that token (0
+            or more tokens). 0 in the papers. ElasticCache's release forgets its offset of one protected first token: 1.
+        closed: number of kept candidates at each end of a head that receive nothing [entries], 0 in the papers. In the release
+            the protected first and last token receive nothing: 1 (the token that ``strict`` feeds again never receives anything).
 
     Paper and code: ``shift=1, closed=1`` is the release's arithmetic. The release crashes when only the two protected
     tokens are kept; here nothing is merged then.
@@ -77,9 +75,10 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
     """Average every kept entry with the entries that are merged into it; sums in float32.
 
     Args:
-        entries: ``[Hkv, n, D]``; index: int64 ``[Hkv, m]`` kept tokens, LEFT-padded with -1.
-        source: int64 ``[Hkv, k]`` tokens to merge; target: int64 ``[Hkv, k]`` the column of ``index`` that each of
-            these tokens is merged into, m for none.
+        entries: ``[Hkv, n, D]``.
+        index: int64 ``[Hkv, m]`` kept tokens, LEFT-padded with -1.
+        source: int64 ``[Hkv, k]`` tokens to merge.
+        target: int64 ``[Hkv, k]`` the column of ``index`` that each of these tokens is merged into, m for none.
 
     Returns:
         ``[Hkv, m, D]`` in the dtype of ``entries``: ``(kept + sum of merged) / (1 + number of merged)``, zeros in

@@ -25,17 +25,17 @@ class Scorer(ABC):
         stochastic: the score depends on ``seed``; cells of other methods have no seed.
         needs_visual: prompts without visual tokens cannot be scored.
         negative: scores may be below 0, so that they cannot be used as shares of a sum.
-        resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``)
-            or a shorter text (``cut_prompt``). alone: the error message if such a method is used outside of a run.
-            over_budget: the fallback if even the smallest prompt exceeds the budget.
+        resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``) or a
+            shorter text (``cut_prompt``).
+        alone: the error message if such a method is used outside of a run.
+        over_budget: its fallback if even the smallest prompt exceeds the budget.
         streams: the scorer can score the stored entries of a stream: it reads no token types, and nothing that needs
             the whole prompt.
         asks_template: in a stream, scores use queries of the chat template's own tokens, fed after every chunk.
         comparable: scores of different KV heads of a layer have one scale and show which head needs more entries. False
             for scores that depend on a token's position alone or are equal in every head.
-        later: names of parameters added after cells of the method were stored. Each is also a parameter of the method,
-            under the same name; at its default it is in no row and no cell's identity, so that older cells do not
-            change.
+        later: names of parameters added after cells of the method were stored. Each is also a parameter of the method, under the
+            same name; at its default it is in no row and no cell's identity, so that older cells do not change.
         halves: the names in ``later`` of parameters that have an effect in half precision only; rows of other models do
             not include them.
 
@@ -77,8 +77,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return scores, float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. The selector protects
-        tokens.
+        """Return scores, float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. The selector protects tokens.
 
         Of equal scores the lower index wins. float64 is allowed for scores whose ties are broken by a second, smaller
         number (``numerics/ordering.py``); a scorer that rounds as a release does returns the model's half precision.
@@ -102,20 +101,19 @@ class Scorer(ABC):
         return ()
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only from a layer's scores. Called for prompts longer than the
-        budget."""
+        """Return further fallbacks, which are known only from a layer's scores. Called for prompts longer than the budget."""
         return ()
 
     def check_layers(self, layers: int) -> None:  # noqa: B027 - most parameters fit every model
         """Raise ConfigError if the parameters do not fit a model with this number of layers; called before any work."""
 
     def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
-        """Return the final scores of one layer, after the full cache has answered the prompt; called if
-        ``needs.answer`` is set.
+        """Return the final scores of one layer, after the full cache has answered the prompt; called if ``needs.answer`` is set.
 
         Args:
-            score: what ``score`` returned during the prefill; mass: float32 ``[Hkv, T]``, the answer's attention to
-                each entry (``compression/listeners.py``), None when nothing was fed after the prefill.
+            score: what ``score`` returned during the prefill.
+            mass: float32 ``[Hkv, T]``, the answer's attention to each entry (``compression/listeners.py``), None when nothing was
+                fed after the prefill.
         """
         return score
 

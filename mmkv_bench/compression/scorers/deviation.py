@@ -35,8 +35,7 @@ def filter_needs(keys: str) -> Needs:
 
 
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
-    """Return what the low-pass filter leaves out of a layer's keys, and of its values. Computed once for scorer and
-    allocator."""
+    """Return what the low-pass filter leaves out of a layer's keys, and of its values. Computed once for scorer and allocator."""
     omega = cutoff(gamma, obs.length)
 
     def of_keys() -> HighPass:
@@ -52,11 +51,10 @@ def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighP
 class DeviationScorer(Scorer):
     """FlashCache's outlier recognition (paper section 3.2.1, equations 6 to 10): no query and no attention is used.
 
-    Every channel of the layer's keys and values is a signal over the T tokens. An orthonormal DCT-II, bins
-    ``m < omega`` kept, and the inverse transform give the smooth base; a token's score is its distance from the base:
-    ``Dev[n] = MSE(K[n], K_base[n]) + MSE(V[n], V_base[n])``, the means over channels. float32, one FFT forward and one
-    back; extra memory O(T * D). Constant keys and values deviate by exactly 0 and rank by position. Padding is no part
-    of the signal.
+    Every channel of the layer's keys and values is a signal over the T tokens. An orthonormal DCT-II, bins ``m < omega`` kept,
+    and the inverse transform give the smooth base; a token's score is its distance from the base:
+    ``Dev[n] = MSE(K[n], K_base[n]) + MSE(V[n], V_base[n])``, the means over channels. float32, one FFT forward and one back;
+    extra memory O(T * D). Constant keys and values deviate by exactly 0 and rank by position. Padding is no part of the signal.
 
     Args:
         gamma: cut-off as a share of the T bins, in [0, 1): ``omega = max(1, int(gamma * T))``, so that bin 0 (the mean)
@@ -65,16 +63,14 @@ class DeviationScorer(Scorer):
             tokens; "per_head": over a head's own channels.
         keys: "cached": the keys as they are stored, rotated; "unrotated": with the rotation of their position undone
             (the layer's inputs and rotations are held until the layer is done: T * (E + 2D) numbers more).
-        removal: which deviations leave the cache first, the paper's Figure 2: "smallest" is the method; "largest"
-            removes outliers first; "random" removes any token with equal probability, in one draw for all heads if they
-            are joint. For the figure's curves use ``dba=false``: otherwise the layers' budgets would follow their
-            outliers, whatever is removed.
+        removal: which deviations leave the cache first, the paper's Figure 2: "smallest" is the method; "largest" removes
+            outliers first; "random" removes any token with equal probability, in one draw for all heads if they are joint. For
+            the figure's curves use ``dba=false``: otherwise the layers' budgets would follow their outliers, whatever is removed.
 
-    What the paper leaves open, and the choice here: gamma of its main tables (0.2, the entry of its gamma ablation,
-    Table 5, that equals the result with budget allocation in Table 7); joint or per head (joint); before or after
-    rotation (after). It names no sinks or recents: the selector forces the last token alone (``TopK(recents=1)``). Keys
-    and values enter unweighted, as equation 10 has it, so the larger of the two decides, usually the keys. No code was
-    released, so there is no released reading.
+    What the paper leaves open, and the choice here: gamma of its main tables (0.2, the entry of its gamma ablation, Table 5, that
+    equals the result with budget allocation in Table 7); joint or per head (joint); before or after rotation (after). It names no
+    sinks or recents: the selector forces the last token alone (``TopK(recents=1)``). Keys and values enter unweighted, as
+    equation 10 has it, so the larger of the two decides, usually the keys. No code was released, so there is no released reading.
     """
 
     gamma: float = 0.2

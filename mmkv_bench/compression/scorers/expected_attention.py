@@ -38,13 +38,12 @@ class ExpectedAttentionScorer(Scorer):
     Fallback ``statistics_undefined``: fewer than two queries remain for the moments (T < 6); the most recent tokens are
     kept instead.
 
-    Paper and code: kvpress is the authors' release. It gives the budget as the fraction REMOVED, drops the query bias
-    in older versions, refuses models with a query norm, and takes 1-D future positions, which are not those of a model
-    with mrope. ``reading=released`` is MM-ShiftKV's fork as far as it can run: it forces the last token (``recents=1``)
-    and computes in the model's dtype (``rounding=model``); its sinks get the layer's largest score, which has the
-    effect of protection. Not reproduced: its 1-D future positions, its rotation averaged in half precision, a budget
-    given as a ratio (compared as text, never used), and that its dispatcher never selects the class, so that paper's
-    row cannot come from it.
+    Paper and code: kvpress is the authors' release. It gives the budget as the fraction REMOVED, drops the query bias in older
+    versions, refuses models with a query norm, and takes 1-D future positions, which are not those of a model with mrope.
+    ``reading=released`` is MM-ShiftKV's fork as far as it can run: it forces the last token (``recents=1``) and computes in the
+    model's dtype (``rounding=model``); its sinks get the layer's largest score, which has the effect of protection. Not
+    reproduced: its 1-D future positions, its rotation averaged in half precision, a budget given as a ratio (compared as text,
+    never used), and that its dispatcher never selects the class, so that paper's row cannot come from it.
     """
 
     future: int = 512

@@ -26,14 +26,13 @@ class InfiniPotVScorer(Scorer):
         alpha: share of the budget for recent frames and TaR, in [0, 1]; 0 is the value norm alone.
         recent: r as a share of the frames that the stored entries would fill, in (0, 1], at least one frame.
 
-    Paper and code (release aiha-lab/InfiniPot-V; the equations are read from it and from notes on the paper, not from
-    the paper itself): the paper compresses to C when the cache reaches a larger M; under ``protocol=stream`` M is C
-    plus a chunk. The release lays the entries that stayed out as if they were whole frames, so that after the first
-    compression a cell is compared with others; here each entry keeps its cell. It pools value norms over neighbouring
-    cells, by kernels of 7, 5, 3 or 1 that follow the layer; entries that stayed have gaps, so nothing is pooled here.
-    It does not count text towards C, and fails if recent frames alone exceed alpha C; here they then take entries from
-    VaN's share. Outside of a stream frames are unknown: entries are ranked by their value norm, and the row says
-    ``no_frames``.
+    Paper and code (release aiha-lab/InfiniPot-V; the equations are read from it and from notes on the paper, not from the paper
+    itself): the paper compresses to C when the cache reaches a larger M; under ``protocol=stream`` M is C plus a chunk. The
+    release lays the entries that stayed out as if they were whole frames, so that after the first compression a cell is compared
+    with others; here each entry keeps its cell. It pools value norms over neighbouring cells, by kernels of 7, 5, 3 or 1 that
+    follow the layer; entries that stayed have gaps, so nothing is pooled here. It does not count text towards C, and fails if
+    recent frames alone exceed alpha C; here they then take entries from VaN's share. Outside of a stream frames are unknown:
+    entries are ranked by their value norm, and the row says ``no_frames``.
     """
 
     alpha: float = 0.5

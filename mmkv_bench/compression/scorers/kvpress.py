@@ -37,10 +37,9 @@ class PressScorer(Scorer):
         args: the press's constructor arguments except `compression_ratio`. A press inside a press is a class name, or
             `{press: <name>, <argument>: <value>}`, or `{press: <name>, args: {<argument>: <value>}}`.
 
-    Fallback `press_reduced`: presses give their highest score to entries that always stay (an observation window or
-    sinks). If these are more than C, the library lets `topk` decide which of them stay, and the prompt's last token may
-    be evicted. Here the last token and the latest of these entries stay, as with sinks and recents of this package's
-    methods.
+    Fallback `press_reduced`: presses give their highest score to entries that always stay (an observation window or sinks). If
+    these are more than C, the library lets `topk` decide which of them stay, and the prompt's last token may be evicted. Here the
+    last token and the latest of these entries stay, as with sinks and recents of this package's methods.
 
     Differences to a run of the library: Scores are read as float32. Other ties go to the lower index (kvpress leaves them
     to `topk`). `torch`'s random stream is seeded per sample, layer and seed. Queries have the module's query norm in every

@@ -20,8 +20,7 @@ KEPT = 2.0  # score of entries that always stay; no attention is above 1
 
 @dataclass(frozen=True)
 class KVzipScorer(Scorer):
-    """KVzip (arXiv 2505.23416): an entry's score is the largest attention that it gets while the model repeats the
-    context.
+    """KVzip (arXiv 2505.23416): an entry's score is the largest attention that it gets while the model repeats the context.
 
     After the prefill the context is fed again in chunks of m tokens, each after an instruction to repeat the context
     and the chat template's end of a user's turn. From the second chunk on, the instruction is to repeat the part that
@@ -30,15 +29,13 @@ class KVzipScorer(Scorer):
         max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T) at that key, causal among
             the fed
 
-    The fed tokens are dropped: the cache is left as after the prefill, bit for bit. Scores never know the question,
-    under any protocol: under ``query_aware``, ``query_joint`` and similar protocols only the context is fed again, and
-    the same entries stay as under ``query_agnostic``. Where the whole prompt is compressed, the question is part of the
-    context; the template's tokens after it are not, and stay. The replay costs two to three prefills, which count as
-    compression.
+    The fed tokens are dropped: the cache is left as after the prefill, bit for bit. Scores never know the question, under any
+    protocol: under ``query_aware``, ``query_joint`` and similar protocols only the context is fed again, and the same entries
+    stay as under ``query_agnostic``. Where the whole prompt is compressed, the question is part of the context; the template's
+    tokens after it are not, and stay. The replay costs two to three prefills, which count as compression.
 
-    Pictures are fed as the embeddings that the vision tower gave, and as text: fed tokens have the positions of an
-    answer that follows the context, one position per token on all axes. The paper has no pictures; an answer has no
-    grid to repeat.
+    Pictures are fed as the embeddings that the vision tower gave, and as text: fed tokens have the positions of an answer that
+    follows the context, one position per token on all axes. The paper has no pictures; an answer has no grid to repeat.
 
     Args:
         chunk: m [tokens].

@@ -22,13 +22,11 @@ class LayerMeanScorer(Scorer):
     The selector keeps the first and the last token: ``TopK(sinks=1, recents=1)``.
 
     Args:
-        ranking: "importance": the importance itself. "permutation": what ElasticCache's release does. It sorts the
-            importance of the tokens that are not protected ascending and keeps position i of this subsequence if the
-            i-th entry of the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. The
-            scores are then these entries, so that the highest scores give the released set, which is a random choice as
-            far as importance goes.
-        sinks: the selector's sinks, first tokens that stay, at most C - 1 of them; the permutation leaves them out
-            [tokens].
+        ranking: "importance": the importance itself. "permutation": what ElasticCache's release does. It sorts the importance of
+            the tokens that are not protected ascending and keeps position i of this subsequence if the i-th entry of the sorting
+            PERMUTATION is above a threshold, as if that entry were the rank of token i. The scores are then these entries, so
+            that the highest scores give the released set, which is a random choice as far as importance goes.
+        sinks: the selector's sinks, first tokens that stay, at most C - 1 of them; the permutation leaves them out [tokens].
 
     Paper and code: PrefixKV's release ranks by the importance itself, in the half precision of the attention; here
     scores are float32. Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash
@@ -62,8 +60,7 @@ class LayerMeanScorer(Scorer):
 
 
 def permutation_scores(importance: Tensor, sinks: int) -> Tensor:
-    """Return the permutation that sorts the importance of tokens ``sinks .. T - 2`` ascending, -1 elsewhere: float32
-    ``[T]``."""
+    """Return the permutation that sorts the importance of tokens ``sinks .. T - 2`` ascending, -1 elsewhere: float32 ``[T]``."""
     scores = torch.full_like(importance, -1.0)
     last = importance.shape[0] - 1
     if sinks < last:

@@ -13,10 +13,9 @@ from mmkv_bench.compression.scorers.base import Scorer
 class OracleScorer(Scorer):
     """The attention mass that the full cache's own answer, fed token by token (teacher-forced), pays to each entry.
 
-    Per layer and KV head: the sum over all tokens that `full` feeds after the prefill of softmax(scaling * q K^T) over
-    every entry that the token sees, mean over the g query heads; prompt columns only. This is a control, not a method:
-    it decodes with the full cache first, so it saves nothing, and no method knows the answer that it will give. No
-    paper.
+    Per layer and KV head: the sum over all tokens that `full` feeds after the prefill of softmax(scaling * q K^T) over every
+    entry that the token sees, mean over the g query heads; prompt columns only. This is a control, not a method: it decodes with
+    the full cache first, so it saves nothing, and no method knows the answer that it will give. No paper.
 
     `full` runs under the same protocol. Under `paper` the answer's tokens but the last are fed; under `strict` the
     prompt's last token before them; under `query_agnostic` the whole question before them. So exactly those queries

@@ -21,17 +21,15 @@ class TextPriorScorer(Scorer):
 
     Recents and the rule for text above the budget belong to the selector (``TextRecents``).
 
-    A prompt without visual tokens, or of unknown types, is scored by H2O's plain sums; the row says
-    ``no_visual_tokens``.
+    A prompt without visual tokens, or of unknown types, is scored by H2O's plain sums; the row says ``no_visual_tokens``.
 
     Args:
         prior: text scores get the head's largest score on top, so that text ranks before visual tokens; false leaves
             the sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
 
-    Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text
-    whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They treat each query
-    head of a model without GQA separately; their bfloat16 sums, 576 tokens per image and batch of one are not
-    reproduced.
+    Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text whatever
+    the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They treat each query head of a model
+    without GQA separately; their bfloat16 sums, 576 tokens per image and batch of one are not reproduced.
     """
 
     streams = False

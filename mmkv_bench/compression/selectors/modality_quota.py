@@ -38,7 +38,8 @@ class ModalityQuota(TopK):
 
         Args:
             scores: float32 ``[Hkv, n]``, 0 or more.
-            caps: int64 ``[Hkv]``, at most n; visual: bool ``[n]``; protected: bool ``[Hkv, n]``.
+            caps: int64 ``[Hkv]``, at most n.
+            visual, protected: bool ``[n]`` and ``[Hkv, n]``.
         """
         if bool((scores < 0).any()):
             raise UnsupportedError(

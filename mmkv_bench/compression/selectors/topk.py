@@ -14,8 +14,7 @@ from mmkv_bench.errors import ConfigError
 
 @dataclass(frozen=True)
 class TopK(Selector):
-    """A selector that keeps sinks, recents or an observation window, and fills the rest of each cap with the highest
-    scores.
+    """A selector that keeps sinks, recents or an observation window, and fills the rest of each cap with the highest scores.
 
     Args:
         sinks: first tokens of the prompt that stay [tokens]; ``min(sinks, C - 1)`` of them, so that a budget of one
