@@ -234,7 +234,9 @@ def current_rows(
     counting = []
     for rows, cells_of_layer in layers:
         replaced = hidden & cells_of_layer if cells_of_layer else hidden  # few of each batch, however many there are
-        counting.append(rows.filter(pc.invert(_is_of(rows, replaced))) if replaced else rows)
+        if replaced:
+            rows = rows.filter(pc.invert(parts.is_in(rows["cell"], parts.texts_of(sorted(replaced)))))
+        counting.append(rows)
         hidden |= cells_of_layer
     return pa.concat_tables(counting)
 
@@ -262,7 +264,3 @@ def _own_files(root: Path, table: str, cells: set[str] | None) -> list[Path]:
 
 def _cell_names(rows: pa.Table) -> set[str]:
     return set(rows["cell"].cast(pa.string()).unique().to_pylist())
-
-
-def _is_of(rows: pa.Table, cells: Collection[str]) -> pa.ChunkedArray:
-    return parts.is_in(rows["cell"], parts.texts_of(sorted(cells)))
