@@ -26,7 +26,7 @@ def _column(
 ) -> Any:
     """Declare a dataclass field that carries the attributes of `schema.SchemaColumn`. `counted`: see `COUNTED`."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
-    if isinstance(default, list):
+    if default is list:
         return field(default_factory=list, metadata=metadata)
     return field(default=default, metadata=metadata)
 
@@ -46,10 +46,12 @@ class Response:
     cell: str = _must("hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics", "")
     status: str = _must("status of generation; only ok rows have an answer", "ok", allowed=STATUSES)
     error: str | None = _column("message of the failure; null if ok, and only then")
-    fallback: list[str] = _must("reasons why less was done than configured, see Fallbacks; may be empty", [])
+    fallback: list[str] = _column(
+        "reasons why less was done than configured, see Fallbacks; may be empty", list, required="always"
+    )
     answer: str | None = _when_ok("decoded answer; null unless ok")
-    token_ids: list[int] = _when_ok(
-        "generated token ids, with the end token when it was generated", [], unit="token ids"
+    token_ids: list[int] = _column(
+        "generated token ids, with the end token when it was generated", list, unit="token ids", required="ok"
     )
     n_tokens: int = _when_ok("generated tokens", 0, unit="tokens")
     tokens_from_compressed: int = _tokens(
@@ -79,7 +81,7 @@ class Response:
         "resident plus appended plus decoded (group)",
         0,
     )
-    kept: list[list[int]] = _when_ok("entries after compression, [layer][KV head]", [], unit="entries")
+    kept: list[list[int]] = _column("entries after compression, [layer][KV head]", list, unit="entries", required="ok")
     kept_digest: str | None = _when_ok(
         "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
     )
