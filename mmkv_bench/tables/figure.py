@@ -37,20 +37,8 @@ COLOURS = {
     "brown": "#9c5a3c",
 }
 GREY = "#7f7f7f"
-MARKERS = {
-    "o": "circle",
-    "s": "square",
-    "D": "diamond",
-    "^": "triangle-up",
-    "v": "triangle-down",
-    "P": "cross",
-    "*": "star",
-    "X": "x",
-    "p": "pentagon",
-    "h": "hexagon",
-    "<": "triangle-left",
-    ">": "triangle-right",
-}
+_SYMBOLS = "circle square diamond triangle-up triangle-down cross star x pentagon hexagon triangle-left triangle-right"
+MARKERS = dict(zip("osD^vP*Xph<>", _SYMBOLS.split(), strict=True))
 """Marker in matplotlib -> symbol in plotly."""
 
 
