@@ -31,18 +31,7 @@ from mmkv_bench.papers.margins import (
     ratio_tolerance,
     tolerance,
 )
-from mmkv_bench.papers.measurement import (
-    COMPUTED,
-    MEASURED,
-    PART,
-    PLANNED,
-    WHOLE,
-    Measurement,
-    differing,
-    incomparable,
-    joined,
-    paired_difference,
-)
+from mmkv_bench.papers.measurement import WHOLE, Measurement, State, differing, incomparable, joined, paired_difference
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
 from mmkv_bench.statistics.metric_kinds import lower_is_better
@@ -182,7 +171,7 @@ def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -
     pairs = {name: _paired_full(number, full, reader) for name, number in numbers.items()}
     words = {name: _gated(verdict, pairs[name]) for name, verdict in words.items()}
     one, pair = replace(one, verdict=words.pop("", None), words=words), pairs[""]
-    if one.measured.state == PLANNED:
+    if one.measured.state == State.PLANNED:
         return one
     if one.known.status == RATIOS:
         return _ratio(one, pair)
@@ -222,13 +211,13 @@ def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
     """Judge one measured number of a table cell beside the printed one; None if there is nothing to judge yet."""
-    if one.printed is None or measured.value is None or measured.state not in (*WHOLE, PART):
+    if one.printed is None or measured.value is None or measured.state not in (*WHOLE, State.PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
         return Verdict(NOT_COMPARABLE, why=one.printed.status)
     if measured.mismatches:
         return Verdict(NOT_COMPARABLE, why="; ".join(measured.mismatches))
-    if measured.state == PART:
+    if measured.state == State.PART:
         return Verdict(UNDECIDED)
     seeds = of_seeds(measured.seeds, one.tolerance.relative)
     return level(measured.value, one.printed.number, one.tolerance, seeds)
@@ -240,11 +229,11 @@ def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
     states = {each.state for each in numbers}
     if one.shown is None or full.shown is None or one.tolerance is None or full.tolerance is None:
         return None
-    if {one.known.status, full.known.status} - {*DROPS} or states - {MEASURED, PART}:
+    if {one.known.status, full.known.status} - {*DROPS} or states - {State.MEASURED, State.PART}:
         return None
     if any(each.mismatches for each in numbers):
         return None
-    if PART in states:
+    if State.PART in states:
         return Verdict(UNDECIDED)
     both = replace(one.tolerance, half=one.tolerance.half + full.tolerance.half)
     ours, printed = zip(one.shown, full.shown, strict=True)
@@ -256,7 +245,7 @@ def _ratio(one: FilledCell, pair: _PairedFull) -> FilledCell:
     method, full = one.shown, pair.full.shown
     if one.measured.value is not None and (pair.why or full is None):
         return replace(one, verdict=Verdict(NOT_COMPARABLE, why=pair.why or _NOT_RUN))
-    if method is None or full is None or not all((*method, *full)) or pair.full.measured.state == PLANNED:
+    if method is None or full is None or not all((*method, *full)) or pair.full.measured.state == State.PLANNED:
         return one
     limit = ratio_tolerance(one.cell, one.known, pair.full.known)
     ratio = method[0] / full[0], method[1] / full[1]
@@ -297,7 +286,7 @@ class FilledTable:
         Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
         """
         cells = [one for one in self.cells if self.layout.proposes(one.cell) == proposed and one.verdict]
-        return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != COMPUTED)
+        return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != State.COMPUTED)
 
 
 def fill(layout: TableLayout, evidence: Evidence) -> FilledTable:
