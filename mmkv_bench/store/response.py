@@ -226,8 +226,7 @@ def unpack_kept(text: str) -> np.ndarray:
 
 def digest_of_kept(bits: np.ndarray) -> str:
     """Return a digest (16 hex digits) of the kept positions of all layers and heads, computed as in `generation/result.py`. It
-    equals `kept_digest` of the same row.
-    """
+    equals `kept_digest` of the same row."""
     running = hashlib.sha256()
     for head in bits.reshape(-1, bits.shape[-1]):
         running.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")

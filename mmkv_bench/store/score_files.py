@@ -53,8 +53,7 @@ def is_batch(path: Path) -> bool:
 
 def batch_files(root: Path, table: str) -> list[Path]:
     """List the batch files of a table, the newest first. A file in `metrics/` counts only if `samples/` has one of the same
-    name.
-    """
+    name."""
     batches = sorted(filter(is_batch, table_files(root, table)))
     return [path for path in batches if table != "metrics" or (root / "samples" / path.name).exists()]
 
@@ -162,8 +161,7 @@ class _Group(NamedTuple):
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
     """Remove files that the batch `name` replaces: the files of single `cells`, and older batches whose cells are all in
-    `cells`.
-    """
+    `cells`."""
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
             if path.stem in cells:

@@ -226,8 +226,7 @@ class Store(StoreFolder):
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
         """Return metric values per sample. Default: all scored cells, columns and metrics. coded: text columns
-        dictionary-encoded.
-        """
+        dictionary-encoded."""
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -271,8 +270,7 @@ class Store(StoreFolder):
 
     def diagnostics(self, coded: bool = False) -> pa.Table:
         """Return the newest rows of each measurement and sample from `mmkv-bench diagnose`. coded: text columns
-        dictionary-encoded.
-        """
+        dictionary-encoded."""
         return committed_last(self._in_files("diagnostics", coded=coded), MEASUREMENT)
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
