@@ -241,9 +241,9 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
     """Return the position of each row's text in `names`, int64 [n]; -1 for null and for other texts."""
-    import pandas as pd
-
-    return pd.Index(list(names), dtype=object).get_indexer(column)
+    places = {name: position for position, name in enumerate(names)}
+    distinct, codes = coded(column)
+    return np.array([*(places.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
 
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
