@@ -243,7 +243,7 @@ def _operands(address: Address) -> tuple[Address, ...]:
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
 
 
-def _completeness(answers: int, of: int, match: Measurement) -> tuple[str, str]:
+def _completeness(answers: int, of: int, match: Measurement) -> tuple[State, str]:
     if match.state == State.PART:
         return State.PART, match.why
     return (State.PART, f"{answers:,} of {of:,}") if of and answers < of else (State.MEASURED, "")

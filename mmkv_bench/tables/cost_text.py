@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from mmkv_bench.statistics.intervals import LEVEL
@@ -23,7 +24,7 @@ def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> l
             _caption(table, tables, intervals),
             [_grid(table, intervals)],
             [*_notes(table)],
-            records=lambda table=table: [_record(table, *line, cost) for line in table.lines() for cost in table.costs],
+            records=partial(_records, table),
         )
         for table in tables
     ]
@@ -138,6 +139,10 @@ def _notes(table: CostTable) -> Iterator[Note]:
     for reason, cells in table.fallbacks.items():
         words = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in cells)
         yield Note(f"Fallback {reason}: {words}.", Rank.WARNING)
+
+
+def _records(table: CostTable) -> list[dict[str, Any]]:
+    return [_record(table, method, budget, cost) for method, budget in table.lines() for cost in table.costs]
 
 
 def _record(table: CostTable, method: Line, budget: str, cost: Cost) -> dict[str, Any]:
