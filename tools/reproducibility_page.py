@@ -39,7 +39,7 @@ from mmkv_bench.papers.margins import (
     of_seeds,
     versions,
 )
-from mmkv_bench.papers.measurement import COMPUTED, MEASURED, PART, PLANNED, WHOLE, incomparable
+from mmkv_bench.papers.measurement import WHOLE, State, incomparable
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
 from mmkv_bench.tables.formats import aligned
 from mmkv_bench.tables.table import signed
@@ -114,14 +114,14 @@ def summary(tables: Sequence[FilledTable]) -> str:
         f"- version {one.version} on {one.fixed}, at {one.measured} measured cells: {one.change}" for one in versions()
     )
     states = sum((table.states for table in tables), Counter[str]())
-    status = [f"{states[MEASURED]} cells hold a measured number."]
-    if not states[MEASURED]:
+    status = [f"{states[State.MEASURED]} cells hold a measured number."]
+    if not states[State.MEASURED]:
         status = ["**Nothing of real weights has been run yet: no number below was measured.**"]
     status.append(
-        f"{states[COMPUTED]} cells hold a number that needs no weights: bytes of a cache by the model's shape."
+        f"{states[State.COMPUTED]} cells hold a number that needs no weights: bytes of a cache by the model's shape."
     )
-    if states[PLANNED]:
-        status.append(f"{states[PLANNED]} hold a peak that a dry run counted (planned): shown, and not judged.")
+    if states[State.PLANNED]:
+        status.append(f"{states[State.PLANNED]} hold a peak that a dry run counted (planned): shown, and not judged.")
     return _TEXT.format(
         versions="\n".join(days),
         version=versions()[-1].version,
@@ -142,7 +142,7 @@ def _row(paper: str, tables: Sequence[FilledTable]) -> list[str]:
     states = sum((table.states for table in tables), Counter[str]())
     limits = [one.tolerance for _, one in cells if one.printed and one.printed.status in (COMPARABLE, OPEN)]
     blind = sum(limit is not None and not limit.informative for limit in limits)
-    counts = [len(values), comparable, blind, states[MEASURED], states[COMPUTED]]
+    counts = [len(values), comparable, blind, states[State.MEASURED], states[State.COMPUTED]]
     words = [sum((table.verdicts(proposed) for table in tables), Counter[str]()) for proposed in (True, False)]
     levels = [", ".join(str(count[word]) for word in (AGREES, DIFFERS, UNDECIDED)) for count in words]
     drops = [one.drop.word for _, one in cells if one.drop is not None and one.counted]
@@ -301,7 +301,11 @@ def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
     if claim.how == "ambiguous":
         return ClaimResult(claim, AMBIGUOUS)
     states = {one.measured.state for one in cells}
-    if states - {*WHOLE, PART} or not states & {MEASURED, PART} or not all(_judged(one, claim.by) for one in cells):
+    if (
+        states - {*WHOLE, State.PART}
+        or not states & {State.MEASURED, State.PART}
+        or not all(_judged(one, claim.by) for one in cells)
+    ):
         return ClaimResult(claim, NOT_TESTED)
     if len({id(one) for one in cells}) > 1 and incomparable(cells[0].measured, cells[-1].measured):
         return ClaimResult(claim, NOT_TESTED)
@@ -310,7 +314,7 @@ def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
     ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))
     every = [_OPERATIONS[claim.by](a, b) for a in ends[0] for b in ends[-1]]
     low, high = _allowed(claim, cells)
-    if PART in states or min(every) < low - ROUNDING <= max(every) or min(every) <= high + ROUNDING < max(every):
+    if State.PART in states or min(every) < low - ROUNDING <= max(every) or min(every) <= high + ROUNDING < max(every):
         return ClaimResult(claim, UNDECIDED, ours)
     return ClaimResult(claim, HOLDS if low - ROUNDING <= ours <= high + ROUNDING else FAILS, ours)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.score_table import ScoreTable
 
 AXES = ("entries", "fraction")
-OF_SCORES = ("budget", "front", "removal", "position", "questions")
+OF_SCORES = ("budget", "front", "position", "questions")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
 
     Args:
         rows: a folder of rows, or the result of `load_rows` or `evaluate` (all rows of its folder are drawn).
-        kind: `budget`, `length`, `front`, `removal`, `position`, `questions`, or the name of a diagnostic.
+        kind: `budget`, `length`, `front`, `position`, `questions`, or the name of a diagnostic.
         options: flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
             prompts, name. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`,
             `name="mmshift=Ours"`.
@@ -95,16 +95,13 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
 def _figure(request: PlotRequest) -> Figure:
     """Return the picture of a kind other than `front`; the kinds without a function of their own are diagnostics."""
     from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
-    from mmkv_bench.tables.figure import accuracy_figure, removal_figure
+    from mmkv_bench.tables.figure import accuracy_figure
 
     others = {"length": _length, "position": _position, "questions": _questions}
     if request.kind in others:
         return others[request.kind](request)
     if request.kind == "budget":
         return accuracy_figure(_score_tables(request))
-    if request.kind == "removal":
-        axes = (*(request.budgets or ()), *_axes(request, "fraction"))
-        return removal_figure(_score_tables(replace(request, budgets=axes)))
     return diagnostic_figure(panels(request.rows, request.kind, request.dataset))
 
 

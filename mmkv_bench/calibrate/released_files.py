@@ -112,7 +112,7 @@ def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dic
 
 
 def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
-    """Convert SparseMM's file to data of `sparsemm.summarise`: the mean of each head's samples."""
+    """Convert SparseMM's file to data of `measurements.head_scores`: the mean of each head's samples."""
     if len(contents) != 1:
         raise CalibrationError(f"expected one file of head scores, got {len(contents)}; give one")
     ((name, heads_of_file),) = contents.items()

@@ -118,10 +118,8 @@ def findings(
         return
     yield Finding("files", OK, f"{files} files with the manifest's checksums: {answers} answers, {scores} scores")
     go_offline()
-    plans = []
-    for (
-        config
-    ) in configs:  # with the weights and versions that the rows state, so that the cells' hashes can be compared
+    plans = []  # with the weights and versions that the rows state, so that the cells' hashes can be compared
+    for config in configs:
         newest = _of_model(rows, config.model.name)[-1:]
         facts = {name: newest[0][name] for name in _FACTS} if newest else None
         plans.append(outline(config.updated(out=str(folder)), facts))

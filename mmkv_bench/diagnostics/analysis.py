@@ -212,7 +212,7 @@ def layers_of(
 
     tokens: limit of the full cache's answer. methods: methods to compare, if the analysis compares methods.
     Errors of encoding or prefilling the prompt are passed on."""
-    from mmkv_bench.calibrate.layers import read_layers, with_answer
+    from mmkv_bench.calibrate.measurements import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
     quantity, replays = QUANTITIES[name], any(one.compressor.needs.replay for one in methods)

@@ -97,9 +97,8 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
         variants = {name: node for name, node in stored["variants"].items() if name in methods}
         named = methods | {str(node["base"]) for node in variants.values()}
         suffix = _FIXTURE if (stored.get("data") or {}).get("source") == "fixture" else ""
-        names = {
-            field.name for field in fields(RunConfig)
-        }  # a cell's configuration also has facts of calibrations, which are not settings
+        # A cell's configuration also has facts of calibrations, which are not settings.
+        names = {field.name for field in fields(RunConfig)}
         config = {key: stored[key] for key in stored if key in names} | {
             "datasets": {name.removesuffix(suffix): stored["datasets"][name] for name in sorted(datasets)},
             "methods": {name: node for name, node in stored["methods"].items() if name in named},

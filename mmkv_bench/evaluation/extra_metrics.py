@@ -234,17 +234,8 @@ def _flags(column: pa.ChunkedArray) -> np.ndarray:
 
 
 COLUMNS = (
-    "cell",
-    "sample_id",
-    "cluster",
-    "status",
-    "answer",
-    "token_ids",
-    "forced_kl",
-    "forced_agree",
-    "reference_nll",
-    "reference_samples",
-    "slim",
+    *("cell", "sample_id", "cluster", "status", "answer", "token_ids", "forced_kl", "forced_agree", "reference_nll"),
+    *("reference_samples", "slim"),
 )
 """Columns of a response row that the measures read."""
 

@@ -12,27 +12,11 @@ from typing import Any, TypeAlias
 
 from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.errors import DataError
+from mmkv_bench.evaluation import task_scorer
 from mmkv_bench.evaluation.captions import Captioned, caption_scores, holds_caption, kind_of
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.environment import lmms_eval, scoring_errors, task_environment, task_errors
 from mmkv_bench.evaluation.samples import SampleRef
-from mmkv_bench.evaluation.task_scorer import (
-    BESIDE,
-    PARSE_FAILED,
-    UNREAD,
-    base_metric,
-    drawn,
-    guessed,
-    may_draw,
-    refuse_other_judges,
-    right_under_no_key,
-    sample_value,
-    seed,
-    state_kept,
-    tells_right_only,
-    unread,
-    untouched,
-)
 from mmkv_bench.judging.client import ScoringPass, proxy
 from mmkv_bench.judging.questions import PAIRED, pair_score, pairs
 
@@ -113,7 +97,7 @@ class Replay:
             self.task.left_out = names
         if not self.spec.is_pages:
             proxy().listen()
-            refuse_other_judges(self.spec.name, self.task, proxy().root)
+            task_scorer.refuse_other_judges(self.spec.name, self.task, proxy().root)
 
     def _doc(self, key: Key) -> int:
         """Return the doc_id of a key of `values`. Here the key is the doc_id; subclasses may have other keys."""
@@ -129,8 +113,8 @@ class Replay:
         with self.scoring_pass.of([doc_id]):
             try:
                 self.position = self.docs.refs[doc_id]
-                untouched(self.identity(doc_id))  # computed before seeding, because it sets the generators
-                seed(self.identity(doc_id))
+                task_scorer.untouched(self.identity(doc_id))  # computed before seeding, because it sets the generators
+                task_scorer.seed(self.identity(doc_id))
                 metrics = run()
                 self._after(key, metrics, results)
             except (Exception, SystemExit):
@@ -153,13 +137,13 @@ class Replay:
         number = self.passes[key] = self.passes.get(key, -1) + 1
         functions = self.task.metric_functions
         identity = self.identity(doc_id)
-        moved = drawn() != untouched(identity)
-        guess = moved and guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
+        moved = task_scorer.drawn() != task_scorer.untouched(identity)
+        guess = moved and task_scorer.guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
         if not moved:
-            seed(identity)  # as the scorer left it
+            task_scorer.seed(identity)  # as the scorer left it
         values = self.values.setdefault(key, {})
         for metric, raw in metrics.items():
-            if metric not in functions and metric not in BESIDE:
+            if metric not in functions and metric not in task_scorer.BESIDE:
                 continue
             name = self._name(metric, number)
             if kind_of(metric) and holds_caption(raw):
@@ -168,26 +152,26 @@ class Replay:
             if metric in PAIRED:
                 self.halves.setdefault(name, {})[key] = raw
                 continue
-            value = sample_value(metric, raw, functions.get(metric))
+            value = task_scorer.sample_value(metric, raw, functions.get(metric))
             if value is None:  # a metric over many samples
                 continue
             # A guess keeps its drawn score if lower values of the metric are better.
-            falls = metric not in BESIDE and self.task.higher_is_better().get(metric) is False
+            falls = metric not in task_scorer.BESIDE and self.task.higher_is_better().get(metric) is False
             values[name] = 0.0 if guess and not falls else value
             if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                 self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
-        if tells_right_only(metrics):
+        if task_scorer.tells_right_only(metrics):
             if self.scoring_pass.lacks(doc_id):
                 self.unheard.add(key)  # only the judge can say which choice was read
             else:
-                nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
-                values[self._name(PARSE_FAILED, number)] = float(nothing)
-        elif guess or self._may_draw or not UNREAD.keys().isdisjoint(metrics):
-            values[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
+                nothing = task_scorer.right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
+                values[self._name(task_scorer.PARSE_FAILED, number)] = float(nothing)
+        elif guess or self._may_draw or not task_scorer.UNREAD.keys().isdisjoint(metrics):
+            values[self._name(task_scorer.PARSE_FAILED, number)] = float(guess or task_scorer.unread(metrics))
 
     @cached_property
     def _may_draw(self) -> bool:
-        return may_draw(self.task.config.process_results)
+        return task_scorer.may_draw(self.task.config.process_results)
 
     def _name(self, metric: str, number: int) -> str:
         filters = self.task.filter_names
@@ -221,7 +205,7 @@ class Replay:
         """Score pairs of samples, and give both samples the score. Pairs are made from documents, answered or not."""
         docs = self.docs.bare[self.docs.split]
         for name, halves in self.halves.items():
-            metric = base_metric(name)
+            metric = task_scorer.base_metric(name)
             for pair in pairs([docs[ref.doc_id][PAIRED[metric]] for ref in self.docs.refs]):
                 if not halves.keys() >= set(pair):
                     continue
@@ -248,7 +232,8 @@ class Replay:
             if comma and metric in self.task.metric_functions and isinstance(value, numbers.Real):
                 numeric[metric if len(self.task.filter_names) == 1 else key] = float(value)
         self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
-        of_part = [name for name in self.captions if kind_of(base_metric(name)) == "CIDEr" and self._unasked(["CIDEr"])]
+        kinds = {name: kind_of(task_scorer.base_metric(name)) for name in self.captions}
+        of_part = [name for name, kind in kinds.items() if kind == "CIDEr" and self._unasked(["CIDEr"])]
         for name in numeric.keys() & of_part:
             del numeric[name]
             self.unaggregated[name] = OTHER_FREQUENCIES
@@ -263,7 +248,7 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
     values: score of each document and metric ({doc_id: {metric: score}}); changed in place.
     unheard: documents whose choice a judge should have read.
     """
-    for name in [name for name in set().union(*values.values()) if name.startswith(PARSE_FAILED)]:
+    for name in [name for name in set().union(*values.values()) if name.startswith(task_scorer.PARSE_FAILED)]:
         for doc_id, scores in values.items():
             if doc_id not in unheard:
                 scores.setdefault(name, 0.0)
@@ -280,7 +265,7 @@ def scorer_surroundings(spec: TaskSpec) -> Iterator[ModuleType]:
     with (
         module.quiet(),
         task_environment(spec.media_root),
-        state_kept(),
+        task_scorer.state_kept(),
         tempfile.TemporaryDirectory(prefix="mmkv_bench_") as folder,
         chdir(folder),
     ):

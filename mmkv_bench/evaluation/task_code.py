@@ -38,15 +38,7 @@ from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.file_state import State, is_installed
 
 _KNOWN = sys.stdlib_module_names | {
-    "PIL",
-    "numpy",
-    "datasets",
-    "yaml",
-    "regex",
-    "loguru",
-    "tqdm",
-    "lmms_eval",
-    "mmkv_bench",
+    *("PIL", "numpy", "datasets", "yaml", "regex", "loguru", "tqdm", "lmms_eval", "mmkv_bench"),
 }
 """Modules that belong to no task."""
 SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # files that Python imports from a folder
@@ -221,13 +213,7 @@ def _own(path: Path) -> bool:
 
 
 _UNTRACEABLE = {
-    "os.listdir",
-    "os.scandir",
-    "glob.glob",
-    "subprocess.Popen",
-    "os.system",
-    "os.posix_spawn",
-    "os.fork",
+    *("os.listdir", "os.scandir", "glob.glob", "subprocess.Popen", "os.system", "os.posix_spawn", "os.fork"),
     "socket.connect",
 }
 _KERNEL_FILES = ("/proc/", "/sys/", "/dev/")  # made by the kernel, without a size

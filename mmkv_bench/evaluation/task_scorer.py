@@ -64,8 +64,7 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
 
 def worldqa(value: Any, aggregation: Aggregation) -> float | None:
     """Return the score of a value of the metric `gpt_eval`. For WorldQA the aggregation computes it, by asking the judge if
-    necessary; other tasks with this metric return a number.
-    """
+    necessary; other tasks with this metric return a number."""
     of_worldqa = isinstance(value, Mapping) and "question_idx" in value
     return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
 

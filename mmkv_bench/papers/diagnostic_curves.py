@@ -17,7 +17,7 @@ import numpy as np
 
 from mmkv_bench.papers.address import FRACTION, STAND_IN, Address, budget_of, canonical
 from mmkv_bench.papers.evidence import OF_DIAGNOSTICS, Evidence, contradictions
-from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, PART, UNCLEAR, Curve, Measurement
+from mmkv_bench.papers.measurement import Curve, Measurement, State
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, Diagnostic
 from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.rows import FIXTURE
@@ -56,7 +56,7 @@ class DiagnosticEvidence:
         whole: number of samples of the whole data set; with fewer, the measurement is marked as a part."""
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
-            return Measurement(NOT_RUN)
+            return Measurement(State.NOT_RUN)
         table = table[[_belongs(row, diagnostic, address) for row in table.to_dict("records")]]
         table, mismatches = _under_conditions(table, address)
         if not self.evidence.stand_in:
@@ -65,16 +65,16 @@ class DiagnosticEvidence:
                 facts |= {**settings["processor"], "dtype": dtype, "commit": None}
                 mismatches += contradictions(address, facts, OF_DIAGNOSTICS)
         if len(table) > 1:
-            return Measurement(UNCLEAR, _differences(table))
+            return Measurement(State.AMBIGUOUS, _differences(table))
         rows = self._rows[table.index[0]] if len(table) else self.evidence.diagnostics.iloc[:0]
         curves = tuple(filter(None, (_curve(rows, diagnostic, line, address) for line in diagnostic.lines)))
         if not len(rows) or not curves:
-            return Measurement(NOT_RUN)
+            return Measurement(State.NOT_RUN)
         versions = json.loads(table["versions"].iloc[0])
         made = ", ".join([*(f"{name} {version}" for name, version in versions.items()), table["dtype"].iloc[0]])
         source = f"{self.evidence.folder(int(rows['store'].iloc[0]))} {table.index[0]}"
         n, of, first = int(rows["sample_id"].nunique()), address.samples or whole, curves[0]
-        state, why = (PART, f"{n:,} of {of:,}") if of and n < of else (MEASURED, "")
+        state, why = (State.PART, f"{n:,} of {of:,}") if of and n < of else (State.MEASURED, "")
         shown = Measurement(state, why, first.value, first.low, first.high, n, of, tuple(dict.fromkeys(mismatches)))
         return replace(shown, curves=curves, made=made, source=source, drawn=rows)
 

@@ -27,7 +27,7 @@ from mmkv_bench.config.files import content, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of
-from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, PART, UNCLEAR, Measurement, Shared
+from mmkv_bench.papers.measurement import Measurement, Shared, State
 from mmkv_bench.store.schema import NUMERICS_VERSION
 from mmkv_bench.tables.rows import CONTEXT, FIXTURE, config_of, with_limits
 
@@ -115,12 +115,12 @@ class Evidence:
         differ; `not run` if there are no such rows."""
         rows = self.candidates(wanted)
         if not len(rows):
-            return Measurement(NOT_RUN)
+            return Measurement(State.NOT_RUN)
         seeds = self._seeds[rows]
         required = np.isnan(seeds) | np.isin(seeds, wanted.seeds)
         if not required.any():
             there, table = (", ".join(f"{seed:g}" for seed in sorted({*values})) for values in (seeds, wanted.seeds))
-            return Measurement(NOT_RUN, f"there are rows of seed {there}, the table has {table}")
+            return Measurement(State.NOT_RUN, f"there are rows of seed {there}, the table has {table}")
         rows_by_run: dict[RunFacts, list[int]] = {}
         for row in rows[required].tolist():
             facts = self._facts[row]
@@ -130,19 +130,19 @@ class Evidence:
             if like is None or shared == like:
                 rows_by_run.setdefault(RunFacts(mismatches, shared, facts["method version"], libraries), []).append(row)
         if not rows_by_run:
-            return Measurement(NOT_RUN)
+            return Measurement(State.NOT_RUN)
         runs = {key: np.array(run) for key, run in rows_by_run.items()}
         best = max(runs, key=lambda key: self._rank(key, runs[key], wanted)) if len(runs) > 1 else next(iter(runs))
         _, first = np.unique(self.cells["cell"].to_numpy()[runs[best]], return_index=True)
         rows = runs[best][np.sort(first)]
         seeds = self._seeds[rows]
         if len(np.unique(seeds)) < len(rows):  # such as two calibrations under `auto`: their mean belongs to no seed
-            return Measurement(UNCLEAR, self._differences(rows), rows=tuple(rows.tolist()))
+            return Measurement(State.AMBIGUOUS, self._differences(rows), rows=tuple(rows.tolist()))
         missing = [] if np.isnan(seeds).all() else [str(seed) for seed in wanted.seeds if seed not in seeds]
         passed = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
         unstated = () if self.stand_in else unstated_facts(wanted, self._facts[rows[0]])
         return Measurement(
-            PART if missing else MEASURED,
+            State.PART if missing else State.MEASURED,
             f"seeds {', '.join(missing)} missing" if missing else "",
             mismatches=best.mismatches,
             rows=tuple(rows.tolist()),

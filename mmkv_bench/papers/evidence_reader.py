@@ -21,24 +21,7 @@ from mmkv_bench.papers import margins
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.diagnostic_curves import DiagnosticEvidence
 from mmkv_bench.papers.evidence import Evidence
-from mmkv_bench.papers.measurement import (
-    CANNOT_RUN,
-    COMPUTED,
-    FAILED,
-    MEASURED,
-    NOT_RUN,
-    PART,
-    PLANNED,
-    UNCLEAR,
-    WAITING,
-    Measurement,
-    Questions,
-    Shared,
-    average,
-    differing,
-    joined,
-    subtract,
-)
+from mmkv_bench.papers.measurement import Measurement, Questions, Shared, State, average, differing, joined, subtract
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS, cache_size, missing_input, planned_peak
 from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.agreement import agreeing
@@ -90,11 +73,11 @@ class EvidenceReader:
     def _number(self, address: Address, like: Shared | None = None) -> Measurement:
         if address.model in UNAVAILABLE:
             why = UNAVAILABLE[address.model].why.partition(" (")[0].partition(", and ")[0]
-            return Measurement(CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {why}")
+            return Measurement(State.CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {why}")
         if address.metric in DIAGNOSTICS:
             return self._diagnostics.measured(address, _whole_size(address))
         match = self.evidence.match(address, like)
-        if match.state not in (MEASURED, PART):
+        if match.state not in (State.MEASURED, State.PART):
             return match
         timed = address.dataset in SYNTHETIC
         read = self._passes if timed else self._reduction if address.metric in REDUCTIONS else self._score
@@ -138,15 +121,15 @@ class EvidenceReader:
     def _score(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         stored = self._tables.sheet(cells, address.metric)
         if stored is None:
-            return Measurement(UNCLEAR, "two stores hold the same cell with other scores")
+            return Measurement(State.AMBIGUOUS, "two stores hold the same cell with other scores")
         sheet, places = stored
         scores = sheet.scores(places, address.metric)
         answers = [len(self._tables.prompts[cell]) for cell in cells]
         of = _whole_size(address)
-        sized = Measurement(WAITING, n=scores.n or min(answers), of=of)
+        sized = Measurement(State.WAITING, n=scores.n or min(answers), of=of)
         if not scores.n:
             if not any(answers):
-                return Measurement(NOT_RUN)
+                return Measurement(State.NOT_RUN)
             judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
             return replace(sized, why="for a judge" if judged else "for its scores: run with stage=score")
         if scores.n < max(answers):  # a metric for one kind of question has fewer samples, although all are scored
@@ -157,7 +140,7 @@ class EvidenceReader:
         if scores.unjudged:
             return replace(sized, why=f"for a judge: {scores.unjudged} of {scores.n} answers")
         if scores.n_ok < scores.n:
-            return replace(sized, state=FAILED, why=f"{scores.n - scores.n_ok} of {scores.n} samples")
+            return replace(sized, state=State.FAILED, why=f"{scores.n - scores.n_ok} of {scores.n} samples")
         scale = margins.margin(address.dataset, address.metric).scale
         by_seed = [sheet.scores([place], address.metric) for place in places] if len(places) > 1 else []
         headline, *seeds = headlines([scores, *by_seed], address.dataset, address.metric)
@@ -172,15 +155,15 @@ class EvidenceReader:
     def _reduction(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction = REDUCTIONS[address.metric]
         if not {*cells} <= {*self._tables.responses}:
-            return Measurement(NOT_RUN)
+            return Measurement(State.NOT_RUN)
         tables = [self._tables.responses[cell] for cell in cells]
         n, of = min(map(len, tables)), _whole_size(address)
         failed = sum(int((table["status"] != "ok").sum()) for table in tables)
         if failed:
-            return Measurement(FAILED, f"{failed} samples", n=n, of=of)
+            return Measurement(State.FAILED, f"{failed} samples", n=n, of=of)
         if reduction.column == "tpot_s" and any((table["measured"] != "own").any() for table in tables):
             return Measurement(
-                CANNOT_RUN, "runs that share prefills have no times by method; use sharing=off", n=n, of=of
+                State.CANNOT_RUN, "runs that share prefills have no times by method; use sharing=off", n=n, of=of
             )
         state, why = _completeness(n, of, match)
         if not reduction.layers:
@@ -195,36 +178,36 @@ class EvidenceReader:
             return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=of)
         (profile,) = _operands(address)
         other = self.evidence.match(profile, *match.shared)
-        if other.state not in (MEASURED, PART):
-            return Measurement(NOT_RUN, f"it needs {profile.method} too")
+        if other.state not in (State.MEASURED, State.PART):
+            return Measurement(State.NOT_RUN, f"it needs {profile.method} too")
         fixed = _ratios(self._tables.responses[self._hashes(other)[0]]).mean(axis=0)
         return Measurement(state, why, float(np.abs(ratios - fixed).mean()), n=len(ratios), of=of)
 
     def _passes(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction, table = PASSES[address.metric], self._tables.timings.get(cells[0])
         if table is None:
-            return Measurement(NOT_RUN)
+            return Measurement(State.NOT_RUN)
         wanted = {"prompt_tokens": address.length, "new_tokens": address.new_tokens, "batch": address.batch or 1}
         for column, value in {**wanted, "batch_prefill": ALONE}.items():
             table = table[table[column] == value]
         if not len(table):
-            return Measurement(NOT_RUN)
+            return Measurement(State.NOT_RUN)
         failed = table["status"][table["status"] != "ok"]
         if len(failed):
-            return Measurement(FAILED, str(failed.iloc[0]))
+            return Measurement(State.FAILED, str(failed.iloc[0]))
         values = table[reduction.column].dropna().to_numpy(np.float64) / reduction.per
         if not len(values):
-            return Measurement(NOT_RUN, f"no pass holds {reduction.column}")
+            return Measurement(State.NOT_RUN, f"no pass holds {reduction.column}")
         disturbed = sorted({str(what) for one in table["disturbed"].dropna() for what in one})
         mismatches = (f"disturbed by {', '.join(disturbed)}",) if disturbed else ()
-        return Measurement(MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
+        return Measurement(State.MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
         """Subtract the number of the method `address.minus` from `minuend`. Both must be measured under the same conditions
         (`minuend.shared`)."""
         (base,) = _operands(address)
         other = self._number(base, *minuend.shared)
-        if minuend.value is not None and other.state == NOT_RUN:
+        if minuend.value is not None and other.state == State.NOT_RUN:
             names = differing(minuend, self._number(base).shared)
             why = f"{address.minus} was run with other {names}" if names else ""
             return replace(other, why=why, rows=minuend.rows)
@@ -238,9 +221,9 @@ class EvidenceReader:
 def _without_rows(address: Address, one: Measurement) -> Measurement:
     """Fill in a number that was not run: computed from shapes or counted in a dry run, if either is possible. Otherwise state as
     its reason what a run would need. A number that was run is returned unchanged."""
-    if one.state != NOT_RUN or one.why:
+    if one.state != State.NOT_RUN or one.why:
         return one
-    for state, number in ((COMPUTED, cache_size(address)), (PLANNED, planned_peak(address))):
+    for state, number in ((State.COMPUTED, cache_size(address)), (State.PLANNED, planned_peak(address))):
         if number is not None:
             return replace(one, state=state, value=number[0], why=number[1])
     return replace(one, why=missing_input(address))
@@ -260,10 +243,10 @@ def _operands(address: Address) -> tuple[Address, ...]:
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
 
 
-def _completeness(answers: int, of: int, match: Measurement) -> tuple[str, str]:
-    if match.state == PART:
-        return PART, match.why
-    return (PART, f"{answers:,} of {of:,}") if of and answers < of else (MEASURED, "")
+def _completeness(answers: int, of: int, match: Measurement) -> tuple[State, str]:
+    if match.state == State.PART:
+        return State.PART, match.why
+    return (State.PART, f"{answers:,} of {of:,}") if of and answers < of else (State.MEASURED, "")
 
 
 def _ratios(answers: pd.DataFrame) -> np.ndarray:

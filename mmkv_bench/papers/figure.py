@@ -14,7 +14,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import FRACTION, NONE, Address
 from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.margins import NOT_COMPARABLE, WORDS
-from mmkv_bench.papers.measurement import PLANNED
+from mmkv_bench.papers.measurement import State
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 from mmkv_bench.tables.figure import Look, band, canvas, legend_below, log2_axis, looks, save, small_print
 from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
@@ -99,7 +99,7 @@ def against_printed(table: FilledTable) -> Figure:
 
 def _is_point(one: FilledCell) -> bool:
     """Tell whether a cell has a number to draw. A dry run's forecast is not drawn beside measured numbers."""
-    return one.measured.value is not None and one.measured.state != PLANNED
+    return one.measured.value is not None and one.measured.state != State.PLANNED
 
 
 def _word(one: FilledCell) -> str:

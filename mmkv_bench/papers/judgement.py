@@ -12,37 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
+from mmkv_bench.papers import margins
 from mmkv_bench.papers.address import SYNTHETIC, Address
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.evidence_reader import EvidenceReader
 from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
-from mmkv_bench.papers.margins import (
-    AGREES,
-    DIFFERS,
-    NOT_COMPARABLE,
-    UNDECIDED,
-    UNINFORMATIVE,
-    Tolerance,
-    Verdict,
-    drop,
-    lead,
-    level,
-    of_seeds,
-    ratio_tolerance,
-    tolerance,
-)
-from mmkv_bench.papers.measurement import (
-    COMPUTED,
-    MEASURED,
-    PART,
-    PLANNED,
-    WHOLE,
-    Measurement,
-    differing,
-    incomparable,
-    joined,
-    paired_difference,
-)
+from mmkv_bench.papers.margins import Tolerance, Verdict
+from mmkv_bench.papers.measurement import WHOLE, Measurement, State, differing, incomparable, joined, paired_difference
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
 from mmkv_bench.statistics.metric_kinds import lower_is_better
@@ -164,7 +140,7 @@ def _filled(cell: TableCell, printed: Printed | None, layout: TableLayout, reade
     """Fill a cell with its numbers, without verdicts."""
     readings = {name: reader.measured(at, parts) for name, (at, parts) in cell.readings.items()}
     judged = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
-    limit = tolerance(layout, cell, printed) if printed is not None and judged else None
+    limit = margins.tolerance(layout, cell, printed) if printed is not None and judged else None
     return FilledCell(cell, printed, reader.measured(cell.address, cell.parts), readings, tolerance=limit)
 
 
@@ -174,7 +150,7 @@ def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -
         return one
     if not has_numbers(one.cell.address.metric):
         shown = one.measured.value is not None
-        return replace(one, verdict=Verdict(NOT_COMPARABLE, why=one.printed.status) if shown else None)
+        return replace(one, verdict=Verdict(margins.NOT_COMPARABLE, why=one.printed.status) if shown else None)
     numbers = {"": one.measured, **one.readings}
     words = {name: verdict for name, number in numbers.items() if (verdict := _level(one, number)) is not None}
     if full is None:
@@ -182,12 +158,12 @@ def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -
     pairs = {name: _paired_full(number, full, reader) for name, number in numbers.items()}
     words = {name: _gated(verdict, pairs[name]) for name, verdict in words.items()}
     one, pair = replace(one, verdict=words.pop("", None), words=words), pairs[""]
-    if one.measured.state == PLANNED:
+    if one.measured.state == State.PLANNED:
         return one
     if one.known.status == RATIOS:
         return _ratio(one, pair)
     absolute = one.cell.address.minus is None and not pair.why
-    agrees = pair.gate is not None and pair.gate.word == AGREES
+    agrees = pair.gate is not None and pair.gate.word == margins.AGREES
     return replace(one, drop=_drop(one, pair) if absolute else None, counted=agrees)
 
 
@@ -203,35 +179,37 @@ def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader)
     elif number.shared and measured.shared:
         apart = incomparable(number, measured)
         why = f"full has {apart}" if apart else ""
-    one = FilledCell(full.cell, full.printed, measured, tolerance=tolerance(full.layout, full.cell, full.printed))
+    one = FilledCell(
+        full.cell, full.printed, measured, tolerance=margins.tolerance(full.layout, full.cell, full.printed)
+    )
     return _PairedFull(one, why, _level(one, measured))
 
 
 def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
     """Withdraw the verdict on a method if its full cache is not the paper's."""
     gate = pair.gate
-    passed = gate is not None and gate.word in (AGREES, UNINFORMATIVE) and not pair.why
-    if passed or verdict.word in (NOT_COMPARABLE, UNINFORMATIVE):
+    passed = gate is not None and gate.word in (margins.AGREES, margins.UNINFORMATIVE) and not pair.why
+    if passed or verdict.word in (margins.NOT_COMPARABLE, margins.UNINFORMATIVE):
         return verdict
     if pair.why or gate is None:
-        return Verdict(NOT_COMPARABLE, why=pair.why or _NOT_RUN)
-    if gate.word == DIFFERS:
-        return Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
+        return Verdict(margins.NOT_COMPARABLE, why=pair.why or _NOT_RUN)
+    if gate.word == margins.DIFFERS:
+        return Verdict(margins.NOT_COMPARABLE, why="full differs from what is printed for it")
     return Verdict(gate.word, why=f"so is full{f', {gate.why}' if gate.why else ''}")
 
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
     """Judge one measured number of a table cell beside the printed one; None if there is nothing to judge yet."""
-    if one.printed is None or measured.value is None or measured.state not in (*WHOLE, PART):
+    if one.printed is None or measured.value is None or measured.state not in (*WHOLE, State.PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
-        return Verdict(NOT_COMPARABLE, why=one.printed.status)
+        return Verdict(margins.NOT_COMPARABLE, why=one.printed.status)
     if measured.mismatches:
-        return Verdict(NOT_COMPARABLE, why="; ".join(measured.mismatches))
-    if measured.state == PART:
-        return Verdict(UNDECIDED)
-    seeds = of_seeds(measured.seeds, one.tolerance.relative)
-    return level(measured.value, one.printed.number, one.tolerance, seeds)
+        return Verdict(margins.NOT_COMPARABLE, why="; ".join(measured.mismatches))
+    if measured.state == State.PART:
+        return Verdict(margins.UNDECIDED)
+    seeds = margins.of_seeds(measured.seeds, one.tolerance.relative)
+    return margins.level(measured.value, one.printed.number, one.tolerance, seeds)
 
 
 def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
@@ -240,28 +218,28 @@ def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
     states = {each.state for each in numbers}
     if one.shown is None or full.shown is None or one.tolerance is None or full.tolerance is None:
         return None
-    if {one.known.status, full.known.status} - {*DROPS} or states - {MEASURED, PART}:
+    if {one.known.status, full.known.status} - {*DROPS} or states - {State.MEASURED, State.PART}:
         return None
     if any(each.mismatches for each in numbers):
         return None
-    if PART in states:
-        return Verdict(UNDECIDED)
+    if State.PART in states:
+        return Verdict(margins.UNDECIDED)
     both = replace(one.tolerance, half=one.tolerance.half + full.tolerance.half)
     ours, printed = zip(one.shown, full.shown, strict=True)
-    return drop(ours, printed, both, of_seeds(one.measured.seeds, both.relative))
+    return margins.drop(ours, printed, both, margins.of_seeds(one.measured.seeds, both.relative))
 
 
 def _ratio(one: FilledCell, pair: _PairedFull) -> FilledCell:
     """Judge the ratio to `full` for times and peaks that a paper measured on another device."""
     method, full = one.shown, pair.full.shown
     if one.measured.value is not None and (pair.why or full is None):
-        return replace(one, verdict=Verdict(NOT_COMPARABLE, why=pair.why or _NOT_RUN))
-    if method is None or full is None or not all((*method, *full)) or pair.full.measured.state == PLANNED:
+        return replace(one, verdict=Verdict(margins.NOT_COMPARABLE, why=pair.why or _NOT_RUN))
+    if method is None or full is None or not all((*method, *full)) or pair.full.measured.state == State.PLANNED:
         return one
-    limit = ratio_tolerance(one.cell, one.known, pair.full.known)
+    limit = margins.ratio_tolerance(one.cell, one.known, pair.full.known)
     ratio = method[0] / full[0], method[1] / full[1]
     mismatches = joined(one.measured.mismatches, pair.full.measured.mismatches)
-    verdict = Verdict(NOT_COMPARABLE, why="; ".join(mismatches)) if mismatches else level(*ratio, limit)
+    verdict = Verdict(margins.NOT_COMPARABLE, why="; ".join(mismatches)) if mismatches else margins.level(*ratio, limit)
     return replace(one, tolerance=limit, ratio=ratio, verdict=verdict)
 
 
@@ -297,7 +275,7 @@ class FilledTable:
         Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
         """
         cells = [one for one in self.cells if self.layout.proposes(one.cell) == proposed and one.verdict]
-        return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != COMPUTED)
+        return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != State.COMPUTED)
 
 
 def fill(layout: TableLayout, evidence: Evidence) -> FilledTable:
@@ -329,7 +307,11 @@ def _leads(layout: TableLayout, cells: Sequence[FilledCell], reader: EvidenceRea
         best = max(baselines, key=lambda one: sign * one.printed_number)
         if sign * (proposed[0].printed_number - best.printed_number) > 0:
             ours = _paired(reader, proposed[0], best, sign)
-            yield Verdict(UNDECIDED, "one of the two was not run") if ours is None else lead(ours.low, ours.high)
+            yield (
+                Verdict(margins.UNDECIDED, "one of the two was not run")
+                if ours is None
+                else margins.lead(ours.low, ours.high)
+            )
 
 
 def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,13 +19,26 @@ from mmkv_bench.tables.scores import Scores
 if TYPE_CHECKING:
     import pandas as pd
 
-STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not run", "cannot run", "ambiguous")
-MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
+
+class State(StrEnum):
+    """Whether there is a number of an address, or why there is none."""
+
+    MEASURED = "measured"
+    COMPUTED = "computed"
+    PLANNED = "planned"
+    PART = "part"
+    WAITING = "waiting"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+    CANNOT_RUN = "cannot run"
+    AMBIGUOUS = "ambiguous"
+
+
 Shared = tuple[tuple[str, str], ...]
 """Facts (name, value) that two compared numbers must share."""
 OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
 """Facts that all parts of a mean must share, whatever their data."""
-WHOLE = (MEASURED, COMPUTED)
+WHOLE = (State.MEASURED, State.COMPUTED)
 """States of a complete number. `planned` is not complete: a dry run forecasts the number, which is shown and not judged."""
 
 
@@ -52,7 +66,6 @@ class Measurement:
     """Our number for one table cell (`Address`), in the unit of the printed number, or the reason why there is none.
 
     Attributes:
-        state: one of STATES.
         why: reason of a state other than measured.
         value, low, high: number and 95 % interval, or None.
         n, of: samples with an answer, and samples of the data set (0: unknown).
@@ -68,7 +81,7 @@ class Measurement:
         scores: scores for paired comparisons; None for means and reductions.
     """
 
-    state: str
+    state: State
     why: str = ""
     value: float | None = None
     low: float | None = None
@@ -99,13 +112,23 @@ def average(parts: Sequence[Measurement]) -> Measurement:
     """Average measurements. The mean has a number only if all parts are measured."""
     states = {part.state for part in parts}
     rows = tuple(row for part in parts for row in part.rows)
-    joint = Measurement(MEASURED, mismatches=joined(*(part.mismatches for part in parts), _mixed(parts)), rows=rows)
-    if states != {MEASURED}:
-        order = (CANNOT_RUN, UNCLEAR, FAILED, WAITING, NOT_RUN, PART, MEASURED)
+    joint = Measurement(
+        State.MEASURED, mismatches=joined(*(part.mismatches for part in parts), _mixed(parts)), rows=rows
+    )
+    if states != {State.MEASURED}:
+        order = (
+            State.CANNOT_RUN,
+            State.AMBIGUOUS,
+            State.FAILED,
+            State.WAITING,
+            State.NOT_RUN,
+            State.PART,
+            State.MEASURED,
+        )
         state = next(state for state in order if state in states)
-        complete = sum(part.state == MEASURED for part in parts)
-        if complete and state == NOT_RUN:
-            return replace(joint, state=PART, why=f"{complete} of {len(parts)} parts")
+        complete = sum(part.state == State.MEASURED for part in parts)
+        if complete and state == State.NOT_RUN:
+            return replace(joint, state=State.PART, why=f"{complete} of {len(parts)} parts")
         return replace(joint, state=state, why=next(part.why for part in parts if part.state == state))
     total = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
     n = sum(part.n for part in parts)
@@ -126,12 +149,12 @@ def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
     """Subtract measurement b from a, paired by sample."""
     for one in (a, b):
         if one.scores is None or one.value is None:
-            state = one.state if one.value is None else CANNOT_RUN
+            state = one.state if one.value is None else State.CANNOT_RUN
             return replace(
                 one, state=state, value=None, low=None, high=None, why=one.why or "it has no scores by sample"
             )
     gap, apart = paired_difference(at, a, b), incomparable(a, b)
-    state, why = next(((one.state, one.why) for one in (a, b) if one.state != MEASURED), (MEASURED, ""))
+    state, why = next(((one.state, one.why) for one in (a, b) if one.state != State.MEASURED), (State.MEASURED, ""))
     return replace(
         a,
         state=state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import floor, log10
@@ -15,17 +15,7 @@ from mmkv_bench.papers.address import STAND_IN
 from mmkv_bench.papers.evidence import requirements
 from mmkv_bench.papers.judgement import FilledCell, FilledTable
 from mmkv_bench.papers.margins import CONFIRMED, CONTRADICTED, UNDECIDED, WORDS, Verdict, versions
-from mmkv_bench.papers.measurement import (
-    COMPUTED,
-    MEASURED,
-    NOT_RUN,
-    PART,
-    PLANNED,
-    STATES,
-    UNCLEAR,
-    Curve,
-    Measurement,
-)
+from mmkv_bench.papers.measurement import Curve, Measurement, State
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed
 from mmkv_bench.papers.runs import PROGRAM, command, commands, experiment
@@ -39,7 +29,7 @@ SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
 """Format -> suffix of the files."""
 SAME, NO_CELL = "←", "no such cell"
 """Texts of a place that is covered by the cell to its left, and of a place that the paper leaves out."""
-_LACKING = (NOT_RUN, PART, PLANNED)
+_LACKING = (State.NOT_RUN, State.PART, State.PLANNED)
 _EPSILON = 1e-9  # an interval narrower than this does not determine the digits
 
 
@@ -132,7 +122,7 @@ def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Gri
             printed += ", ratio {:.3g} / {:.3g}".format(*one.ratio)
         elif one.shown:
             printed += f", {one.shown[0] - one.shown[1]:+.{_digits(one.known.half)}f}"
-        state = {MEASURED: "", PART: f"{PART} ({ours.why}): "}.get(ours.state, f"{ours.state}: ")
+        state = {State.MEASURED: "", State.PART: f"{State.PART} ({ours.why}): "}.get(ours.state, f"{ours.state}: ")
         judged = _judged(cells[0], ours, one.verdict, reasons)
         cells[0] = replace(judged, text=f"{state}{cells[0].text}{printed}")
     cells[0] = replace(cells[0], details=details(filled, one))
@@ -196,16 +186,16 @@ def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
 
 def _source(filled: FilledTable, one: FilledCell) -> list[str]:
     ours, command = one.measured, _command(filled, one)
-    if ours.state == COMPUTED:
+    if ours.state == State.COMPUTED:
         return [f"ours: computed, {ours.why}"]
     shown = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in _sources(filled, one)]
     lines = [f"ours: `{'`, `'.join(shown)}`"] if shown else []
-    if ours.state == PLANNED:
+    if ours.state == State.PLANNED:
         lines = [f"ours: planned, {ours.why}, results/reference/planned/peaks.csv"]
     elif ours.source:
         folder, _, measurement = ours.source.rpartition(" ")
         lines = [f"ours: measurement {measurement} of {folder}"]
-    lines += [f"{ours.state}: {ours.why}"] if ours.state == UNCLEAR or (not lines and ours.why) else []
+    lines += [f"{ours.state}: {ours.why}"] if ours.state == State.AMBIGUOUS or (not lines and ours.why) else []
     return [*lines, f"to run: `{command}`"] if command else lines
 
 
@@ -239,7 +229,7 @@ def _shortened(words: Sequence[str], most: int = 8, join: str = "; ") -> str:
     return join.join([*words[:most], *more])
 
 
-def _counts(words: Counter[str], order: Sequence[str]) -> str:
+def _counts(words: Counter[str], order: Iterable[str]) -> str:
     return ", ".join(f"{words[word]} {word}" for word in order if words[word])
 
 
@@ -247,7 +237,7 @@ def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
     """Return the notes below a table."""
     layout = filled.layout
     warnings = [_stand_in(filled)] if layout.stands_for else []
-    warnings.append(f"{_counts(filled.states, STATES)}, of {len(filled.cells)} cells{_missing(filled)}.")
+    warnings.append(f"{_counts(filled.states, State)}, of {len(filled.cells)} cells{_missing(filled)}.")
     marks = ["; ".join(f"{letter}: {reason}" for reason, letter in reasons.items()) + "."] if reasons else []
     if any(one.measured.mismatches for one in filled.cells):
         marks.append("*: made under other conditions; shown and not judged.")
@@ -266,7 +256,7 @@ def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
         warnings.append(f"{filled.refused} cells of {what} are no evidence.")
     made = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
     passed = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
-    details = _layers(filled) + ([f"made with {'; '.join(made)}."] if filled.states[MEASURED] and made else [])
+    details = _layers(filled) + ([f"made with {'; '.join(made)}."] if filled.states[State.MEASURED] and made else [])
     details += [f"of several runs the fullest counts, then the newest: {'; '.join(passed)}."] if passed else []
     columns = f"columns source (for `{PROGRAM} show`) and command; html opens them at the cell"
     details.append(f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, {columns}.")

@@ -203,8 +203,7 @@ BATCH = 1 << 10
 
 class _Batch(NamedTuple):
     """A batch of rows in a temporary file: positions of its first and last cell in the cell order, start and length in bytes,
-    and CRC-32.
-    """
+    and CRC-32."""
 
     first: int
     last: int

@@ -49,8 +49,7 @@ def sync_folder(folder: Path) -> None:
 
 def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
     """Try to take the flock of an open file. Return True if this process now holds the lock, False if another one does, and
-    None if the file system has no locks.
-    """
+    None if the file system has no locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

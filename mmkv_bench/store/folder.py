@@ -67,14 +67,12 @@ class StoreFolder:
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold a lock inside the block, so that no other process replaces files of this store. For code that reads files and then
-        removes them.
-        """
+        removes them."""
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
         """Write the samples of a journal that this process holds as a parquet file (a part), and remove the journal. Return the
-        number of samples.
-        """
+        number of samples."""
         content = journal.read(path)
         records = _of_this_version(path, content.records)
         if records:
@@ -107,8 +105,7 @@ class StoreFolder:
 
     def check_version(self) -> None:
         """Raise StoreError if the folder was written under another schema version, or has rows but no version mark
-        (`store.json`).
-        """
+        (`store.json`)."""
         path = self.root / MARK
         try:
             mark = json.loads(path.read_bytes())

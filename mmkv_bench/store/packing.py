@@ -33,8 +33,7 @@ Name = TypeVar("Name", str, int)
 
 def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
     """Split `names`, in order, into lists that have at most `at_once` rows (`counts`: rows per name). A name with more rows
-    gets a list of its own.
-    """
+    gets a list of its own."""
     block: list[Name] = []
     waiting = 0
     for name in names:
@@ -73,8 +72,7 @@ def slim(rows: pa.Table) -> pa.Table:
 
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
     """Tell which rows keep `kept_digest` when made slim, bool [n]: about one in `SHARE`, at least `AT_LEAST` per cell. The
-    choice depends only on the names of cell and sample.
-    """
+    choice depends only on the names of cell and sample."""
     of_cell = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
         mixed = _hashes(cells)[of_cell] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
@@ -175,8 +173,7 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
 
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
     """Choose the parquet encodings of columns: BYTE_STREAM_SPLIT for integers and times, whose upper bytes hardly differ;
-    dictionaries for other repeated values.
-    """
+    dictionaries for other repeated values."""
     repeated, by_byte = [], []
     for field in schema:
         path, kind = field.name, field.type

@@ -127,8 +127,7 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
 
 def number_of_rows(path: Path) -> int:
     """Return the number of rows stated in the file's footer. Return 0 if the file is gone or damaged; reading the rows reports
-    damage.
-    """
+    damage."""
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException):
@@ -204,8 +203,7 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 def column_of(values: np.ndarray) -> pa.Array:
     """Wrap numbers as a pyarrow array without a copy. `pyarrow.array` imports pandas, which takes longer than reading most
-    stores.
-    """
+    stores."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
@@ -252,8 +250,7 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
 
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
     """Tell for each row of a dictionary-encoded column whether `wanted` is true: bool [rows]. `wanted` is called once per
-    distinct text.
-    """
+    distinct text."""
     return is_in(column, texts_of([text for text in coded(column).dictionary.to_pylist() if wanted(text)]))
 
 
@@ -281,8 +278,7 @@ def read_file(
 
 def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of one file, one row group at a time, because all rows of a large file do not fit into memory. Raises
-    FileNotFoundError if the file is gone.
-    """
+    FileNotFoundError if the file is gone."""
     with readable(path), opened(path) as file:
         names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
@@ -363,8 +359,7 @@ def refuse_version(where: Path, version: object) -> None:
 
 def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Table:
     """Return, for each distinct value of the columns `unit`, the row committed last. Sort by these columns. If commit times are
-    equal, the later row wins.
-    """
+    equal, the later row wins."""
     key = keys(rows, unit)
     if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows

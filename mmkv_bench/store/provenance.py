@@ -91,8 +91,7 @@ def committed(file: str, commit: str) -> str | None:
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
     """Return the commit of `checkout`, and whether its code has changes (new files count). Return (None, None) for a folder
-    that is no checkout.
-    """
+    that is no checkout."""
     try:
         if not _is_checkout(checkout):
             return None, None

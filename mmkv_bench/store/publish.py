@@ -268,8 +268,7 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
 
 def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
     """Yield the bytes of a file in a dataset's repository. If the user has logged in (`hf auth login`), the token is sent to the
-    hub.
-    """
+    hub."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -295,8 +294,7 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
     """Turn exceptions of `requests` into a StoreError without their text, which contains the whole address and the request's
-    secrets.
-    """
+    secrets."""
     import requests
     from urllib3 import exceptions
 

@@ -67,8 +67,7 @@ def known_columns(table: str, columns: Iterable[str]) -> list[str]:
 
 def safe_name(what: str, name: str) -> str:
     """Return `name` if every file system accepts it as a file name; else raise StoreError. `what`: the kind of name, for the
-    message.
-    """
+    message."""
     if not _FILE_NAME.fullmatch(name):
         raise StoreError(f"{what} {name!r} cannot name a file; use letters, digits, '.', '_' and '-', at most 128")
     return name
@@ -120,8 +119,7 @@ def _describe(type: pa.DataType) -> str:
 
 def _convert(value: Any, type: pa.DataType) -> Any:
     """Return `value` as a plain Python value of a column's type. Text for numbers, bool for integers, and NaN raise an
-    exception that names the value.
-    """
+    exception that names the value."""
     if pa.types.is_list(type):
         if isinstance(value, list | tuple):
             return [_convert(item, type.value_type) for item in value]

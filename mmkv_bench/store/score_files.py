@@ -53,8 +53,7 @@ def is_batch(path: Path) -> bool:
 
 def batch_files(root: Path, table: str) -> list[Path]:
     """List the batch files of a table, the newest first. A file in `metrics/` counts only if `samples/` has one of the same
-    name.
-    """
+    name."""
     batches = sorted(filter(is_batch, table_files(root, table)))
     return [path for path in batches if table != "metrics" or (root / "samples" / path.name).exists()]
 
@@ -162,8 +161,7 @@ class _Group(NamedTuple):
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
     """Remove files that the batch `name` replaces: the files of single `cells`, and older batches whose cells are all in
-    `cells`.
-    """
+    `cells`."""
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
             if path.stem in cells:
@@ -234,7 +232,9 @@ def current_rows(
     counting = []
     for rows, cells_of_layer in layers:
         replaced = hidden & cells_of_layer if cells_of_layer else hidden  # few of each batch, however many there are
-        counting.append(rows.filter(pc.invert(_is_of(rows, replaced))) if replaced else rows)
+        if replaced:
+            rows = rows.filter(pc.invert(parts.is_in(rows["cell"], parts.texts_of(sorted(replaced)))))
+        counting.append(rows)
         hidden |= cells_of_layer
     return pa.concat_tables(counting)
 
@@ -262,7 +262,3 @@ def _own_files(root: Path, table: str, cells: set[str] | None) -> list[Path]:
 
 def _cell_names(rows: pa.Table) -> set[str]:
     return set(rows["cell"].cast(pa.string()).unique().to_pylist())
-
-
-def _is_of(rows: pa.Table, cells: Collection[str]) -> pa.ChunkedArray:
-    return parts.is_in(rows["cell"], parts.texts_of(sorted(cells)))

@@ -19,15 +19,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.store import journal, parts, score_writer
-from mmkv_bench.store.files import disk_errors, write_whole
+from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.store import journal, parts, score_files
+from mmkv_bench.store.files import Staged, disk_errors, write_whole
 from mmkv_bench.store.folder import StoreFolder, Writer
 from mmkv_bench.store.measurements import (
     MEASUREMENT,
@@ -41,6 +43,7 @@ from mmkv_bench.store.packing import counted
 from mmkv_bench.store.rows import (
     check,
     digest_of_row,
+    digested,
     known_columns,
     refuse_malformed,
     refuse_other,
@@ -49,7 +52,7 @@ from mmkv_bench.store.rows import (
     shown,
     to_table,
 )
-from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.schema import COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
 
 
 class Store(StoreFolder):
@@ -172,7 +175,13 @@ class Store(StoreFolder):
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
         """Drop the scores of samples (cell to sample ids) whose answers will be generated again, so that the new answers are
         scored even if the run ends early. The cells' metrics stay until then."""
-        score_writer.forget(self, samples)
+        stored = self.load("samples", samples)
+        pairs = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
+        joined = pc.binary_join_element_wise(stored["cell"], stored["sample_id"], "\0")
+        dropped = pc.is_in(joined, value_set=pa.array(pairs, pa.string()))
+        if cells := stored["cell"].filter(dropped).unique().to_pylist():
+            remaining = _of_cells(stored.filter(pc.invert(dropped)), cells)
+            _replace_scores(self, {"samples": remaining, "metrics": self.metrics(cells)}, cells)
 
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
@@ -190,7 +199,24 @@ class Store(StoreFolder):
         Raises:
             StoreError: rows break the schema, or metrics belong to other cells.
         """
-        score_writer.replace_by(self, (score_writer.checked("samples", rows) for rows in blocks), metrics_of, beside)
+        # Writers wait for each other and for packing, because both read the existing files and remove those that no longer
+        # count; no lock is held while blocks come.
+        coming = (_checked("samples", rows) for rows in blocks)
+        first, second = next(coming), next(coming, None)
+        if second is None:
+            metrics = _metrics(metrics_of(first), first)
+            _replace_scores(self, {"samples": first, "metrics": metrics}, first["cell"].unique().to_pylist())
+            return
+        self.prepare()
+        with disk_errors("writing scores", self.root):
+            growing = score_files.GrowingScoreFile(self.root, chain([first, second], coming), beside)
+            with growing.staged as samples_file:
+                pa.default_memory_pool().release_unused()
+                pieces = (_of_cells(_metrics(metrics_of(rows), rows), cells) for rows, cells in growing.by_metric())
+                metrics = pa.concat_tables(pieces).sort_by([("cell", "ascending"), ("metric", "ascending")])
+                with Staged(self.file("metrics", "together"), parts.parquet(metrics)) as metrics_file, self.locked():
+                    staged = {"samples": samples_file, "metrics": metrics_file}
+                    score_files.place_batch(self.root, staged, growing.cells)
 
     def samples(
         self,
@@ -200,8 +226,7 @@ class Store(StoreFolder):
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
         """Return metric values per sample. Default: all scored cells, columns and metrics. coded: text columns
-        dictionary-encoded.
-        """
+        dictionary-encoded."""
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -236,7 +261,7 @@ class Store(StoreFolder):
             StoreError: an unknown column, a null or number that is not allowed, or rows of several samples.
         """
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
-        rows = score_writer.checked("diagnostics", rows, stamps)
+        rows = _checked("diagnostics", rows, stamps)
         self.prepare()
         path = file_of_sample(self.root, rows)
         with disk_errors("writing diagnostics", self.root):
@@ -245,8 +270,7 @@ class Store(StoreFolder):
 
     def diagnostics(self, coded: bool = False) -> pa.Table:
         """Return the newest rows of each measurement and sample from `mmkv-bench diagnose`. coded: text columns
-        dictionary-encoded.
-        """
+        dictionary-encoded."""
         return committed_last(self._in_files("diagnostics", coded=coded), MEASUREMENT)
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
@@ -273,3 +297,81 @@ class Store(StoreFolder):
     ) -> pa.Table:
         """Return the rows of all files of a table."""
         return self.read(table, lambda: self.files(table), columns or SCHEMAS[table].names, cells, coded)
+
+
+# Scores
+
+_VERSION = {"schema_version": SCHEMA_VERSION}
+_KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
+
+
+def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
+    """Replace the scores of `cells` by the rows of `tables` (`samples` and `metrics`, checked). A cell without rows in either
+    table loses its scores."""
+    store.prepare()
+    with disk_errors("writing scores", store.root), store.locked():
+        score_files.write_batch(store.root, tables, set(cells))
+
+
+def _of_cells(rows: pa.Table, cells: Collection[str]) -> pa.Table:
+    return rows.filter(parts.is_in(rows["cell"], parts.texts_of(sorted(cells))))
+
+
+def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
+    rows = _checked("metrics", metrics)
+    cells = samples["cell"].unique().to_pylist()
+    if not pc.all(pc.is_in(rows["cell"], value_set=pa.array(cells, pa.string())), min_count=0).as_py():
+        raise StoreError("metrics: got rows of a cell that has no samples; write both together")
+    return rows
+
+
+def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -> pa.Table:
+    """Return the rows with all columns of `table`, checked by the rules of `rows.check`. Nullable columns may be left out.
+
+    stamps: values of the columns that the store writes.
+
+    Raises StoreError naming the column or the duplicate rows.
+    """
+    schema = SCHEMAS[table]
+    known_columns(table, rows.column_names)
+    arrays = []
+    for column in COLUMNS[table]:
+        if column.name in stamps:
+            values = pa.chunked_array([pa.repeat(pa.scalar(stamps[column.name], column.type), rows.num_rows)])
+        elif column.name in rows.column_names:
+            try:
+                values = rows[column.name].cast(column.type)
+            except pa.ArrowException as problem:
+                raise StoreError(f"{table}: column {column.name!r}: {problem}") from None
+        else:
+            values = pa.chunked_array([pa.nulls(rows.num_rows, column.type)])
+        if column.required == "always" and values.null_count:
+            raise StoreError(f"{table}: column {column.name!r} is missing or null; it is required ({column.doc})")
+        if column.allowed and not set(values.drop_null().unique().to_pylist()) <= set(column.allowed):
+            raise StoreError(
+                f"{table}: column {column.name!r} has values that are not allowed; allowed: {', '.join(column.allowed)}"
+            )
+        if pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(values))).as_py():
+            raise StoreError(f"{table}: column {column.name!r} has numbers that are not finite ({column.doc})")
+        arrays.append(values)
+    made = pa.Table.from_arrays(arrays, schema=schema)
+    _check_score_rules(table, made)
+    if table in _KEYS and len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
+        raise StoreError(f"{table}: two rows with the same {', '.join(_KEYS[table][:-1])} and metric")
+    return digested(table, made) if table == "metrics" else made
+
+
+def _check_score_rules(table: str, rows: pa.Table) -> None:
+    """Raise StoreError if a row breaks a rule between columns (see `rows.check`)."""
+    if table == "samples":
+        broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
+        rule = "column 'value' must be null when status is not 'ok'"
+    elif table == "metrics":
+        short = pc.less(rows["n_ok"], rows["n"])
+        wrong = pc.or_(pc.less(rows["n_ok"], 0), pc.greater(rows["n_ok"], rows["n"]))
+        broken = pc.or_(wrong, pc.and_(short, pc.is_valid(rows["value"])))
+        rule = "column 'n_ok' must be between 0 and n, and 'value' null unless every sample is ok"
+    else:
+        return
+    if pc.any(broken).as_py():
+        raise StoreError(f"{table}: {rule}")

@@ -209,8 +209,7 @@ def _digests(names: list[str]) -> np.ndarray:
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
     """Return the distinct first lines of messages, shortened, and each row's index among them (their number if the row has no
-    message).
-    """
+    message)."""
     texts = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     texts = [text if len(text) <= _SHOWN else text[:_SHOWN] + "..." for text in texts]
     heads = list(dict.fromkeys(texts))
@@ -326,8 +325,7 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
 
 def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
     """Return some columns of the current rows (`score_files.current_rows`) of the table `cells`, `samples` or `metrics`.
-    Unchanged files are read from the index (`indexed`). Text columns are dictionary-encoded.
-    """
+    Unchanged files are read from the index (`indexed`). Text columns are dictionary-encoded."""
 
     def read(
         table: str, list_files: Callable[[], list[Path]], columns: Sequence[str], cells: Collection[str] | None

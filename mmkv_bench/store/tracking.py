@@ -191,8 +191,7 @@ def _plain(name: str) -> str:
 
 def attempt(folder: Path, name: str) -> str:
     """Append to `name` the lowest number that no run of this folder has used, and return the result. Safe for any number of
-    processes.
-    """
+    processes."""
     taken = folder / ".attempts"
     taken.mkdir(parents=True, exist_ok=True)
     number = 1

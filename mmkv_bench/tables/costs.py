@@ -242,21 +242,18 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
         return []
     keys = list(sweep.groups)
     number_of = {place: number for number, key in enumerate(keys) for place in sweep.groups[key].places}
-    number = rows["place"].map(number_of)
-    rows = rows.assign(line=rows["shape"] * len(keys) + number)  # numbered across all shapes
     full = next((n for n, (label, budget) in enumerate(keys) if label == BASELINE and not budget), None)
-    count = len(keys) * len(part.shapes)
-    by_cost = {cost.key: _entries(rows, cost, count, len(keys), full, part.per_pass) for cost in costs}
+    rows = rows.assign(line=rows["place"].map(number_of))
     fallbacks = part.fallbacks[np.isin(part.fallbacks["place"], sweep.places)]
-    fallbacks = fallbacks.assign(number=fallbacks["place"].map(number_of))
+    fallbacks = fallbacks.assign(line=fallbacks["place"].map(number_of))
     tables = []
-    for shape in sorted(rows["shape"].unique().tolist()):
-        of_shape = rows[rows["shape"] == shape]
-        numbers = sorted((of_shape["line"] - shape * len(keys)).unique().tolist())
-        entries = {keys[n]: {key: each[shape * len(keys) + n] for key, each in by_cost.items()} for n in numbers}
+    for shape, of_shape in rows.groupby("shape"):
+        by_cost = {cost.key: _entries(of_shape, cost, len(keys), full, part.per_pass) for cost in costs}
+        lines = sorted(of_shape["line"].unique().tolist())
+        entries = {keys[n]: {key: each[n] for key, each in by_cost.items()} for n in lines}
         labels = {label for label, _ in entries}
         methods = tuple(method for method in sweep.methods if method.label in labels)
-        counts = fallbacks[fallbacks["shape"] == shape].groupby(["reason", "number"]).size()
+        counts = fallbacks[fallbacks["shape"] == shape].groupby(["reason", "line"]).size()
         reasons: dict[str, list[tuple[str, str, int]]] = {}
         for (reason, n), answers in counts.items():
             reasons.setdefault(reason, []).append((*keys[n], int(answers)))
@@ -267,29 +264,24 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
     return tables
 
 
-def _entries(
-    rows: pd.DataFrame, cost: Cost, count: int, width: int, full: int | None, per_pass: bool
-) -> list[CostEntry]:
-    """Return one cost's entry for each line, ordered by the number in the column `line` of `rows`.
+def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_pass: bool) -> list[CostEntry]:
+    """Return one cost's entry for each of `count` lines, ordered by the number in the column `line` of `rows`.
 
-    count: number of all lines. width: number of lines per shape. full: number of the line of `full` within a shape."""
+    rows: of one shape of the prompt. full: number of the line of `full`."""
     values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
     if per_pass:
         expected = values.notna() | (rows["status"] > 0)
         rows, values = rows[expected], values[expected]
     line, unit, status, clusters = (rows[name].to_numpy() for name in ("line", "unit", "status", "cluster"))
-    values = values.to_numpy()
     failed = np.full(count, len(STATUSES))
     np.minimum.at(failed, line[status > 0], status[status > 0])
-    line, unit, values, clusters = _over_seeds(line, unit, values, clusters)
-    cost_medians = medians(values, line, clusters, count)
+    line, unit, values, clusters = _over_seeds(line, unit, values.to_numpy(), clusters)
+    base = np.full(int(unit.max(initial=0)) + 1, np.nan)  # of `full`, by sample or repeat
+    base[unit[line == full]] = values[line == full]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(base[unit] != 0, values / base[unit], np.nan)
+    cost_medians, ratio_medians = (medians(each, line, clusters, count) for each in (values, ratios))
     n = np.bincount(line, minlength=count)
-    ratios = np.full(len(values), np.nan)
-    if full is not None:
-        base = _paired(line, unit, values, width, full)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = np.where(base != 0, values / base, np.nan)
-    ratio_medians = medians(ratios, line, clusters, count)
     return [_entry(cost_medians, ratio_medians, number, int(n[number]), int(failed[number])) for number in range(count)]
 
 
@@ -307,16 +299,6 @@ def _over_seeds(
         return line, unit, values, clusters
     mean = np.bincount(place.reshape(-1), weights=values, minlength=len(distinct)) / size
     return distinct // width, distinct % width, mean, clusters[first]
-
-
-def _paired(line: np.ndarray, unit: np.ndarray, values: np.ndarray, width: int, full: int) -> np.ndarray:
-    """Return, for each value, the value of `full` at the same shape and unit (sample or repeat); NaN if there is none."""
-    units = int(unit.max(initial=0)) + 1
-    base = np.full((int(line.max(initial=0)) // width + 1) * units, np.nan)
-    place = line // width * units + unit
-    baseline = line % width == full
-    base[place[baseline]] = values[baseline]
-    return base[place]
 
 
 def _entry(own: Medians, paired: Medians, number: int, n: int, failed: int) -> CostEntry:

@@ -1,4 +1,4 @@
-"""Figures of scores (against the budget, against the share removed), and the layout that all figures share.
+"""Figures of scores (against the budget, against the position in a continuation), and the layout that all figures share.
 
 A method has the same colour and marker in every figure, in the report and in notebooks. Hues are Okabe and Ito's, distinguishable
 with every common colour vision. The two light hues are darkened and two are added, so that every hue has a contrast of 3:1 on
@@ -37,20 +37,8 @@ COLOURS = {
     "brown": "#9c5a3c",
 }
 GREY = "#7f7f7f"
-MARKERS = {
-    "o": "circle",
-    "s": "square",
-    "D": "diamond",
-    "^": "triangle-up",
-    "v": "triangle-down",
-    "P": "cross",
-    "*": "star",
-    "X": "x",
-    "p": "pentagon",
-    "h": "hexagon",
-    "<": "triangle-left",
-    ">": "triangle-right",
-}
+_SYMBOLS = "circle square diamond triangle-up triangle-down cross star x pentagon hexagon triangle-left triangle-right"
+MARKERS = dict(zip("osD^vP*Xph<>", _SYMBOLS.split(), strict=True))
 """Marker in matplotlib -> symbol in plotly."""
 
 
@@ -111,7 +99,6 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     return given
 
 
-FLASHCACHE = "flashcache"
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 
@@ -271,40 +258,6 @@ def _caption(tables: Sequence[ScoreTable]) -> list[str]:
     if any(entry.audit.over for table in tables for entry in table.entries.values()):
         shared.append(f"{OVER} more entries resident than the budget")
     return [", ".join(f"{table.dataset} {size_text(table)}" for table in tables), *shared]
-
-
-def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
-    """Draw FlashCache's Figure 2: scores against the share of entries removed, one line per order of removal.
-
-    The full cache stands at a removed share of 0. There is one panel per table.
-
-    Raises:
-        ConfigError: no table has a variant of FlashCache at a fractional budget.
-    """
-    drawn = [t for t in tables if t.axis == "fraction" and any(m.base == FLASHCACHE for m in t.methods)]
-    if not drawn:
-        raise ConfigError(
-            f"The rows have no {FLASHCACHE} at fractional budgets; run its variants with removal=largest, random and "
-            "smallest (methods.flashcache.dba=false) at budget=[0.8,0.6,0.4,0.2]"
-        )
-    styles = looks(method.label for table in drawn for method in table.methods if method.base == FLASHCACHE)
-    figure, panels = canvas(1, len(drawn), (max(5.0 * len(drawn), 6.4), 4.3), sharey=True)
-    for axes, table in zip(panels, drawn, strict=True):
-        full = next((table.entries[m.label, ""].value for m in table.methods if m.base == BASELINE), None)
-        for method in (method for method in table.methods if method.base == FLASHCACHE):
-            entries = [(1 - float(budget), table.entry(method.label, budget)) for budget in table.budgets]
-            points = sorted((x, e.value, e.low, e.high) for x, e in entries if e is not None and e.value is not None)
-            full_point = [] if full is None else [(0.0, full)]
-            colour, shape = styles[method.label]
-            line = sorted([*full_point, *((x, y) for x, y, _, _ in points)])
-            axes.plot(*zip(*line, strict=True), color=colour, marker=shape, linewidth=1.8, label=line_label(method))
-            band(axes, [(x, low, high) for x, _, low, high in points], colour)
-        axes.set(xlim=(-0.02, 1.0), xlabel="share of the entries removed")
-        axes.set_title(table.dataset, fontsize=12)
-        plain(axes)
-    panels[0].set_ylabel(drawn[0].metric.replace("_", " "))
-    panels[0].legend(frameon=False, fontsize=9)
-    return figure
 
 
 def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:

@@ -14,17 +14,18 @@ Differences are paired by sample. Intervals are for means over documents, the in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
 from mmkv_bench.statistics.metric_kinds import FIDELITY, lower_is_better
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.figure import COLOURS, GREY, Look, canvas, legend_below, plain, point_style, small_print
+from mmkv_bench.tables.rows import check_names
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 
 if TYPE_CHECKING:
@@ -170,10 +171,10 @@ def by_place(scores: pd.DataFrame) -> pd.DataFrame:
         for mode, columns in MODES.items():
             value = line[columns].bfill(axis=1).iloc[:, 0]
             for place, rows in line.assign(value=value).dropna(subset=["value", "place"]).groupby("place"):
-                clusters, interval = rows["cluster"].to_numpy(str), NO_INTERVAL
-                documents = len(set(clusters))
-                if documents >= LEAST:
-                    (interval,) = intervals([(rows["value"].to_numpy(np.float64), clusters)], named["dataset"])
+                interval, documents = (
+                    _interval(rows["value"], rows["cluster"], named["dataset"]),
+                    rows["cluster"].nunique(),
+                )
                 ends = {"low": interval.low, "high": interval.high, "documents": documents}
                 made.append(named | {"mode": mode, "place": int(place), "value": rows["value"].mean()} | ends)
     return pd.DataFrame(made).astype({"low": float, "high": float})
@@ -199,11 +200,15 @@ def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[flo
         both = line[line[first].notna() & line[second].notna()]
         if len(both):
             means = sign * (both[first] - both[second]).groupby(both["cluster"], sort=False).mean()
-            clusters, interval = np.asarray(means.index, dtype=str), NO_INTERVAL
-            if len(means) >= LEAST:
-                (interval,) = intervals([(means.to_numpy(dtype=np.float64), clusters)], dataset, share=False)
-            made[name] = float(means.mean()), interval, len(means)
+            made[name] = float(means.mean()), _interval(means, means.index, dataset, share=False), len(means)
     return made
+
+
+def _interval(values: pd.Series, clusters: pd.Series | pd.Index, dataset: str, share: bool = True) -> Interval:
+    """Return the interval of a mean; none for fewer than `LEAST` documents. clusters: the document of each value."""
+    if clusters.nunique() < LEAST:
+        return NO_INTERVAL
+    return intervals([(values.to_numpy(np.float64), clusters.to_numpy(str))], dataset, share=share)[0]
 
 
 def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
@@ -354,26 +359,16 @@ def question_figure(
 
 def _panels(points: pd.DataFrame, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> list[pd.DataFrame]:
     lines = points[points["method"] != "full"]
-    if budgets:
-        _refuse_unknown("budgets", budgets, lines["budget"])
-        lines = lines[lines["budget"].isin(budgets)]
-    if methods is None:
-        parts = [lines]
-    else:
-        _refuse_unknown("methods", methods, [*lines["label"], *lines["method"]])
+    check_names("budget", budgets or (), {*lines["budget"]})
+    lines = lines[lines["budget"].isin(budgets)] if budgets else lines
+    check_names("method", methods or (), {*lines["label"], *lines["method"]})
+    parts = [lines]
+    if methods is not None:
         parts = [lines[(lines["label"] == name) | (lines["method"] == name)] for name in methods]
     panels = [line for part in parts for _, line in part.groupby(["label", "budget"], sort=False)]
     if not panels:
         raise ConfigError("only full has rows with several questions per document; run other methods too")
     return panels
-
-
-def _refuse_unknown(flag: str, names: Sequence[str], held: Iterable[str]) -> None:
-    for name in names:
-        if name not in (allowed := sorted({*held})):
-            raise ConfigError(
-                f"--{flag} {name}: no such rows with several questions per document; {nearest(name, allowed)}"
-            )
 
 
 def _draw_panel(axes: Axes, line: pd.DataFrame, full: pd.DataFrame, modes: Sequence[str]) -> None:

@@ -32,21 +32,8 @@ FIXTURE = "_fixture"  # suffix of the labels of fixture datasets
 
 # Two cells may share a table, or be compared, only if all of these are equal.
 CONTEXT = (
-    "model",
-    "model_fingerprint",
-    "dataset",
-    "dataset_fingerprint",
-    "protocol",
-    "dtype",
-    "attention",
-    "limits",
-    "generation",
-    "numerics_version",
-    "torch",
-    "transformers",
-    "device",
-    "processor",
-    "lmms_eval",
+    *("model", "model_fingerprint", "dataset", "dataset_fingerprint", "protocol", "dtype", "attention", "limits"),
+    *("generation", "numerics_version", "torch", "transformers", "device", "processor", "lmms_eval"),
 )
 LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
 """Settings of `model` that change the model's input; the context's `limits` are the settings that are not null."""

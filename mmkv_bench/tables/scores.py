@@ -126,6 +126,7 @@ class Sheet:
                 f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged; restore it from a copy."
             )
         edges = np.arange(len(metrics) * len(cells) + 1) * max(len(ids), 1)
+        without_parts = "parts" not in samples or samples["parts"].isna().all()
         bounds = np.searchsorted(key, edges)
         at = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
         return cls(
@@ -137,7 +138,7 @@ class Sheet:
             cluster=of_cluster[order].astype(np.int32),
             value=capped(numbers(samples["value"])[order], metrics, of_metric[order]),
             answered=is_text(samples["status"], "ok")[order],
-            parts=_lists(samples, order),
+            parts=None if without_parts else lists_of(samples["parts"], pa.float64(), order),
         )
 
     def metrics_of(self, cells: Sequence[int]) -> list[str]:
@@ -232,14 +233,10 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
-    names, codes = categories.cat.categories.to_numpy(object), categories.cat.codes.to_numpy()
-    used = np.zeros(len(names) + 1, dtype=bool)
-    used[codes] = True  # the last element stands for -1
+    used = categories.cat.remove_unused_categories().cat
+    names = used.categories.to_numpy(object)
     order = np.argsort(names.astype(str), kind="stable")
-    order = order[used[order]]
-    rank = np.full(len(names) + 1, -1, dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return names[order], rank[codes]
+    return names[order], np.append(np.argsort(order), -1)[used.codes]
 
 
 def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
@@ -267,11 +264,6 @@ def numbers(column: pd.Series) -> np.ndarray:
 def is_text(column: pd.Series, text: str) -> np.ndarray:
     """Mask the rows that equal the text, bool [n]; null is False."""
     return (column == text).to_numpy(bool, na_value=False)
-
-
-def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
-    empty = "parts" not in samples or samples["parts"].isna().all()
-    return None if empty else lists_of(samples["parts"], pa.float64(), order)
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:

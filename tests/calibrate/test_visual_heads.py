@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmkv_bench.calibrate.artefact import load
+from mmkv_bench.calibrate.measurements import SampleHits, answer_cells, head_hits, head_scores, layer_hits, visual_hits
 from mmkv_bench.calibrate.samples import PromptSample, chat, page, pages, visual_tokens
-from mmkv_bench.calibrate.sparsemm import SampleHits, answer_cells, head_hits, layer_hits, measure, summarise
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import CalibrationError, UnsupportedError
@@ -105,7 +105,7 @@ def test_a_page_scores_what_the_embedded_models_attention_says(embedded, kind):
     from mmkv_bench.generation.encode import encode
 
     sample = page(kind, "small", "train", 3)
-    measured = measure(embedded, sample, {})
+    measured = visual_hits(embedded, sample, {})
     got = measured.hits
     assert (measured.tokens, measured.hidden) == (len(sample.answer), 0)
     prompt = encode(embedded.processor, embedded.family, "page", sample.messages, sample.images)
@@ -126,7 +126,7 @@ def test_a_page_scores_what_the_embedded_models_attention_says(embedded, kind):
 def test_the_embedded_model_reads_with_its_visual_heads(embedded):
     """If pages told wrong places, no head could hit nearly every character."""
     samples = [page("lookup", "small", "train", index) for index in range(4)]
-    data = summarise([measure(embedded, sample, {}) for sample in samples], {}, 2)
+    data = head_scores([visual_hits(embedded, sample, {}) for sample in samples], {}, 2)
     assert max(max(row) for row in data["scores"]) > 2.7  # of three digits
     assert data["kv_heads"] == 2 and [len(row) for row in data["scores"]] == [4] * 4
 
@@ -197,12 +197,12 @@ def wide(sources, answer: str = "384") -> PromptSample:
 
 def test_characters_that_are_cut_away_are_left_out_and_counted(cropping):
     seen, unseen = ((0, 0, 1),), ((0, 0, 3),)
-    both, all_seen = (measure(cropping, wide((seen, second, seen)), {}) for second in (unseen, seen))
+    both, all_seen = (visual_hits(cropping, wide((seen, second, seen)), {}) for second in (unseen, seen))
     assert (both.tokens, both.hidden, all_seen.tokens, all_seen.hidden) == (3, 1, 3, 0)
-    data = summarise([both, all_seen], {}, 2)
+    data = head_scores([both, all_seen], {}, 2)
     assert data["hidden"] == {"tokens": 1, "of": 6}
     assert all(math.isfinite(score) for row in data["scores"] for score in row)
-    assert set(summarise([all_seen], {}, 2)) == {"scores", "kv_heads"}
+    assert set(head_scores([all_seen], {}, 2)) == {"scores", "kv_heads"}
 
 
 def test_a_word_mark_of_its_own_shows_no_character():
@@ -220,17 +220,17 @@ def test_a_word_mark_of_its_own_shows_no_character():
 
 def test_a_character_that_is_also_shown_elsewhere_is_not_hidden(cropping):
     twice = ((0, 0, 0), (0, 0, 2))
-    assert measure(cropping, wide((twice, twice, twice)), {}).hidden == 0
+    assert visual_hits(cropping, wide((twice, twice, twice)), {}).hidden == 0
 
 
 def test_pages_that_show_no_answer_at_all_are_refused(cropping):
     unseen = ((0, 0, 0),)
-    lost = measure(cropping, wide((unseen, unseen, unseen)), {})
+    lost = visual_hits(cropping, wide((unseen, unseen, unseen)), {})
     assert lost.hidden == lost.tokens > 0 and not any(map(any, lost.hits))
     with pytest.raises(CalibrationError, match="no visual token shows any of the .* answer tokens of 2 pages"):
-        summarise([lost, lost], {}, 2)
+        head_scores([lost, lost], {}, 2)
     one_seen = SampleHits(lost.hits, tokens=1, hidden=0)
-    assert summarise([lost, one_seen], {}, 2)["hidden"] == {"tokens": lost.tokens, "of": lost.tokens + 1}
+    assert head_scores([lost, one_seen], {}, 2)["hidden"] == {"tokens": lost.tokens, "of": lost.tokens + 1}
 
 
 @cover.few("name", ["llava_v1_5_7b", "llava_v1_6_mistral_7b", "internvl3_2b"])
@@ -253,7 +253,7 @@ def test_the_left_half_of_a_page_scores_what_the_models_own_attention_says(name)
     longer = dict(prompt.inputs, input_ids=torch.cat([prompt.input_ids, torch.tensor([ids[:-1]])], 1))
     longer = {key: value for key, value in longer.items() if key in ("input_ids", "pixel_values", "image_sizes")}
     rows = stock_attention(made.model, longer, 3)
-    measured = measure(made, sample, {})
+    measured = visual_hits(made, sample, {})
     assert measured.hits == [pytest.approx(oracle.hits(layer, [region] * 3)) for layer in rows]
     assert any(map(any, measured.hits)), "no head hits, so nothing is compared"
 
@@ -289,7 +289,7 @@ def test_the_command_measures_every_family_and_the_method_takes_what_it_writes(n
 
 def test_a_model_without_images_is_refused():
     with pytest.raises(UnsupportedError, match="takes no images; choose a model of a family that does"):
-        measure(Source.of(small("llama_3_8b", layers=1)).load(), page("lookup", "small", "train", 0), {})
+        visual_hits(Source.of(small("llama_3_8b", layers=1)).load(), page("lookup", "small", "train", 0), {})
 
 
 def test_calibration_reads_no_test_pages():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmkv_bench.calibrate.layers import read_layers, with_answer
+from mmkv_bench.calibrate.measurements import read_layers, with_answer
 from mmkv_bench.cli.grammar import VERBS, reader
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, PromptFacts, Value, sink_heads

@@ -15,9 +15,8 @@ import pytest
 from mmkv_bench.config.schema import Judge
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging import client
-from mmkv_bench.judging.answers import JudgeAnswers
+from mmkv_bench.judging.answers import Endpoint, JudgeAnswers, address_of
 from mmkv_bench.judging.client import ScoringPass, ask, ask_all
-from mmkv_bench.judging.endpoint import Endpoint, address_of
 from mmkv_bench.judging.questions import (
     JudgeError,
     Question,

@@ -13,7 +13,7 @@ from mmkv_bench.papers import judgement
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.margins import AGREES, NOT_COMPARABLE, UNINFORMATIVE
-from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, Measurement
+from mmkv_bench.papers.measurement import Measurement, State
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, of_table
 from tools import reproducibility_page as summary
@@ -29,7 +29,11 @@ class Exact:
 
     def measured(self, address, parts=(), like=()):
         value = self.values.get(address.printed)
-        return Measurement(NOT_RUN) if value is None else Measurement(MEASURED, "", value, value, value, n=1, of=1)
+        return (
+            Measurement(State.NOT_RUN)
+            if value is None
+            else Measurement(State.MEASURED, "", value, value, value, n=1, of=1)
+        )
 
 
 @cache

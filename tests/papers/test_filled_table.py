@@ -20,7 +20,7 @@ from mmkv_bench.papers import evidence_reader, non_score_metrics
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import FilledTable, fill
 from mmkv_bench.papers.layout import load, parse
-from mmkv_bench.papers.measurement import STATES, WHOLE, Measurement, _wider
+from mmkv_bench.papers.measurement import WHOLE, Measurement, State, _wider
 from mmkv_bench.papers.table import details, render
 from mmkv_bench.store.files import checksum
 from mmkv_bench.store.store import Store
@@ -171,7 +171,7 @@ def test_seeds_are_averaged_and_nothing_else_is(tmp_path):
 
 def test_a_cell_without_a_number_still_shows_what_is_printed():
     (one,) = [one for one in page().cells if one.printed.value == "29.06"]
-    for state in {*STATES} - {*WHOLE, "part"}:
+    for state in {*State} - {*WHOLE, "part"}:
         assert text(replace(one, measured=Measurement(state, "a reason"))).startswith("- / 29.06 "), state
 
 

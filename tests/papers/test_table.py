@@ -9,7 +9,7 @@ from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import save_pictures
 from mmkv_bench.papers.judgement import fill
 from mmkv_bench.papers.layout import load
-from mmkv_bench.papers.measurement import COMPUTED, MEASURED, PART, PLANNED, STATES
+from mmkv_bench.papers.measurement import State
 from mmkv_bench.papers.table import SAME, Reasons, render
 from mmkv_bench.tables.table import VERDICTS
 from tests.papers.forgeries import scored
@@ -19,7 +19,7 @@ from tools import reproducibility_page as summary
 def test_every_word_has_a_sign_and_a_colour():
     words = {*margins.WORDS, margins.CONFIRMED, margins.CONTRADICTED, margins.NOT_COMPARABLE}
     words |= {summary.HOLDS, summary.FAILS, summary.UNDECIDED, summary.NOT_TESTED, summary.AMBIGUOUS}
-    words |= {*STATES} - {MEASURED, COMPUTED, PLANNED, PART}
+    words |= {*State} - {State.MEASURED, State.COMPUTED, State.PLANNED, State.PART}
     assert words <= {*VERDICTS} and all(VERDICTS[word].sign and VERDICTS[word].colour for word in words)
 
 

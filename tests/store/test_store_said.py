@@ -11,8 +11,7 @@ import pytest
 from store_examples import cell, metric_row, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.judging.answers import AnswerCache
-from mmkv_bench.judging.endpoint import Reply
+from mmkv_bench.judging.answers import AnswerCache, Reply
 from mmkv_bench.judging.questions import Question
 from mmkv_bench.store import study
 from mmkv_bench.store.store import Store

@@ -11,7 +11,7 @@ from mmkv_bench.api.pictures import PlotRequest, draw
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables import figure as figures
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.figure import accuracy_figure, position_figure, removal_figure, save
+from mmkv_bench.tables.figure import accuracy_figure, position_figure, save
 from tests.cli.setting import verb
 from tests.tables.examples import Example, sample_rows, zeros_and_ones
 
@@ -167,26 +167,3 @@ def test_a_line_has_the_name_that_is_given_and_a_line_that_is_not_there_is_refus
     ):
         assert main([*argv, "--name", words]) == 2
         assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_removal_curves_start_at_the_full_cache_and_fall_with_the_share_removed(tmp_path, capsys):
-    """FlashCache's Figure 2: an orders' line each, from the score of full where nothing is removed."""
-    made = Example()
-    made.add("full", None, zeros_and_ones(19, 20))
-    for order, right in (("largest", 2), ("smallest", 15)):
-        for kept, fewer in (("0.8", 0), ("0.2", 2)):
-            values = zeros_and_ones(right - fewer, 20)
-            made.add(f"removal_{order}", kept, values, base="flashcache", parameters={"removal": order})
-    made.add("snapkv", "0.2", zeros_and_ones(4, 20))
-    (axes,) = removal_figure(build(made.rows())).axes
-    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
-    assert {label: line[:, 1].tolist() for label, line in lines.items()} == {
-        "removal_largest": pytest.approx([0.95, 0.1, 0.0]),
-        "removal_smallest": pytest.approx([0.95, 0.75, 0.65]),
-    }
-    assert all(line[:, 0] == pytest.approx([0, 0.2, 0.8]) for line in lines.values())
-    assert main(["removal", str(made.write(tmp_path / "rows")), "--out", str(tmp_path / "drawn")]) == 0
-    assert (tmp_path / "drawn.png").stat().st_size > 5000
-    assert main(["removal", str(example().write(tmp_path / "other")), "--out", str(tmp_path / "drawn")]) == 2
-    assert capsys.readouterr().err

@@ -74,7 +74,10 @@ def test_a_panel_has_a_line_per_mode_and_the_full_cache() -> None:
     assert drawn["first"].get_xdata() == pytest.approx([place + aside("first", modes) for place in (1, 2, 3, 4)])
     assert next(line for line in axes.lines if line.get_label() == "full").get_linestyle() == "--"
     assert len(question_figure(points, ["snapkv"], ["64"]).axes) == 1
-    for methods, budgets, words in ((["snapkw"], None, "--methods snapkw.*snapkv"), (None, ["32"], "--budgets 32.*64")):
+    for methods, budgets, words in (
+        (["snapkw"], None, "no method 'snapkw'.*snapkv"),
+        (None, ["32"], "no budget '32'.*64"),
+    ):
         with pytest.raises(ConfigError, match=words):
             question_figure(points, methods, budgets)
     with pytest.raises(ConfigError, match="only full has rows"):

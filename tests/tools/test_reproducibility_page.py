@@ -46,17 +46,19 @@ def test_every_claim_is_of_cells_that_exist_and_states_a_printed_number():
 def test_a_sentence_holds_by_its_own_operation(by, how, a, b, word):
     from dataclasses import replace
 
-    from mmkv_bench.papers.measurement import MEASURED, NOT_RUN, PART, Measurement
+    from mmkv_bench.papers.measurement import Measurement, State
 
     claim = summary.Claim("mmshift", "1.9", 1.9, 0.05, "mmshift_fig03", by, how, ())
     cells = [
-        replace(one, measured=Measurement(MEASURED, value=value)) for one, value in zip(_two(), (a, b), strict=True)
+        replace(one, measured=Measurement(State.MEASURED, value=value))
+        for one, value in zip(_two(), (a, b), strict=True)
     ]
     assert summary._tested(claim, cells).word == word
-    part = [cells[0], replace(cells[1], measured=Measurement(PART, value=b))]
+    part = [cells[0], replace(cells[1], measured=Measurement(State.PART, value=b))]
     assert summary._tested(claim, part).word == summary.UNDECIDED
     assert (
-        summary._tested(claim, [cells[0], replace(cells[1], measured=Measurement(NOT_RUN))]).word == summary.NOT_TESTED
+        summary._tested(claim, [cells[0], replace(cells[1], measured=Measurement(State.NOT_RUN))]).word
+        == summary.NOT_TESTED
     )
 
 
