@@ -22,7 +22,7 @@ from mmkv_bench.evaluation.question_groups import QuestionGroups, check_order
 from mmkv_bench.report.build import build_report
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.questions import LOSSES, _table, losses, paired_scores, question_tables
+from mmkv_bench.tables.questions import _BY_TURN, KNOWN, LOSSES, _table, losses, paired_scores, question_tables
 from tests import cover
 from tests.run.setting import done, go, responses
 from tests.run.test_cut_prompt import MODEL
@@ -135,6 +135,29 @@ def test_missing_scores_are_counted_below_the_table():
         if "missing" in note.text
     )
     assert note.startswith("11 scores are missing"), "of a mode that a method has no score of, none is missing"
+
+
+def test_scores_that_pair_with_no_others_have_no_table_of_losses():
+    """A store of conversations alone has one column of scores, so there is nothing to subtract from."""
+    lines = {
+        "model": "m",
+        "dataset": "d",
+        "metric": "exact_match",
+        "method": "snapkv",
+        "reading": "",
+        "budget": "20%",
+        "seed": "",
+    }
+    rows = [
+        lines | {"cluster": f"d{n // 2}", "sample_id": f"s{n}", "place": 1 + n % 2, "turns": n % 3 / 2}
+        for n in range(8)
+    ]
+    alone = pd.DataFrame(rows).reindex(columns=[*rows[0], *(set(KNOWN) - {"turns"}), "same"])
+    for frame, headings in ((alone, ["", _BY_TURN]), (alone.assign(each=1.0), ["", "losses", _BY_TURN])):
+        table = _table(("m", "d", "exact_match"), frame)
+        notes = " ".join(note.text for note in table.notes)
+        assert [grid.heading for grid in table.grids] == headings
+        assert ("Losses" in notes) == ("No intervals" in notes) == ("losses" in headings)
 
 
 def test_losses_are_means_over_documents_with_a_sign_that_says_worse():
