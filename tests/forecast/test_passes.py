@@ -10,7 +10,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextMod
 
 from mmkv_bench.compression.session import Session
 from mmkv_bench.config.compose import compose
-from mmkv_bench.forecast.passes import caches_held, passes, questions_per_document
+from mmkv_bench.forecast.passes import caches_held, observed_bytes, passes, questions_per_document
 from mmkv_bench.plan.planner import outline
 from tests.each import each
 from tests.run.setting import done
@@ -116,3 +116,31 @@ def test_a_run_holds_as_many_whole_caches_of_documents_as_its_plan_says(
     monkeypatch.setattr(Qwen2_5_VLTextModel, "forward", counting)
     done(tmp_path, *words)
     assert most == {"answering": answering, "prefilling": prefilling}
+
+
+def test_what_is_held_of_a_document_until_its_last_question_has_the_bytes_that_a_plan_says(tmp_path, monkeypatch):
+    """Queries, inputs, column sums, tails and moments of every layer."""
+    held: list[tuple[int, int]] = []
+    go_behind = Session.go_behind
+
+    def noted(session, listener, context, *args):
+        seen = [one for row in context.observations.values() for one in row]
+        tensors = [one for each in seen for one in (each._tail, each._columns, *sum(each._pieces.values(), []))]
+        tensors += [getattr(each._queries, name) for each in seen if each._queries for name in ("_sum", "_products")]
+        tensors += [getattr(each._hidden, name) for each in seen if each._hidden for name in ("_sum", "_squares")]
+        storages = {
+            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors if one is not None
+        }
+        held.append((seen[0]._seen, sum(storages.values())))
+        return go_behind(session, listener, context, *args)
+
+    monkeypatch.setattr(Session, "go_behind", noted)
+    methods = "method=[meda,snapkv,h2o,expected_attention,mmshift,flashcache]"
+    words = (*PAGES, methods, "flashcache.keys=unrotated", "budget=32", "limit=4")
+    plan, hidden = outline(compose([*words, "protocol=query_joint", f"out={tmp_path}"])), 128
+    done(tmp_path, *words, "protocol=query_joint")
+    assert len(held) == 4 and len({*held}) == 1
+    tokens, nbytes = held[0]
+    assert observed_bytes(plan, tokens, hidden) == nbytes
+    first = outline(compose([*words, "protocol=query_first", f"out={tmp_path}"]))
+    assert observed_bytes(first, tokens, hidden) == 0
