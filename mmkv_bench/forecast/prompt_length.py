@@ -99,8 +99,8 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
 
 
 def _stated(about: Mapping[str, Any]) -> int | None:
-    """Return the tokens of a text as its dataset's file states them (`about.size`; the middle of a range), and of a question; None
-    if the prompts have media or the file does not state them."""
+    """Return the tokens of a text as its dataset's file states them (`about.size`; the middle of a range) plus a question;
+    None if the prompts have media or the file states no tokens."""
     match = _TOKENS.search(str(about.get("size") or ""))
     if match is None or about.get("media") != "none":
         return None

@@ -139,17 +139,9 @@ def test_missing_scores_are_counted_below_the_table():
 
 def test_scores_that_pair_with_no_others_have_no_table_of_losses():
     """A store of conversations alone has one column of scores, so there is nothing to subtract from."""
-    lines = {
-        "model": "m",
-        "dataset": "d",
-        "metric": "exact_match",
-        "method": "snapkv",
-        "reading": "",
-        "budget": "20%",
-        "seed": "",
-    }
+    line = {"model": "m", "dataset": "d", "metric": "exact_match", "method": "snapkv", "reading": "", "budget": "20%"}
     rows = [
-        lines | {"cluster": f"d{n // 2}", "sample_id": f"s{n}", "place": 1 + n % 2, "turns": n % 3 / 2}
+        line | {"seed": "", "cluster": f"d{n // 2}", "sample_id": f"s{n}", "place": 1 + n % 2, "turns": n % 3 / 2}
         for n in range(8)
     ]
     alone = pd.DataFrame(rows).reindex(columns=[*rows[0], *(set(KNOWN) - {"turns"}), "same"])
