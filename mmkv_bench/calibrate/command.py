@@ -19,10 +19,11 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.files import options as config_options
 from mmkv_bench.config.names import canonical, unavailable
 from mmkv_bench.config.schema import Model
-from mmkv_bench.errors import CalibrationError, nearest
+from mmkv_bench.errors import CalibrationError, ConfigError, nearest
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.load import LoadedModel, quiet_transformers
 from mmkv_bench.models.source import Source
+from mmkv_bench.store.files import check_folder
 from mmkv_bench.tiny.pages import TASKS
 
 if TYPE_CHECKING:
@@ -41,10 +42,31 @@ def run(options: argparse.Namespace, questions: PromptSamples | None = None) -> 
         questions: samples of a dataset, used instead of pages.
 
     Raises:
-        MMKVError: the model cannot be loaded or measured, no sample is selected, or files cannot be imported.
+        MMKVError: the artefact cannot be written, which is checked before any work; the model cannot be loaded or measured,
+            no sample is selected, or files cannot be imported.
     """
+    _check_file(_file(options))
     artefact = imported_artefact(options) if options.imports else measured(options, questions)
-    return save(artefact, options.out or committed(options.method, options.model or options.name))
+    path = _file(options)
+    try:
+        return save(artefact, path)
+    except OSError as error:
+        raise CalibrationError(
+            f"{path} cannot be written ({error.strerror or error}); free space there, or name another file with --out, and "
+            "run the command again"
+        ) from error
+
+
+def _file(options: argparse.Namespace) -> Path:
+    """Return the path of the artefact."""
+    return options.out or committed(options.method, options.model or options.name)
+
+
+def _check_file(path: Path) -> None:
+    """Raise ConfigError if the artefact cannot be written to `path`. Nothing is left behind."""
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; name a file in it, for example {path / 'artefact.json'}")
+    check_folder(path.parent, 1 << 20, "folder of --out")
 
 
 def measured(options: argparse.Namespace, questions: PromptSamples | None = None) -> Artefact:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.calibrate.artefact import StandIns
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.forecast.forecast import LARGEST_BATCH
-from mmkv_bench.forecast.passes import caches_held
+from mmkv_bench.forecast.passes import caches_held, observed_bytes
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
 from mmkv_bench.models.load import quiet_transformers
@@ -125,9 +125,10 @@ def count_peaks(
                 made = [replace(each, fits=each.largest <= memory, largest_batch=most) for each in made]
             counted += made
     counted.sort(key=lambda one: one.batch)
-    longest = max((one.tokens for one in counted), default=0) * (forecast.kv_per_token or 0)
+    longest = max((one.tokens for one in counted), default=0)
+    held = longest * (forecast.kv_per_token or 0), observed_bytes(plan, longest, text_config(config).hidden_size)
     unseen = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
-    return counted, _notes(plan, stand_ins, unseen, batches != [1]) + _held(plan, longest)
+    return counted, _notes(plan, stand_ins, unseen, batches != [1]) + _held(plan, *held)
 
 
 def without_weights(plan: Plan) -> LoadedModel:
@@ -268,14 +269,20 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
     return cells
 
 
-def _held(plan: Plan, cache: int) -> list[str]:
-    """Describe the caches that a run holds beside one cell's. cache: bytes of the longest prompt's whole cache."""
+def _held(plan: Plan, cache: int, observed: int) -> list[str]:
+    """Describe what a run holds beside one cell's peaks. cache: bytes of the longest prompt's whole cache; observed: see
+    `observed_bytes`."""
     answering, prefilling = caches_held(plan)
     notes = []
     if answering:
         notes.append(
             f"documents' whole caches stay for further questions and come on top: {answering} while answers are decoded "
             f"({nbytes(answering * cache)}), {prefilling} during one more prefill ({nbytes(prefilling * cache)})"
+        )
+    if observed:
+        notes.append(
+            "query_joint: what scorers read of all layers stays until a document's last question is prefilled and comes on top "
+            f"({nbytes(observed)})"
         )
     if any(cell.rule.converses for cell in plan.cells):
         notes.append(

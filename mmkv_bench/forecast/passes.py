@@ -11,7 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
+
+from mmkv_bench.families.facts import ITEMSIZE
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
@@ -101,6 +105,31 @@ def caches_held(plan: Plan) -> tuple[int, int]:
     if not once or not plan.answering.shares_prefill:
         return 0, 0
     return len(once), len(once) - 1
+
+
+def observed_bytes(plan: Plan, tokens: int, hidden: int) -> int:
+    """Return the bytes of the statistics that a run holds while a document is prefilled for all of its questions together.
+
+    What scorers read of a layer is usually freed after the layer. Under `query_joint` it stays, of every layer, until the last
+    question was fed behind the document.
+
+    Args:
+        tokens: tokens of the document. hidden: size of the attention modules' input.
+    """
+    several = {part.dataset for part in plan.parts if part.spec.questions_key}
+    cells = [cell for cell in plan.cells if cell.dataset in several and cell.rule.knows == "joint"]
+    if not cells or plan.family is None or not plan.answering.shares_prefill:
+        return 0
+    needs = reduce(or_, (cell.compressor.needs for cell in cells))
+    family, itemsize = plan.family, ITEMSIZE[plan.cells[0].dtype]
+    heads, width = family.num_query_heads, family.head_dim
+    layer = (tokens * needs.queries + min(needs.tail_queries, tokens)) * heads * width * itemsize
+    layer += tokens * needs.states * hidden * itemsize
+    layer += tokens * needs.column_sums * family.num_kv_heads * ITEMSIZE["float32"]
+    layer += needs.query_moments * heads * width * (width + 1) * ITEMSIZE["float64"]
+    layer += (needs.hidden_moments or needs.hidden_scalars) * 2 * hidden * ITEMSIZE["float64"]
+    rotation = tokens * needs.states * 2 * width * itemsize  # the layers share it
+    return family.num_layers * layer + rotation
 
 
 def notes_of(plan: Plan) -> list[str]:

@@ -31,6 +31,7 @@ ASSUMED, QUESTION = 2048, 64
 _PAGE_TEXT, _PAGE_MARKERS = 10, 2  # tokens of the embedded model's template and question, and beside each of its images
 _SHOWN = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
 """Settings of `model` that change the number of tokens of an image or a video."""
+_TOKENS = re.compile(r"([\d,]+)(?: to ([\d,]+))? tokens")
 _SHAPES = ((336, 336), (1344, 896), (300, 1500))
 """Sizes in pixels; a model with equal token counts for these scales all images to one size."""
 
@@ -40,7 +41,8 @@ class PromptLength:
     """Number of tokens of a prompt, the visual tokens among them if known, and their source.
 
     source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the embedded
-    pages), `picture` (a model that scales every image to one size), `lengths` (setting of scenario=efficiency), `assumed`.
+    pages), `picture` (a model that scales every image to one size), `dataset` (stated in the file of a dataset of texts),
+    `lengths` (setting of scenario=efficiency), `assumed`.
     frames: number of frames or pictures that a stream would read; None if unknown.
     """
 
@@ -79,7 +81,7 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
 
 def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
     """Return the length that follows from a dataset's images: drawn pages, or one image if the model scales all images to one
-    size. Otherwise return an assumed length."""
+    size. Otherwise return the length that a dataset of texts states, or else an assumed length."""
     spec, family = part.spec, plan.family
     prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _SHAPES]
     one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
@@ -91,7 +93,19 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
                 text = _PAGE_TEXT + _PAGE_MARKERS * len(prompts[0]) if spec.is_pages and embedded else QUESTION
                 return PromptLength(min(counts) + text, "pages" if spec.is_pages else "picture", min(counts))
     context = None if family is None else family.max_context
+    if (stated := _stated(part.about)) is not None:
+        return PromptLength(min(stated, context or stated), "dataset", 0)
     return PromptLength(min(ASSUMED, context or ASSUMED), "assumed")
+
+
+def _stated(about: Mapping[str, Any]) -> int | None:
+    """Return the tokens of a text as its dataset's file states them (`about.size`; the middle of a range) plus a question;
+    None if the prompts have media or the file states no tokens."""
+    match = _TOKENS.search(str(about.get("size") or ""))
+    if match is None or about.get("media") != "none":
+        return None
+    ends = [int(number.replace(",", "")) for number in match.groups() if number]
+    return sum(ends) // len(ends) + QUESTION
 
 
 def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:

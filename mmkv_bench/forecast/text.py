@@ -18,6 +18,7 @@ _SOURCES = {
     "stored": "median of stored answers",
     "pages": "size of its pages",
     "picture": "one image, question assumed",
+    "dataset": "as the dataset's file states, question assumed",
     "assumed": "assumed, data not opened; --prompt-tokens sets it",
 }
 _WHEN = {"model": " (after the last layer)", "stream": " (stream)"}

@@ -205,15 +205,15 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
         ) from problem
 
 
-def check_folder(folder: Path, need_bytes: int) -> None:
+def check_folder(folder: Path, need_bytes: int, kind: str = "result folder") -> None:
     """Raise ConfigError unless files can be created in `folder` and `need_bytes` are free. `folder` may not exist yet.
 
-    No file or folder is left behind.
+    No file or folder is left behind. kind: the folder's name in messages.
     """
     ancestor = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    remedy = "Choose another result folder"
+    remedy = f"Choose another {kind}"
     if not ancestor.is_dir():
-        raise ConfigError(f"result folder {folder}: {ancestor} is not a folder. {remedy}, or move that file away.")
+        raise ConfigError(f"{kind} {folder}: {ancestor} is not a folder. {remedy}, or move that file away.")
     try:
         with tempfile.TemporaryFile(dir=ancestor) as probe:
             probe.write(bytes(1 << 16))
@@ -222,14 +222,14 @@ def check_folder(folder: Path, need_bytes: int) -> None:
         free = shutil.disk_usage(ancestor).free
     except OSError as problem:
         if problem.errno in _FULL:
-            remedies = "Free some space (or raise the quota), or choose another result folder"
+            remedies = f"Free some space (or raise the quota), or choose another {kind}"
         else:
             remedies = f"{remedy}, or make this one writable"
         raise ConfigError(
-            f"result folder {folder}: cannot write in {ancestor} ({problem.strerror or problem}). {remedies}."
+            f"{kind} {folder}: cannot write in {ancestor} ({problem.strerror or problem}). {remedies}."
         ) from problem
     if free < need_bytes:
         raise ConfigError(
-            f"result folder {folder}: {free / 2**20:.0f} MiB are free, but at least {need_bytes / 2**20:.0f} MiB "
+            f"{kind} {folder}: {free / 2**20:.0f} MiB are free, but at least {need_bytes / 2**20:.0f} MiB "
             f"are needed. {remedy}, or free some space."
         )

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -40,6 +41,8 @@ CHUNK = 1 << 20
 """Bytes read at a time."""
 TIMEOUTS = (20.0, 60.0)
 """Seconds to reach a server, and seconds to wait for the next byte."""
+SLOWEST, PATIENCE = 1000, 120.0
+"""Fewest bytes a second that a server may send, as a mean over so many seconds of waiting for it."""
 LARGEST_MANIFEST = 16 << 20
 _HUB = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
 _DAMAGED = (
@@ -288,7 +291,26 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
             reasons = {401: "it needs a login (`hf auth login` for the hub)", 403: "you may not read it"}
             todo = (reasons | {404: "it does not exist"}).get(answer.status_code, "try again later")
             raise StoreError(f"{shown}: the server answered {answer.status_code}; {todo}")
-        yield from answer.iter_content(CHUNK)
+        yield from _steady(partial(answer.raw.read1, CHUNK, decode_content=True), shown)
+
+
+def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
+    """Yield what `read` returns until that is empty. Raise StoreError once it waits longer than `PATIENCE` for fewer bytes than
+    `SLOWEST` a second, so that a server that sends a byte now and then cannot hold a download open.
+    """
+    waited, received, start = 0.0, 0, monotonic()
+    while piece := read():
+        waited, received = waited + monotonic() - start, received + len(piece)
+        if waited >= PATIENCE:
+            if received < SLOWEST * waited:
+                raise StoreError(
+                    f"{shown}: the server sends too slowly ({received:,} bytes in the last {waited:.0f} s, at least "
+                    f"{SLOWEST:,} a second are expected); check the network, and run the same command again: files that were "
+                    "fetched stay"
+                )
+            waited, received = 0.0, 0
+        yield piece
+        start = monotonic()
 
 
 @contextmanager

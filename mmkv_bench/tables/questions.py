@@ -216,7 +216,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     held = [name for name in KNOWN if rows[name].notna().any()]
     causes = [name for name in LOSSES if name != "turns" or name in held]
     turns = sorted(rows.loc[rows["turns"].notna(), "place"].dropna().unique())
-    grid, split, talk = [], [], []
+    grid, split, talk, paired = [], [], [], False
     for (method, reading, budget, seed), line in sorted(rows.groupby(LINE[3:]), key=lambda item: _place(*item[0])):
         name = label(method, reading, seed)
         means = [line[column].mean() for column in held]
@@ -226,11 +226,11 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         if not budget:
             continue
         made = losses(line, dataset, metric)
+        paired = paired or bool(made)
         split.append([name, budget, *(_loss(made.get(cause)) for cause in causes)])
-    grids = [
-        Grid(["method", "budget", *held], grid, labels=2),
-        Grid(["method", "budget", *causes], split, heading="losses", labels=2),
-    ]
+    grids = [Grid(["method", "budget", *held], grid, labels=2)]
+    if paired:
+        grids.append(Grid(["method", "budget", *causes], split, heading="losses", labels=2))
     if turns:
         header = ["method", "budget", *(f"turn {turn:g}" for turn in turns)]
         grids.append(Grid(header, talk, heading=_BY_TURN, labels=2))
@@ -239,25 +239,27 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
         title=f"{dataset}, {metric}: many questions per cache",
         caption=f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}",
         grids=grids,
-        notes=[*_notes(rows, documents, "turns" in held)],
+        notes=[*_notes(rows, documents, "turns" in held, paired)],
         records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
     )
 
 
-def _notes(rows: pd.DataFrame, documents: int, turns: bool) -> Iterator[Note]:
+def _notes(rows: pd.DataFrame, documents: int, turns: bool, paired: bool) -> Iterator[Note]:
+    """Yield the notes of a table. paired: the table has losses."""
     text = (
         "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
         "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; agnostic: for "
         f"none{'; turns: in a conversation, after other questions of the document' * turns}."
     )
     yield Note(text, Rank.MARK)
-    text = (
+    losses_text = (
         "Losses, positive where the second is worse: room = each - joint; unknown = joint - other, at questions that were "
         "not known; wording = each - paraphrase; generic, agnostic and turns: each minus these. Paired by sample, means over "
         "documents, 95 % bootstrap intervals over documents, not corrected for their number."
     )
-    yield Note(text, Rank.MARK)
-    if documents < LEAST:
+    if paired:
+        yield Note(losses_text, Rank.MARK)
+    if paired and documents < LEAST:
         yield Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
     missing = 0
     for _, line in rows.groupby(LINE[3:]):

@@ -95,6 +95,20 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(words, message, capsys, 
     assert not (tmp_path / "none.json").exists()
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mmkv_bench.calibrate.command.measured", lambda *_: pytest.fail("measured all the same"))
+    (tmp_path / "file").write_text("x")
+    for out, message in (
+        (tmp_path / "file" / "below" / "a.json", f"{tmp_path / 'file'} is not a folder"),
+        (Path("/proc/nowhere/a.json"), "cannot write in /proc"),
+        (tmp_path, f"--out {tmp_path} is a folder; name a file in it"),
+    ):
+        assert main(["prefixkv", "--samples", "1", "--out", str(out)]) == 2
+        printed = capsys.readouterr().err
+        assert message in printed and printed.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_test_pages_are_no_choice(capsys):
     assert main(["prefixkv", "--split", "test"]) == 2
     assert "invalid choice: 'test'" in capsys.readouterr().err

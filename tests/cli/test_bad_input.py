@@ -160,7 +160,7 @@ def test_with_json_the_last_line_of_stdout_says_what_was_wrong(capsys):
     assert document["error"] in err
 
 
-@each("arguments", [["method=snapvk"], ["++sede=1"], ["--nonsense"]])
+@each("arguments", [["method=snapvk"], ["++sede=1"], ["--nonsense"]], keep=1)
 def test_a_real_process_ends_with_2_and_without_a_traceback(arguments):
     ended = subprocess.run(
         [sys.executable, "-m", "mmkv_bench", *arguments], capture_output=True, text=True, check=False, env=CHECKOUT
@@ -237,6 +237,7 @@ def test_memory_that_runs_out_before_any_row_is_a_sentence(error, capsys):
 @each(
     ("words", "closed"),
     [("mmkv_bench dataset=pages limit=1", ">&-"), ("mmkv_bench limit=1", ">&- 2>&-"), ("mmkv_bench tables x", ">&-")],
+    keep=2,
 )
 def test_a_standard_output_that_is_closed_from_the_start_is_refused(words, closed):
     command = f"{sys.executable} -m {words} {closed}"

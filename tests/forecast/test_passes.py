@@ -10,7 +10,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextMod
 
 from mmkv_bench.compression.session import Session
 from mmkv_bench.config.compose import compose
-from mmkv_bench.forecast.passes import caches_held, passes, questions_per_document
+from mmkv_bench.forecast.passes import caches_held, observed_bytes, passes, questions_per_document
 from mmkv_bench.plan.planner import outline
 from tests.each import each
 from tests.run.setting import done
@@ -45,20 +45,21 @@ class Reads:
 @each(
     ("words", "prefills", "replays", "turns"),
     [
-        # two pages of four questions: anew 8, otherwise once a page. Budgets share what is fed again.
+        # a page of four questions: anew 4, otherwise once. Budgets share what is fed again.
         (
             (
                 *PAGES,
-                "method=[kvzip,snapkv]",
+                "method=[kvzip]",
                 "budget=[32,64]",
                 "protocol=[query_aware,query_first,query_joint,query_generic,query_agnostic]",
+                "limit=4",
             ),
-            8 + 2 + 2 + 2 + 2,
-            8 + 2 + 2 + 2 + 2,
+            4 + 1 + 1 + 1 + 1,
+            4 + 1 + 1 + 1 + 1,
             0,
         ),
-        # a conversation a cell: a page is prefilled once, and three of its turns are fed again
-        ((*PAGES, "method=[snapkv]", "budget=[32,64]", "protocol=turns"), 3 * 2, 0, 3 * 6),
+        # two pages. A conversation a cell: a page is prefilled once, and three of its turns are fed again
+        ((*PAGES, "method=[snapkv]", "budget=32", "protocol=turns", "limit=8"), 2 * 2, 0, 2 * 6),
         # whole prompts share a prefill, whichever part can be kept; masked makes another for its cell
         (
             (
@@ -66,21 +67,22 @@ class Reads:
                 "method=[snapkv]",
                 "budget=32",
                 "protocol=[paper,strict,masked,query_aware,query_agnostic]",
+                "limit=4",
             ),
-            8 + 8 + 2,
+            4 + 4 + 1,
             0,
             0,
         ),
-        ((*PAGES, "method=[kvzip]", "budget=32", "protocol=query_agnostic", "sharing=off"), 2 * 8, 8, 0),
-        ((*RECORDS, "method=[snapkv]", "budget=10%", "protocol=[query_paraphrase,query_first]"), 8 + 2, 0, 0),
+        ((*PAGES, "method=[kvzip]", "budget=32", "protocol=query_agnostic", "sharing=off", "limit=4"), 2 * 4, 4, 0),
+        ((*RECORDS, "method=[snapkv]", "budget=10%", "protocol=[query_paraphrase,query_first]", "limit=8"), 8 + 2, 0, 0),
     ],
 )
 def test_a_plan_counts_what_the_engine_reads(words, prefills, replays, turns, tmp_path, monkeypatch):
-    plan = outline(compose([*words, "limit=8", f"out={tmp_path}"]))
+    plan = outline(compose([*words, f"out={tmp_path}"]))
     (part,) = plan.parts
-    assert questions_per_document(part) == 4 and len(part.samples) == 8
+    assert questions_per_document(part) == 4 and len(part.samples) in (4, 8)
     made, reads = passes(plan, part, len(part.samples)), Reads(monkeypatch)
-    done(tmp_path, *words, "limit=8")
+    done(tmp_path, *words)
     assert (made.prefills, made.replays.total(), made.turns.total()) == (prefills, replays, turns)
     assert (reads.prefills, reads.replays) == (made.prefills, made.replays.total())
     if turns:  # each turn's question is fed by itself
@@ -116,3 +118,31 @@ def test_a_run_holds_as_many_whole_caches_of_documents_as_its_plan_says(
     monkeypatch.setattr(Qwen2_5_VLTextModel, "forward", counting)
     done(tmp_path, *words)
     assert most == {"answering": answering, "prefilling": prefilling}
+
+
+def test_what_is_held_of_a_document_until_its_last_question_has_the_bytes_that_a_plan_says(tmp_path, monkeypatch):
+    """Queries, inputs, column sums, tails and moments of every layer."""
+    held: list[tuple[int, int]] = []
+    go_behind = Session.go_behind
+
+    def noted(session, listener, context, *args):
+        seen = [one for row in context.observations.values() for one in row]
+        tensors = [one for each in seen for one in (each._tail, each._columns, *sum(each._pieces.values(), []))]
+        tensors += [getattr(each._queries, name) for each in seen if each._queries for name in ("_sum", "_products")]
+        tensors += [getattr(each._hidden, name) for each in seen if each._hidden for name in ("_sum", "_squares")]
+        storages = {
+            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors if one is not None
+        }
+        held.append((seen[0]._seen, sum(storages.values())))
+        return go_behind(session, listener, context, *args)
+
+    monkeypatch.setattr(Session, "go_behind", noted)
+    methods = "method=[meda,snapkv,h2o,expected_attention,mmshift,flashcache]"
+    words = (*PAGES, methods, "flashcache.keys=unrotated", "budget=32", "limit=4")
+    plan, hidden = outline(compose([*words, "protocol=query_joint", f"out={tmp_path}"])), 128
+    done(tmp_path, *words, "protocol=query_joint")
+    assert len(held) == 4 and len({*held}) == 1
+    tokens, nbytes = held[0]
+    assert observed_bytes(plan, tokens, hidden) == nbytes
+    first = outline(compose([*words, "protocol=query_first", f"out={tmp_path}"]))
+    assert observed_bytes(first, tokens, hidden) == 0

@@ -21,6 +21,14 @@ from tests.each import each
         (("dataset=docvqa", "model=llava_v1_5_7b"), PromptLength(576 + 64, "picture", 576)),
         (("dataset=docvqa", "model=qwen2_5_vl_7b"), PromptLength(2048, "assumed")),  # whose pictures keep their size
         (("dataset=videomme", "model=llava_v1_5_7b"), PromptLength(2048, "assumed")),
+        (("dataset=lengths_needles_16k", "model=qwen2_5_vl_7b"), PromptLength(16_000 + 64, "dataset", 0)),
+        (("dataset=lengths_needles_16k", "model=llama_3_8b"), PromptLength(8192, "dataset", 0)),  # its whole context
+        (("dataset=english_passages_4k", "model=llama_3_8b"), PromptLength((1200 + 2700) // 2 + 64, "dataset", 0)),
+        (("dataset=documentation", "model=llama_3_8b"), PromptLength(1024 + 64, "dataset", 0)),
+        (
+            ("dataset=stream_facts",),
+            PromptLength(2048, "assumed"),
+        ),  # its file states the embedded model's tokens of pictures
     ],
 )
 def test_the_shape_of_the_data_tells_a_length_or_it_is_assumed(words, length, tmp_path):

@@ -235,6 +235,15 @@ def test_bold_is_lost_to_one_rival_at_a_level_of_all_rivals_and_to_any_holm_sepa
     assert seen == {True, False}
 
 
+def test_of_a_separated_pair_the_one_with_the_better_mean_wins_whichever_comes_first():
+    """Of scores in [0, 1], whose differences are below 1; smaller is better for a metric that falls."""
+    scores = np.random.default_rng(9).random((3, 120)) * 0.2 + np.array([[0.5], [0.1], [0.3]])
+    for falling, ranks in ((False, [1, 3, 2]), (True, [3, 1, 2])):
+        found = compare_column(named(3), Samples(scores, np.arange(120)), falling=falling)
+        assert found.separated.all() and found.ranks.tolist() == [[rank, rank] for rank in ranks]
+        assert found.winners == (f"m{ranks.index(1)}",)
+
+
 def test_nobody_beats_without_a_rival():
     one = compare_column(["a"], Samples(np.ones((1, 30)), np.arange(30)))
     assert one.best.tolist() == [True] and one.ranks.tolist() == [[1, 1]] and one.intervals().shape == (0, 2)

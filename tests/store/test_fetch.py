@@ -3,12 +3,15 @@ damaged, left out or made up on the way is refused in a sentence and leaves no f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 import threading
+import time
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from store_examples import cell, metric_row, response, sample_score, write_scores
@@ -22,7 +25,8 @@ HUB = "/datasets/someone/rows/resolve/v1/full"
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """The published folder at /, and as the hub would give it; /endless never ends, /short ends too early."""
+    """The published folder at /, and as the hub would give it; /endless never ends, /short ends too early, /trickle sends a
+    byte now and then, /pauses its answers in pieces."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers.get("Authorization")))
@@ -36,10 +40,25 @@ class Handler(SimpleHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             self.wfile.write(bytes(1 << 21))
+        elif self.path.startswith("/trickle") and MANIFEST not in self.path:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the other end hangs up
+                for _ in range(200):
+                    self.wfile.write(b"x")
+                    time.sleep(0.02)
+        elif self.path.startswith("/pauses/responses"):
+            data = (Path(self.directory) / self.path.removeprefix("/pauses/")).read_bytes()
+            self.send_response(200)
+            self.end_headers()
+            for start in range(0, len(data), len(data) // 8):
+                self.wfile.write(data[start : start + len(data) // 8])
+                time.sleep(0.03)
         elif self.path.startswith("/locked"):
             self.send_error(401)
         else:
-            self.path = self.path.replace("/short/", "/").replace("/endless/", "/")
+            for name in ("/short/", "/endless/", "/trickle/", "/pauses/"):
+                self.path = self.path.replace(name, "/")
             super().do_GET()
 
     def log_message(self, *said):
@@ -148,6 +167,19 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     assert "is not a folder; allowed" in refused(str(tmp_path / "nowhere"), code=2)
     assert "is not a dataset of the hub" in refused("hf://someone/rows", code=2)
     assert verb("fetch")([str(folder), "--out", str(tmp_path / "out"), "--sha256", digest]) == 0
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(published, server, tmp_path, capsys, monkeypatch):
+    """One that pauses, but sends enough in the whole, is."""
+    folder, digest = published
+    monkeypatch.setattr("mmkv_bench.store.publish.PATIENCE", 0.1)
+    out, base = tmp_path / "out", f"http://127.0.0.1:{server.server_address[1]}"
+    assert verb("fetch")([f"{base}/trickle", "--out", str(out)]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mmkv_bench: ")]
+    assert "the server sends too slowly (" in line and "run the same command again" in line
+    assert not content(out), "nothing half left behind"
+    assert verb("fetch")([f"{base}/pauses", "--out", str(out), "--sha256", digest]) == 0
+    assert rows(out) == rows(tmp_path / "rows")
 
 
 def test_a_manifest_that_leads_elsewhere_writes_nothing(published, tmp_path, capsys):

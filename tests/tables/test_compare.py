@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from mmkv_bench.config.files import content, options
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair, separated_pairs
+from mmkv_bench.tables.score_notes import OVER, PACKED, RETRIEVED
 from mmkv_bench.tables.score_table import CONTROLS, PRESETS, Line, family
-from tests.tables.examples import Example, markdown, notes, zeros_and_ones
+from tests.tables.examples import HEADS, PROMPT, Example, markdown, notes, zeros_and_ones
 
 
 def line(
@@ -123,6 +124,23 @@ def test_bold_is_told_with_what_it_promises_and_who_does_not_compete():
     line = next(row for row in text.splitlines() if row.startswith("| adakv_official"))
     assert line.count("∥") == 1 and "0.99 [0.95, 1.00] ∥" in line  # at 32 there is no bold to be above
     assert "∥ = better than a bold cell, but a preset is not compared" in told and "∥ adakv_official." in told
+
+
+def test_cells_with_more_entries_or_fewer_bytes_than_their_budget_are_told_as_not_compared():
+    stored = {"bytes_full": 1_000_000, "bytes_device": 64 * 1_000_000 // PROMPT, "entries_reachable": 64 * HEADS}
+    kinds = {
+        OVER: {"entries_resident": 65 * HEADS},
+        PACKED: stored | {"bytes_device": 50_000},
+        RETRIEVED: stored | {"entries_reachable": PROMPT * HEADS},
+    }
+    for signs in ([OVER], [PACKED], [RETRIEVED], [*kinds]):
+        example = Example()
+        scored(example, {64: {"adakv": 80, "h2o": 20}})
+        for number, sign in enumerate(signs):
+            example.add(f"other{number}", 64, zeros_and_ones(99, 100), answer=kinds[sign])
+        (table,) = build(example.rows())
+        assert table.best("64") == ("adakv",)
+        assert f"Shown but not compared: cells marked {' '.join(signs)}." in notes(table)
 
 
 def test_a_table_without_any_bold_says_why_and_what_it_could_have_separated():
