@@ -179,8 +179,8 @@ class Calibrations:
         artefact = self._loaded[key]
         self.used[method] = artefact.checksum[:SHOWN]
         samples = {"dataset": artefact.dataset, "samples": len(artefact.samples)}
-        chosen = {key: artefact.settings[key] for key in ("instruction",) if key in artefact.settings}
-        self.seen[artefact.checksum[:SHOWN]] = samples | chosen
+        recorded = {key: artefact.settings[key] for key in ("instruction",) if key in artefact.settings}
+        self.seen[artefact.checksum[:SHOWN]] = samples | recorded
         return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:

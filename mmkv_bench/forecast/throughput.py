@@ -61,7 +61,7 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
     mine = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
     stored = store.responses(mine["cell"].to_pylist(), ("dataset", "worker", "committed_at", "slim"))
     timed = stored.filter(pc.invert(pc.fill_null(stored["slim"], False)))
-    dataset, seconds, sizes = _per_row(timed)
+    dataset, seconds, sizes = _commit_intervals(timed)
     devices = tuple(sorted({*mine["device"].drop_null().to_pylist()})) if len(seconds) else ()
     rates = []
     for part in plan.parts:
@@ -108,8 +108,10 @@ def _line(rate: Rate) -> str:
     )
 
 
-def _per_row(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (dataset, seconds, number of rows) of every commit that follows a commit of the same writer and dataset."""
+def _commit_intervals(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return dataset, seconds since the previous commit, and number of rows of each commit.
+
+    The previous commit is that of the same writer and dataset; a writer's first commit to a dataset is left out."""
     named = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
     dataset, worker = (np.asarray(one.indices, np.int64) for one in named)
     when = rows["committed_at"].cast(pa.int64()).to_numpy()

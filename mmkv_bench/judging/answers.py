@@ -211,8 +211,8 @@ class Endpoint:
         return Failure(message, alone=code in OF_THE_QUESTION)
 
     def _hide(self, text: str) -> str:
-        """Return the text without the key in any encoding. Placeholders such as `EMPTY` are not secret and may be words of an
-        answer."""
+        """Return the text with the key removed in every encoding. Placeholder keys (`EMPTY`) stay: they are not secret and may
+        be words of an answer."""
         key = self._stated_key()
         return without_secrets(text, [key]) if key else text
 

@@ -128,18 +128,18 @@ class Decoder:
 
     @property
     def multiplied(self) -> int:
-        """Parameters that all layers multiply with each token; of the experts only those that a token takes."""
+        """Number of matrix parameters of all layers that are active for one token. Of the experts, only routed ones count."""
         return sum(one.count * one.matrices for one in self.shapes)
 
     @property
     def prefilled(self) -> int:
-        """Parameters that the layers multiply with each token of a prompt; layers that read another layer's keys run for the
-        last token only."""
+        """Number of matrix parameters that are active for each token of a prompt. Layers that read another layer's keys run
+        for the last token only, so they do not count."""
         return sum(one.count * one.matrices for one in self.shapes if not one.reads)
 
     @property
     def blocks(self) -> int:
-        """Parameters of all layers and of the last norm; of the experts only those that a token takes."""
+        """Number of parameters of all layers and of the last norm. Of the experts, only the routed ones count."""
         return self.multiplied + sum(one.count * one.vectors for one in self.shapes) + self.hidden
 
     @property

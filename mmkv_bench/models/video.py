@@ -161,9 +161,10 @@ def _decode(
 
 
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
-    """Raise DataError if fewer frames were decoded than the header states, or fewer seconds if there is no other stream.
+    """Raise DataError if the video is truncated: fewer frames than the share `COMPLETE` of those that its header states decode.
 
-    A container whose header states neither (gif, transport streams, raw streams) is not checked."""
+    If the header states no number of frames, and the video is the file's only stream, durations are compared instead.
+    Headers that state neither (gif, transport streams, raw streams) are not checked."""
     import av
 
     announced: float = stream.frames

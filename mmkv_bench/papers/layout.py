@@ -207,12 +207,12 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
     items = []
     for one in content:
         _check_keys(one, (*KEYS, "label", "only", "mean", "readings"), f"an item of {what}")
-        parts, mean = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
+        selection, mean = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
         if mean and what != "columns":
             raise ConfigError(f"an item of {what} has the key mean, which only columns may have; remove it")
         mean = (mean,) if isinstance(mean, str) else tuple(mean)
-        label = str(one.get("label", _label(parts)))
-        items.append(TableItem(label, parts, one.get("only") or {}, mean, one.get("readings")))
+        label = str(one.get("label", _label(selection)))
+        items.append(TableItem(label, selection, one.get("only") or {}, mean, one.get("readings")))
     return tuple(items)
 
 

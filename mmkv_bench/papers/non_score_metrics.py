@@ -25,12 +25,12 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a column of rows is reduced to the number of a table cell: the mean over samples for a column of `responses`, the
-    median over repeats for a column of timed passes.
+    """Rule that turns a column of rows into one table number. Columns of `responses` are averaged over samples. Columns of timed
+    passes take the median over repeats.
 
     per: divisor that converts to the printed unit.
-    layers: for shares that layers keep: `std` (spread over samples, averaged over layers) or `mad` (distance to the shares of
-    a profile); otherwise "".
+    layers: how the kept shares of layers become one number. `std`: their standard deviation over samples, averaged over layers.
+    `mad`: their mean absolute distance to a profile. Empty for other columns.
     """
 
     column: str

@@ -99,7 +99,8 @@ def _installed() -> dict[str, str]:
 
 
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
-    """Return the identity that a dataset adds to its cells. `count` and `limit` are not part of it, so more samples reuse rows.
+    """Return the identity that a dataset adds to its cells. `count` and `limit` are not part of it, so a run with a larger
+    limit reuses the stored rows.
 
     fingerprint: checksum of the content; None: compute it."""
     from mmkv_bench.evaluation import documents, fingerprints

@@ -328,8 +328,8 @@ class Answering:
                         self.loaded.processor, request.messages, request.reference or "", continuation
                     )
             except Exception as error:  # noqa: BLE001 - templates are foreign programs; the answers are not affected
-                said = without_secrets(describe(error))
-                log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, said)
+                error_text = without_secrets(describe(error))
+                log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, error_text)
         fidelity = self.config.fidelity and (bool(reference) or not continuation)
         return ExtraMeasures(fidelity, reference, "self_rouge" in self.measures, continuation)
 

@@ -56,7 +56,7 @@ def launch_in_job(overrides: Sequence[str], asked: int) -> int:
             "hydra.launcher.setup, or give model.device=cpu"
         )
     if len(seen) < asked:
-        print(f"mmkv_bench: the job asked for {asked} GPUs and sees {len(seen)}", file=sys.stderr)
+        print(f"mmkv_bench: the job requested {asked} GPUs but sees {len(seen)}; it uses those", file=sys.stderr)
     with deferred():
         return launch(overrides, seen=seen)
 

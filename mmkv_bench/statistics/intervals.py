@@ -290,9 +290,12 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
 
 
 def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the order statistics that are the ends of a median's interval, for groups of `n` independent values.
+    """Choose, for each group of `n` independent values, the order statistics that bound the median's interval.
 
-    Return (number of values to skip at either end, -1 without an interval; confidence level of the interval), one per group."""
+    Returns:
+        skip: number of values to skip at each end; -1 if the group is too small for an interval.
+        level: confidence level of the interval; NaN without values.
+    """
     from scipy.special import bdtr
 
     skip, level = np.full(len(n), -1), np.full(len(n), np.nan)

@@ -116,7 +116,7 @@ def _table(table: Table, how: str) -> str:
 
 
 def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
-    """Return the largest setting in which all grids fit the page's width, and the grids, divided if no setting fits."""
+    """Choose the largest typesetting in which every grid fits the page's width. Return it and the grids, split if none fits."""
     for turned, stacked, (size, command) in product((False, True), (False, True), _SIZES):
         setting = _Setting(size, command, turned, stacked)
         if all(sum(_widths(group, setting)) <= setting.across for group in _joined(grids)):

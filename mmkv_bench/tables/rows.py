@@ -109,7 +109,7 @@ class ReadOnce:
 
     @cached_property
     def held(self) -> list[str] | None:
-        """Names of all metrics in the store; None if `samples` is read with all metrics and so names them itself."""
+        """Names of all metrics in the store. None if no metrics were selected: `samples` then holds all of them."""
         if self._fidelity is None:
             return None
         return sorted(self.store.samples(self.names, ["metric"], coded=True)["metric"].unique().to_pylist())

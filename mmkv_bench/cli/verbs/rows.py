@@ -80,8 +80,8 @@ def _fetch_model(given: argparse.Namespace) -> int:
 
     if given.source != "model" or given.out is not None or given.sha256 is not None:
         raise ConfigError(
-            f"wrong words for a model's weights; write `mmkv-bench fetch model {given.model}` "
-            "without --out and --sha256"
+            "fetching weights takes only a model's name, without --out and --sha256; write "
+            f"`mmkv-bench fetch model {given.model}`"
         )
     print(f"{fetch_model(given.model, given.accept_terms)}: the weights of model={given.model}")
     return 0
