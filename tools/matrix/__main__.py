@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mmkv_bench.config.files import options
+from mmkv_bench.datasets import fixtures
 from mmkv_bench.errors import nearest
-from tools.matrix.grid import OK, as_csv, merged, read, render, write
+from tools.matrix.grid import OK, UNRUN, as_csv, merged, read, render, write
 
 FAMILIES = (
     "qwen2_vl_7b",
@@ -40,7 +41,8 @@ FAMILIES = (
 LARGE = ("gpt_oss_20b", "qwen3_5_9b")
 """Families whose smallest shape takes more memory than the grid's machine has; tests hold them on narrow weights."""
 
-NOT_DATA = ("pages", "lmms_eval")  # the mix of the other pages; a task of the user's choice
+PAGES = ("chain", "handwritten", "lookup", "multi_image", "redundant", "walk")
+"""Tasks of the embedded model's pages, which are drawn and need no fixture."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = read(asked.out, models, names)
     if asked.write:  # the whole grid, with what this command did not run as it stands there
         lines = merged(lines, asked.write / "grid.csv", FAMILIES, datasets())
+        run = {line.model for line in lines if line.reason != UNRUN}
+        lines = [line for line in lines if line.model in run]
     text = render(lines)
     if asked.write:
         asked.write.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         help=f"names in conf/model (default: {', '.join(FAMILIES)})",
     )
-    command.add_argument("--datasets", nargs="+", help="names in conf/dataset (default: all)")
+    command.add_argument(
+        "--datasets", nargs="+", help="names in conf/dataset (default: those with a fixture, and pages)"
+    )
     command.add_argument("--out", type=Path, default=Path("runs/matrix"), help="rows (default: runs/matrix)")
     command.add_argument(
         "--write",
@@ -108,8 +114,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def datasets() -> list[str]:
-    """Every dataset of conf/dataset that names one task."""
-    return [name for name in options("dataset") if name not in NOT_DATA]
+    """Every dataset with data of our own making in an upstream schema, and the embedded model's pages.
+
+    Texts of our own, the reader's pages and streams belong to one model each and have stores of their own."""
+    drawn = {*fixtures.names(), *(f"pages_{task}" for task in PAGES)}
+    return [name for name in options("dataset") if name in drawn]
 
 
 if __name__ == "__main__":
