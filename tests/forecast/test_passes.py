@@ -74,7 +74,12 @@ class Reads:
             0,
         ),
         ((*PAGES, "method=[kvzip]", "budget=32", "protocol=query_agnostic", "sharing=off", "limit=4"), 2 * 4, 4, 0),
-        ((*RECORDS, "method=[snapkv]", "budget=10%", "protocol=[query_paraphrase,query_first]", "limit=8"), 8 + 2, 0, 0),
+        (
+            (*RECORDS, "method=[snapkv]", "budget=10%", "protocol=[query_paraphrase,query_first]", "limit=8"),
+            8 + 2,
+            0,
+            0,
+        ),
     ],
 )
 def test_a_plan_counts_what_the_engine_reads(words, prefills, replays, turns, tmp_path, monkeypatch):
