@@ -46,7 +46,11 @@ def test_an_outline_of_what_is_at_hand_is_the_plan(tmp_path):
     assert [part.samples for part in guessed.parts] == [part.samples for part in known.parts]
     for plan in (known, guessed):
         assert [part.name for part in plan.parts] == ["pages_walk", "pages"]
-        assert list(plan.resolved["datasets"]) == list(plan.samples) == ["pages_walk_small", "pages_small"]
+        assert (
+            list(plan.resolved["datasets"])
+            == [part.dataset for part in plan.parts]
+            == ["pages_walk_small", "pages_small"]
+        )
     assert 0 < known.samples["pages_small"] < 7
     assert not (tmp_path / "rows").exists()
 
