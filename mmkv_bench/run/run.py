@@ -197,7 +197,6 @@ def _generate(
         stopped: gets the datasets that could not be finished, with the reason.
     """
     from mmkv_bench.evaluation.generating import generate
-    from mmkv_bench.evaluation.question_groups import asks_groups
     from mmkv_bench.run.generate import Answering, compiled_step
 
     step = compiled_step(loaded, plan.answering)
@@ -236,7 +235,7 @@ def _generate(
                 loaded, plan.answering, part.cells, done, writer, after, part.spec.measures, step, committed=committed
             )
             try:
-                groups = asks_groups({cell.protocol for cell in part.cells})
+                groups = any(cell.rule.cuts for cell in part.cells)  # each then needs all questions about a document
                 generate(part.spec, answering, plan.limit, wanted, groups)
             finally:
                 answering.close()
