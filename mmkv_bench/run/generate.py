@@ -161,6 +161,12 @@ class Answering:
         asked = bool(chosen([sample], self.config.selection))
         return asked and self.pending(sample.sample_id) > 0
 
+    @property
+    def asks_groups(self) -> bool:
+        """Tell whether a cell needs all questions about a document: it compresses a document once for several questions, or is
+        compared with such a cell."""
+        return any(cell.rule.cuts for cell in self.cells)
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.__exit__(None, None, None)

@@ -235,8 +235,7 @@ def _generate(
                 loaded, plan.answering, part.cells, done, writer, after, part.spec.measures, step, committed=committed
             )
             try:
-                groups = any(cell.rule.cuts for cell in part.cells)  # each then needs all questions about a document
-                generate(part.spec, answering, plan.limit, wanted, groups)
+                generate(part.spec, answering, plan.limit, wanted, answering.asks_groups)
             finally:
                 answering.close()
                 if follow is not None:
