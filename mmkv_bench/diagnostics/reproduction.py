@@ -316,7 +316,7 @@ def remake(
     Raises:
         ConfigError: none of the cells has answered that sample.
     """
-    from mmkv_bench.run.prompt_rows import visual_places
+    from mmkv_bench.run.generate import visual_places
 
     stored = draw([root], None, 0, cells, sample_id)
     by_cell = {one.row["cell"]: one for one in stored}
