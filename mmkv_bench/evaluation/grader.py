@@ -7,7 +7,7 @@ differs, all cells are scored alone. So are tasks that ask a judge or score capt
 samples.
 
 lmms-eval's aggregates are computed for each cell by its own function, from the values that its scorer returned for the cell's
-answers.
+answers. A running score, for display only, is the score of a single answer while others are still to come.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ class SharedReplay(Replay):
     def __init__(self, spec: TaskSpec, docs: Documents) -> None:
         super().__init__(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
         self.returned: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self.opened = False
 
     def outcomes(self, answers: Sequence[tuple[int, str]]) -> list[Outcome] | None:
         """Return the outcomes of answers (doc_id, text), or None if a score depends on several samples or a judge is asked.
@@ -141,9 +142,11 @@ class SharedReplay(Replay):
         Raises:
             ScoringError: the scorer failed.
         """
-        config = task_config(self.spec)
+        config = None if self.opened else task_config(self.spec)
         with scorer_surroundings(self.spec), asking(self.scoring_pass), scoring_errors(self.spec.name, self._where):
-            self.open(config, False)
+            if config is not None:
+                self.open(config, False)
+                self.opened = True
             self.task.score_answers(answers)
         keys = [(doc_id, number) for number, (doc_id, _) in enumerate(answers)]
         outcomes = [
@@ -151,6 +154,8 @@ class SharedReplay(Replay):
             for key in keys
             if key in self.returned
         ]
+        for results in (self.values, self.parts, self.passes, self.returned):
+            results.clear()
         alone = not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
         return outcomes if alone else None
 
@@ -250,3 +255,38 @@ class BatchGrader:
         seed(replay.identity(max(outcomes)))
         aggregates = replay.aggregates(replay.task.aggregated(returned))
         return aggregates, replay.unaggregated
+
+
+class RunningScores:
+    """Scores of single answers of one dataset, equal to the scores that the score stage will give.
+
+    Scores that combine several samples (captions, pairs, corpus metrics) or come from a judge are left out.
+
+    Raises:
+        MMKVError: the task cannot be loaded, or its scorer asks a judge at another address.
+    """
+
+    def __init__(self, spec: TaskSpec, limit: int | None) -> None:
+        self._spec, self._replay = spec, SharedReplay(spec, documents(spec, limit))
+
+    def of(self, answers: Sequence[tuple[int, str]]) -> list[dict[str, float]] | None:
+        """Score each answer (doc_id, text): metric -> score. Only metrics that are means over samples are scored; if the
+        dataset's configuration names metrics, only these.
+
+        Return None if a score depends on several samples or on a judge.
+
+        Raises:
+            ScoringError: the scorer failed.
+        """
+        outcomes = None if self._spec.name in JUDGED else self._replay.outcomes(answers)
+        if outcomes is None:
+            return None
+        wanted = self._spec.metrics
+        return [
+            {
+                name: value
+                for name, value in outcome.values.items()
+                if name not in outcome.parts and (not wanted or name in wanted)
+            }
+            for outcome in outcomes
+        ]

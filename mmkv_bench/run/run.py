@@ -197,6 +197,7 @@ def _generate(
         stopped: gets the datasets that could not be finished, with the reason.
     """
     from mmkv_bench.evaluation.generating import generate
+    from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
 
     step = compiled_step(loaded, plan.answering)
@@ -206,7 +207,8 @@ def _generate(
     def answer(part: DatasetShare, writer: Writer) -> None:
         follow = None
         if track is not None:
-            follow = DatasetTracker(part, coverage, todo[part.dataset], track)
+            scores = RunningScores(part.spec, plan.limit)
+            follow = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
         confirm(part.spec, part.cells[0].dataset_fingerprint)
         inputs = Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer)
         # Progress counts samples if cells share a prefill, otherwise answers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from mmkv_bench.config.schema import Logger, as_list
 from mmkv_bench.store.tracking import RunningMeans, WandbTracker, show_summary
 
 if TYPE_CHECKING:
+    from mmkv_bench.evaluation.grader import RunningScores
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.plan import Coverage, DatasetShare
     from mmkv_bench.store.store import Store
@@ -67,22 +69,35 @@ _OWN = ("ttft_s", "tpot_s")
 _PEAKS = ("peak_device_bytes", "peak_resident_bytes")
 EVERY = 10.0
 """Seconds between two reports of single cells, which have hundreds of numbers."""
+SCORING = 20.0
+"""The next report waits this many times the duration of the last running scores, so that they take a twentieth of a run at
+most."""
+
+log = logging.getLogger(__name__)
 
 
 class DatasetTracker:
     """The numbers of one dataset that a tracker shows while the run works.
 
     Keys under the dataset's name: each sample's means over all cells, and the largest memory peak of a shared prefill. Keys under
-    `<dataset>/<cell>/`: `answers` and `failures` in the store, and for a cell that shared no prefill (column `measured`: own)
-    means of `ttft_s` and `tpot_s` and the largest memory peak. Times of a shared run belong to no single cell and are not shown
-    under a cell.
+    `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers, and
+    for a cell that shared no prefill (column `measured`: own) means of `ttft_s` and `tpot_s` and the largest memory peak. Times
+    of a shared run belong to no single cell and are not shown under a cell.
 
     Args:
         coverage: the stored rows when the run began.
         todo: number of samples that this process will answer.
+        scores: scores of single answers; None shows no scores.
     """
 
-    def __init__(self, part: DatasetShare, coverage: Coverage, todo: int, track: WandbTracker) -> None:
+    def __init__(
+        self,
+        part: DatasetShare,
+        coverage: Coverage,
+        todo: int,
+        track: WandbTracker,
+        scores: RunningScores | None = None,
+    ) -> None:
         self._track, self._dataset, self._left = track, part.dataset, todo
         self._labels = {cell.cell: f"{part.dataset}/{cell.label}" for cell in part.cells}
         answered, statuses = coverage.answered(part), coverage.statuses(part)
@@ -92,6 +107,8 @@ class DatasetTracker:
             self._cells[f"{label}/answers"] = int(answered[place].sum())
             self._cells[f"{label}/failures"] = int((answered[place] & (statuses[place] > 0)).sum())
         self._means, self._own, self._next = RunningMeans(), RunningMeans(), 0.0
+        self._scores, self._sums = scores, dict[str, tuple[float, int]]()
+        self._unscored: list[tuple[str, int, str]] = []
         self._largest: dict[str, float] = {}
         self._new = False
 
@@ -106,21 +123,49 @@ class DatasetTracker:
             _add_peaks(self._largest, self._dataset, row)
         shown = {**self._means.add(values), **self._largest}
         self._left -= 1
-        if time.monotonic() >= self._next or self._left <= 0:
-            self._new, self._next = False, time.monotonic() + EVERY
+        now = time.monotonic()
+        if now >= self._next or self._left <= 0:
+            self._score()
+            ended = time.monotonic()
+            self._next = ended + max(EVERY, SCORING * (ended - now))
             shown |= self._cells
         self._track.log(shown)
 
     def close(self) -> None:
         """Report the answers since the last report. There are some if another process had the last samples."""
         if self._new:
-            self._new = False
+            self._score()
             self._track.log(self._cells)
+
+    def _score(self) -> None:
+        """Score the answers since the last report. If the scorer fails, only the running scores end."""
+        self._new = False
+        waiting, self._unscored = self._unscored, []
+        if self._scores is None or not waiting:
+            return
+        distinct = list(dict.fromkeys((doc_id, text) for _, doc_id, text in waiting))
+        scores = None
+        try:
+            scores = self._scores.of(distinct)
+        except Exception as error:  # noqa: BLE001 - the score stage will fail in the same way and report it
+            log.warning("%s: no running scores: %s", self._dataset, error)
+        if scores is None:
+            self._scores = None
+            return
+        scores_of = dict(zip(distinct, scores, strict=True))
+        for label, doc_id, text in waiting:
+            for metric, value in scores_of[doc_id, text].items():
+                name = f"{label}/{metric}"
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + value, count + 1
+                self._cells[name] = (total + value) / (count + 1)
 
     def _add_cell(self, row: Mapping[str, Any]) -> None:
         label = self._labels[row["cell"]]
         self._cells[f"{label}/answers"] += 1
         self._cells[f"{label}/failures"] += row["status"] != "ok"
+        if row["status"] == "ok" and self._scores is not None:
+            self._unscored.append((label, row["doc_id"], row["answer"]))
         if row["measured"] != "own" or row["status"] != "ok":
             return
         own = {f"{label}/{name}": row.get(name) for name in _OWN}
