@@ -27,8 +27,9 @@ from mmkv_bench.generation.decode import EAGER_DECODE, config_of
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.single import fill_account
 from mmkv_bench.methods.build import method as method_named
-from mmkv_bench.methods.part_rules import refuse, visual_parts
+from mmkv_bench.methods.part_rules import refuse
 from mmkv_bench.plan.identity import state_cost
+from mmkv_bench.plan.validate import validate_combinations
 from mmkv_bench.protocols import DEFAULT, FED_ONCE
 from mmkv_bench.protocols import protocol as protocol_named
 
@@ -98,9 +99,8 @@ def attach(
         raise ConfigError(
             f"method {compressor.name} evicts nothing and takes no budget, got {parsed_budget}; leave it out"
         )
-    _check(compressor, family)
-    if family.states.layers:
-        compressor.check_beside_states(family.name, protocol_named(protocol), family.states.full_readers > 0)
+    _refuse_more_than_a_prefill(compressor)
+    validate_combinations([protocol], family, [compressor], uncut=())
     if compiled_tokens is not None:
         if compiled_tokens < 1:
             raise ConfigError(
@@ -343,9 +343,8 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
     return method
 
 
-def _check(compressor: Compressor, family: Any) -> None:
-    """Refuse a method that this model family cannot run, or that needs more than the prompt's prefill (UnsupportedError), and
-    parameters that do not fit the model's layers (ConfigError)."""
+def _refuse_more_than_a_prefill(compressor: Compressor) -> None:
+    """Raise UnsupportedError for a method that needs more than the prompt's prefill."""
     for needed, what in (
         (compressor.needs.answer, "reads the full cache's answer, which does not exist while a prompt is prefilled"),
         (compressor.needs.replay, "feeds the prompt again with an instruction, which attach cannot do"),
@@ -354,13 +353,6 @@ def _check(compressor: Compressor, family: Any) -> None:
             raise UnsupportedError(
                 f"method {compressor.name} {what}; allowed: evaluate(method={compressor.name!r}), or another method"
             )
-    if compressor.scorer is not None:
-        compressor.scorer.check_layers(family.num_layers)
-    if not family.multimodal and (compressor.needs_visual or visual_parts(compressor)):
-        raise UnsupportedError(
-            f"method {compressor.name} needs visual tokens, but {family.name} has none; choose another method or a "
-            "multimodal model"
-        )
 
 
 class _OfFolder:

@@ -75,13 +75,11 @@ class MMKV(Respondent):
     @cached_property
     def answering(self) -> Answering:
         """The generate stage of a run of one cell, before its first answer."""
-        from mmkv_bench.models.source import Source
         from mmkv_bench.run.generate import Answering, compiled_step
 
-        plan, source = self.plan, Source.of(self.plan.model)
-        plan.check_device()
-        loaded = source.load()
-        source.confirm(plan.cells[0].model_fingerprint)
+        plan = self.plan
+        plan.check_machine()
+        loaded = plan.load()
         done: dict[str, set[str]] = {cell: set() for cell in plan.names}
         step = compiled_step(loaded, plan.answering)
         return Answering(loaded, plan.answering, plan.cells, done, None, self._rows.extend, step=step)

@@ -417,16 +417,8 @@ class RunConfig:
         return replace(self, **values, resolved={**self.resolved, **plain})
 
 
-SCHEMAS = {
-    "": RunConfig,
-    "model": Model,
-    "logger": Logger,
-    "data": Data,
-    "judge": Judge,
-    "gate": Gate,
-    "slurm": Slurm,
-    "stream": Stream,
-}
+_GROUPS: tuple[type, ...] = (Model, Logger, Data, Judge, Gate, Slurm, Stream)
+SCHEMAS: dict[str, type] = {"": RunConfig, **{group.__name__.lower(): group for group in _GROUPS}}
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:

@@ -271,7 +271,6 @@ def _answers(
     """Answer again and return (cell, sample) -> the new row."""
     from mmkv_bench.evaluation.documents import sample_refs
     from mmkv_bench.evaluation.generating import generate
-    from mmkv_bench.evaluation.question_groups import asks_groups
     from mmkv_bench.models.source import Source
     from mmkv_bench.run.generate import Answering, compiled_step
 
@@ -294,8 +293,7 @@ def _answers(
             parts = model[settings], planned.answering, cells, done, writer
             answering = Answering(*parts, lambda rows: None, step=step, watch=watched)
             try:
-                groups = asks_groups({cell.protocol for cell in cells})
-                generate(planned.spec, answering, limit, answering.wants, groups)
+                generate(planned.spec, answering, limit, answering.wants, answering.asks_groups)
             finally:
                 answering.close()
         rows = store.responses(wanted, ("cell", "sample_id", *COMPARED)).to_pylist()
@@ -318,7 +316,7 @@ def remake(
     Raises:
         ConfigError: none of the cells has answered that sample.
     """
-    from mmkv_bench.run.prompt_rows import visual_places
+    from mmkv_bench.run.generate import visual_places
 
     stored = draw([root], None, 0, cells, sample_id)
     by_cell = {one.row["cell"]: one for one in stored}

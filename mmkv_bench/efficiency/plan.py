@@ -20,7 +20,7 @@ from mmkv_bench.methods.part_rules import visual_parts
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, DatasetIdentity, expand, expand_outline, method_entries
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, expand, method_entries
 from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
@@ -178,11 +178,9 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     stored = Store(Path(config.out).expanduser()).cells() if outline else None
     identity = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
     identity, entries = replace(identity, datasets=made_up), method_entries(config.method_config)
-    if outline:
-        cells, notes, lacking = expand_outline(config.grid, identity, entries)
-        notes += lacking
-    else:
-        cells, notes = expand(config.grid, identity, entries)
+    lacking: list[str] | None = [] if outline else None
+    cells, notes = expand(config.grid, identity, entries, lacking)
+    notes += lacking or ()
     for kind in kinds:
         if kind != TEXT and kind not in (takes := family.rules.media):
             raise UnsupportedError(

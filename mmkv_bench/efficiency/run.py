@@ -13,26 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mmkv_bench import devices
 from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER, RunConfig
-from mmkv_bench.devices.requirements import COMPILED, check_compiler
 from mmkv_bench.efficiency.plan import TEXT, EfficiencyPlan, PassId, kind_of, plan_passes
 from mmkv_bench.efficiency.search import PassOutcome
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.load import computing_with, threads_for
-from mmkv_bench.models.source import Source
-from mmkv_bench.plan import identity
 from mmkv_bench.plan.cells import stored_rows
-from mmkv_bench.run.tracking import described, settings, summarise
+from mmkv_bench.run.tracking import described, summarise, tracker
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.tracking import WandbTracker, tracker
 
 if TYPE_CHECKING:
     from mmkv_bench.efficiency.measure import Bench, CacheBytes
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.result import CellSpec
     from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.store.tracking import WandbTracker
 
 
 def run(config: RunConfig) -> int:
@@ -45,7 +41,8 @@ def run(config: RunConfig) -> int:
     store.check_writable()
     outcomes = stored_outcomes(plan, store.timings(plan.names))
     todo = missing(plan, outcomes)
-    track, ran = tracker(settings(plan.logger, plan.answering.selection.shard), store.root), 0
+    tracks, shard, ran = plan.logger.kind != "none", plan.answering.selection.shard, 0
+    track = tracker(plan.logger, shard, store) if tracks else None
     print(card(plan, len(todo)), flush=True)
     if todo:
         if track is not None:
@@ -58,7 +55,8 @@ def run(config: RunConfig) -> int:
             if track is not None:
                 track.finish(failed=not ended)
     code = _close(plan, store, outcomes, ran, time.perf_counter() - started)
-    summarise(plan.logger, plan.answering.selection.shard, store, ran > 0)
+    if tracks:
+        summarise(plan.logger, shard, store, ran > 0)
     return code
 
 
@@ -119,28 +117,22 @@ def card(plan: EfficiencyPlan, todo: int) -> str:
 
 def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: WandbTracker | None) -> int:
     """Run missing passes until there are none. Return the number of passes."""
-    from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.efficiency.measure import Bench
-    from mmkv_bench.generation.decode import CompiledStep
+    from mmkv_bench.run.generate import compiled_step
     from mmkv_bench.run.inputs import refuse_other_machine
 
-    model, passes, compiled = plan.model, plan.pass_config, plan.answering.decode == COMPILED
-    if compiled:
-        check_compiler()
-    place = devices.kind_of(model.device)
-    check_flash(model.attention, place, plan.cells[0].dtype, compiled)
-    provenance = identity.provenance(model, plan.cells[0].dtype)
-    loaded = Source.of(model).load()
-    Source.of(model).confirm(plan.cells[0].model_fingerprint)
-    step = CompiledStep(loaded.model) if compiled else None
+    model, passes = plan.model, plan.pass_config
+    plan.check_machine()
+    loaded = plan.load()
+    step = compiled_step(loaded, plan.answering)
     bench = Bench(loaded, passes.new_tokens, model.attention, step, passes.batch_prefill == TOGETHER)
     if bench.device.waits_for_launches():
         raise ConfigError(
             "CUDA_LAUNCH_BLOCKING is set, so the host waits for every kernel and times differ from those of a "
             "served model; unset it"
         )
-    store.write_cells(stored_rows(plan.cells, plan.resolved, provenance))
-    refuse_other_machine(store, plan.names, provenance, times=True)
+    store.write_cells(stored_rows(plan.cells, plan.resolved, plan.provenance))
+    refuse_other_machine(store, plan.names, plan.provenance, times=True)
     with computing_with(threads_for(loaded, model.threads)):
         return _Passes(plan, store, bench, outcomes, track).run()
 

@@ -25,12 +25,6 @@ FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase":
 """The field of a document that a value of `Protocol.knows` needs, with its meaning."""
 
 
-def asks_groups(names: Collection[str]) -> bool:
-    """Tell whether any of the protocols `names` needs all questions about a document: it compresses a document once for several
-    questions, or is compared with such a protocol."""
-    return any(protocol(name).cuts for name in names)
-
-
 def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
     """Tell whether `questions_key` names a list of the questions' texts."""
     from datasets import Value

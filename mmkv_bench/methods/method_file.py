@@ -48,7 +48,7 @@ class MethodFile:
     path: str
     sha256: str
     classes: Mapping[str, type]
-    prefix: str = settings_prefix(CUSTOM)
+    prefix: str
 
 
 def load(path: str | None, name: str | Sequence[str] | None = None, method: str = CUSTOM) -> MethodFile:

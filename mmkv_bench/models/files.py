@@ -12,11 +12,16 @@ from pathlib import Path
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.file_state import digest_of
-from mmkv_bench.models.gguf import SUFFIX, is_gguf
 
+GGUF = ".gguf"
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _REPORTS = {"card.json"}  # reports of measurements, which do not change a model's answers
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Tell whether a path is an existing file with a GGUF name."""
+    return str(path).endswith(GGUF) and Path(path).is_file()
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -34,7 +39,7 @@ def model_files(folder: Path) -> list[Path]:
     files = sorted(beside | shards)
     names = {file.name for file in files}
     if "config.json" not in names:
-        inside = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{SUFFIX}")})
+        inside = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{GGUF}")})
         if inside:
             raise ConfigError(
                 f"model folder {folder} has no config.json, but {len(inside)} checkpoints; give one of these folders, such as "

@@ -15,13 +15,6 @@ from typing import Any
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.file_state import cache_dir, outlives_the_process, replace_json, state_of
 
-SUFFIX = ".gguf"
-
-
-def is_gguf(path: str | Path) -> bool:
-    """Tell whether a path is an existing file with a GGUF name."""
-    return str(path).endswith(SUFFIX) and Path(path).is_file()
-
 
 def tensor_types(file: Path) -> str:
     """Return the types of a GGUF file's tensors with their counts, most frequent first: `Q4_1 210, F32 61`.

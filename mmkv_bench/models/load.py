@@ -101,7 +101,7 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
         raise UnsupportedError(
             f"{settings.name}: model.template is for text models only, but this model takes images; leave it out"
         )
-    folder, file = (str(Path(path).parent), {"gguf_file": Path(path).name}) if gguf.is_gguf(path) else (path, {})
+    folder, file = (str(Path(path).parent), {"gguf_file": Path(path).name}) if files.is_gguf(path) else (path, {})
     common = {"revision": revision, "trust_remote_code": False, **file}
     with _explained(path, revision, settings.name):
         if settings.tokenizer:
@@ -241,7 +241,7 @@ def device_of(setting: str) -> torch.device:
 def _auto_config(path: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
-    if gguf.is_gguf(path):
+    if files.is_gguf(path):
         gguf.tensor_types(Path(path))
         return AutoConfig.for_model(**copy.deepcopy(gguf.config_values(Path(path))))
     try:

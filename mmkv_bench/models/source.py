@@ -16,8 +16,8 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.facts import read, stated, text_config
 from mmkv_bench.families.registry import family
 from mmkv_bench.file_state import digest_of
-from mmkv_bench.models.files import cached_folder, folder_fingerprint, hub_fingerprint, hub_folder, model_files
-from mmkv_bench.models.gguf import check_tokenizer, config_values, is_gguf, tensor_types
+from mmkv_bench.models.files import cached_folder, folder_fingerprint, hub_fingerprint, hub_folder, is_gguf, model_files
+from mmkv_bench.models.gguf import check_tokenizer, config_values, tensor_types
 from mmkv_bench.models.load import (
     LoadedModel,
     adapter_files,

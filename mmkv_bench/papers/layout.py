@@ -31,6 +31,7 @@ from itertools import product
 from typing import Any
 
 from mmkv_bench.config.files import TABLES, conf_dir, options
+from mmkv_bench.config.files import TITLES as PAPERS
 from mmkv_bench.declared import read_yaml
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, address, is_group, members
@@ -39,13 +40,6 @@ STAND_INS = "standin"
 """Folder of the stand-ins, and prefix of stand-in ids."""
 FIGURES = ("curves", "radar", "analysis")
 KINDS = ("accuracy", "likelihood", "efficiency", "analysis")
-PAPERS = {
-    "mmshift": "MM-ShiftKV",
-    "prefixkv": "PrefixKV",
-    "flashcache": "FlashCache",
-    "hybridkv": "HybridKV",
-    "meda": "MEDA",
-}
 _LISTS = ("notes", "experiments", "stands_for", "stores")
 _KEYS = (
     *("caption", "kind", "cell", "blocks", "rows", "columns", "across", "readings", "together", "figure"),

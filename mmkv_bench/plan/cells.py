@@ -215,7 +215,7 @@ def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = N
 
 
 def expand(
-    grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], calibrated: bool = True
+    grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], lacking: list[str] | None = None
 ) -> tuple[list[Cell], list[str]]:
     """Return all cells of a run, and notes about merged cells.
 
@@ -223,7 +223,7 @@ def expand(
         grid: datasets, protocols, budgets and seeds of the run.
         identity: facts that the hash covers besides the configuration.
         entries: the run's methods.
-        calibrated: use the artefacts of calibrated methods. If False, the hashes of such methods' cells belong to no run.
+        lacking: gets a sentence per method that lacks its calibration. The hashes of such a method's cells belong to no run.
 
     Returns:
         Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and `ask_at` of a
@@ -232,10 +232,10 @@ def expand(
 
     Raises:
         ConfigError: two cells with one name, a method that cannot be built.
-        CalibrationError: a calibrated method without an artefact of this model.
+        CalibrationError: `lacking` is None, and a calibrated method has no artefact of this model.
     """
-    artefacts = Calibrations(grid.answering.model.name, identity.model_fingerprint) if calibrated else None
-    methods = build_methods(entries, artefacts, identity.dtype)
+    artefacts = Calibrations(grid.answering.model.name, identity.model_fingerprint)
+    methods = build_methods(entries, artefacts, identity.dtype, lacking)
     budgets = list(dict.fromkeys(Budget.parse(value, identity.cost) for value in grid.budget))
     seeds = list(dict.fromkeys(grid.seed))
     cells: dict[str, Cell] = {}
@@ -260,18 +260,6 @@ def expand(
     return list(cells.values()), list(notes)
 
 
-def expand_outline(
-    grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry]
-) -> tuple[list[Cell], list[str], list[str]]:
-    """Return all cells and notes as `expand`, and a sentence per method that lacks its calibration. With such a method, the
-    hashes of its cells belong to no run."""
-    try:
-        return *expand(grid, identity, entries), []
-    except CalibrationError:
-        lacking = uncalibrated(grid.answering.model.name, identity.model_fingerprint, entries)
-        return *expand(grid, identity, entries, calibrated=False), lacking
-
-
 def _without_release(method: Method) -> str | None:
     """Return a note if reading=released applies to a method whose file has no released values."""
     if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
@@ -280,29 +268,28 @@ def _without_release(method: Method) -> str | None:
 
 
 def build_methods(
-    entries: Sequence[MethodEntry], calibrations: Calibrations | None = None, dtype: str | None = None
+    entries: Sequence[MethodEntry],
+    calibrations: Calibrations | None = None,
+    dtype: str | None = None,
+    lacking: list[str] | None = None,
 ) -> list[Method]:
-    """Build methods. Raises the errors of `expand`. Without `calibrations`, a method that reads one can be checked but not
-    run."""
-    return [_built(entry, calibrations, dtype) for entry in entries]
+    """Build methods. Raises the errors of `expand`, which explains `lacking`. Without `calibrations`, a method that reads one can
+    be checked but not run."""
+    methods = []
+    for entry in entries:
+        try:
+            methods.append(_built(entry, calibrations, dtype))
+        except CalibrationError as error:
+            if lacking is None:
+                raise
+            lacking += [str(error)] * (str(error) not in lacking)
+            methods.append(_built(entry, None, dtype))
+    return methods
 
 
 def bases(methods: Iterable[str], variants: Mapping[str, Node]) -> list[str]:
     """Return the names of the method files whose defaults a run needs: chosen methods, variants' bases, and `full`."""
     return list(dict.fromkeys([*map(str, methods), *(str(node["base"]) for node in variants.values()), FULL]))
-
-
-def uncalibrated(model: str, fingerprint: str, entries: Sequence[MethodEntry]) -> list[str]:
-    """Return a sentence for each method that lacks its calibration for this model."""
-    artefacts = Calibrations(model, fingerprint)
-    sentences = []
-    for entry in entries:
-        plain = under_reading(entry.name, entry.node, entry.reading, entry.default)
-        try:
-            compressor_of(entry.name, plain, entry.reading, artefacts)
-        except CalibrationError as error:
-            sentences.append(str(error))
-    return list(dict.fromkeys(sentences))
 
 
 def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | None) -> Method:

@@ -12,7 +12,7 @@ from mmkv_bench.compression.budget import StateCost
 from mmkv_bench.devices.requirements import check_meant
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.facts import full_state_bytes, kv_bytes_per_token, model_facts
-from mmkv_bench.models.gguf import is_gguf
+from mmkv_bench.models.files import is_gguf
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
 from mmkv_bench.plan.validate import no_cuda

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
+from mmkv_bench import devices
 from mmkv_bench.config.schema import CHANGED, AnswerConfig, Judge, Logger, Model, RunConfig
+from mmkv_bench.devices.requirements import COMPILED, check_compiler
 from mmkv_bench.families.facts import ModelFacts
+from mmkv_bench.models.source import Source
 from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, MethodEntry
 from mmkv_bench.store.parts import places
@@ -24,6 +27,7 @@ from mmkv_bench.store.response import STATUSES
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.store.store import Store
 
 COLUMNS = ("cell", "sample_id", "status", "measured")
@@ -191,11 +195,6 @@ class Plan:
         """Hashes of the cells."""
         return [cell.cell for cell in self.cells]
 
-    @property
-    def samples(self) -> dict[str, int]:
-        """Dataset -> number of samples of this run, within limit and shard."""
-        return {part.dataset: len(part.samples) for part in self.parts}
-
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Provenance columns of the cells' rows. Computed on request, because only a run that makes rows needs them, and they
@@ -205,6 +204,23 @@ class Plan:
     def check_device(self) -> None:
         """Raise ConfigError if the device does not exist."""
         identities.usable_device(self.model, self.cells[0].dtype)
+
+    def check_machine(self) -> None:
+        """Refuse a device, a compiler or an attention kernel that the plan needs and this machine lacks. Raises ConfigError or
+        UnsupportedError."""
+        from mmkv_bench.compression.flash import check  # torch
+
+        self.check_device()
+        if compiled := self.answering.decode == COMPILED:
+            check_compiler()
+        check(self.model.attention, devices.kind_of(self.model.device), self.cells[0].dtype, compiled)
+
+    def load(self) -> LoadedModel:
+        """Load the model. Raises the errors of `Source.load`, and of `Source.confirm` if files changed since planning."""
+        source = Source.of(self.model)
+        loaded = source.load()
+        source.confirm(self.cells[0].model_fingerprint)
+        return loaded
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
         """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.

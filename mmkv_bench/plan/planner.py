@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +16,21 @@ from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.load import quiet_libraries
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, expand, expand_outline, method_entries
+from mmkv_bench.plan.cells import Cell, expand, method_entries
 from mmkv_bench.plan.plan import DatasetShare, Plan
-from mmkv_bench.plan.selection import chosen, reaching
-from mmkv_bench.plan.validate import validate_combinations, validate_decoding, validate_questions, validate_stream
+from mmkv_bench.plan.validate import (
+    parse_shard,
+    validate_combinations,
+    validate_decoding,
+    validate_questions,
+    validate_stream,
+)
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
+    from mmkv_bench.config.schema import Selection
     from mmkv_bench.datasets.specs import TaskSpec
+    from mmkv_bench.evaluation.samples import SampleRef
     from mmkv_bench.families.facts import ModelFacts
 
 
@@ -62,8 +71,8 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
         config = config.updated(limit=reaching(config.selection, specs).limit)
     identity = identities.outline(config.model, specs, Store(Path(config.out).expanduser()).cells())
     identity = replace(identity, **(facts or {}))
-    entries = method_entries(config.method_config)
-    cells, notes, lacking = expand_outline(config.grid, identity, entries)
+    entries, lacking = method_entries(config.method_config), list[str]()
+    cells, notes = expand(config.grid, identity, entries, lacking)
     notes += [*lacking, *_unchosen(names, config.model)]
     described = Source.of(config.model).described_here()
     family = None if described is None else model_facts(described)
@@ -200,3 +209,58 @@ def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
     if found is None:
         return None, "unknown", f"the number of samples of {spec.dataset} is known only from its data"
     return int(found[0]), "documented", None
+
+
+# ---------------------------------------------------------------------- samples
+def index_of(cluster: str, count: int) -> int:
+    """Return the index of the shard, of `count` shards, to which samples of this cluster (image, document, video or page) belong.
+    It does not depend on the limit or the order of samples."""
+    return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
+
+
+def longest_first(costs: Mapping[str, float]) -> list[str]:
+    """Sort names by falling cost, equal costs by name, so that the last process to end does something short."""
+    return sorted(costs, key=lambda name: (-costs[name], name))
+
+
+def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
+    """Return the samples that a selection includes: those with its ids (if any are given) and in its shard."""
+    named, (index, count) = selection.samples, parse_shard(selection.shard)
+    return [ref for ref in refs if (named is None or ref.sample_id in named) and index_of(ref.cluster, count) == index]
+
+
+def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
+    """Raise a selection's limit so that it includes all samples that are given by id. Datasets that are not pages are opened.
+
+    Raises ConfigError: a sample is in none of the datasets, or a dataset has none of the samples."""
+    if selection.samples is None:
+        return selection
+    from mmkv_bench.evaluation.documents import sample_refs
+
+    wanted, known, last = selection.samples, set[str](), 0
+    for label, spec in specs.items():
+        refs = sample_refs(spec, None)
+        named = [ref for ref in refs if ref.sample_id in wanted]
+        if not named:
+            shown = ",".join(wanted[:3]) + ",..." * (len(wanted) > 3)
+            raise ConfigError(
+                f"samples=[{shown}]: {label} has none of these, {_near(wanted[0], refs)}; give one of its samples, or leave the "
+                "dataset out"
+            )
+        known |= {ref.sample_id for ref in named}
+        end = max(ref.doc_id for ref in named)
+        while spec.questions_key and end + 1 < len(refs) and refs[end + 1].cluster == refs[end].cluster:
+            end += 1  # the other questions of its document
+        last = max(last, end)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        every = [ref for spec in specs.values() for ref in sample_refs(spec, None)]
+        raise ConfigError(f"samples: {unknown[0]!r} is in no dataset of this run; {_near(unknown[0], every)}")
+    return replace(selection, limit=last + 1)
+
+
+def _near(name: str, refs: Sequence[SampleRef]) -> str:
+    close = get_close_matches(name, [ref.sample_id for ref in refs], n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"its ids go from {refs[0].sample_id!r} to {refs[-1].sample_id!r}"

@@ -24,7 +24,6 @@ from mmkv_bench.methods import method_text
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.part_rules import visual_parts
-from mmkv_bench.plan.selection import parse_shard
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -237,6 +236,16 @@ def validate_stream(
         raise ConfigError(f"protocol=stream decodes eagerly, but decode={decode} is set; write decode=eager")
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """Parse `i/n`, part i (from 0) of n. Raises ConfigError: not of the form i/n with 0 <= i < n."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not match or int(match[1]) >= int(match[2]):
+        raise ConfigError(
+            f"shard={text} is not a part of a run; allowed: i/n with 0 <= i < n (0/4, 1/4, 2/4, 3/4); give one such part"
+        )
+    return int(match[1]), int(match[2])
+
+
 def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
     """Convert an amount of memory to bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no limit."""
     if value is None:
@@ -378,7 +387,8 @@ def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None
 
 
 def _model(model: Model) -> None:
-    from mmkv_bench.models.gguf import is_gguf, tensor_types
+    from mmkv_bench.models.files import is_gguf, model_files
+    from mmkv_bench.models.gguf import tensor_types
     from mmkv_bench.models.source import RANDOM, Source
 
     source = Source.of(model)
@@ -387,8 +397,6 @@ def _model(model: Model) -> None:
     path = str(model.path)
     place = Path(source.place)
     if place.is_dir():
-        from mmkv_bench.models.files import model_files
-
         model_files(place)
     elif is_gguf(place):
         tensor_types(place)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.datasets.messages import with_question
 from mmkv_bench.devices.requirements import COMPILED
-from mmkv_bench.errors import DataError
+from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.generation.decode import CompiledStep, config_of
 from mmkv_bench.generation.encode import (
     DocumentPrompts,
@@ -28,10 +28,9 @@ from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.shared_media import SharedMedia
 from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, middle, prompt_limit, resampled
-from mmkv_bench.plan.selection import chosen
+from mmkv_bench.plan.planner import chosen
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.protocols import protocol
-from mmkv_bench.run.prompt_rows import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.signals import time_limit
 from mmkv_bench.store.response import COUNTED
@@ -161,6 +160,12 @@ class Answering:
         """Tell whether a sample belongs to this run and shard, and some cell has no row for it."""
         asked = bool(chosen([sample], self.config.selection))
         return asked and self.pending(sample.sample_id) > 0
+
+    @property
+    def asks_groups(self) -> bool:
+        """Tell whether a cell needs all questions about a document: it compresses a document once for several questions, or is
+        compared with such a cell."""
+        return any(cell.rule.cuts for cell in self.cells)
 
     def close(self) -> None:
         if self._engine is not None:
@@ -383,3 +388,59 @@ def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, 
     measured = dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
     counted = {name: row[name] or None for name in COUNTED}  # 0 means that it was never counted
     return {**row, **empty, **measured, **counted}
+
+
+# ---------------------------------------------------------------------- rows of the table prompts
+def prompt_row(
+    request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None, rendered: str | None
+) -> dict[str, Any]:
+    """Return a sample's row of the table `prompts`.
+
+    dataset: the dataset's name in the cells' rows. fingerprint: the model's. visual: the result of `visual_places`. rendered: the
+    prompt's text.
+    """
+    return {
+        "prompt_hash": request.prompt_hash,
+        "model_fingerprint": fingerprint,
+        "dataset": dataset,
+        "sample_id": request.sample_id,
+        "doc_id": request.doc_id,
+        "question": question_text(request.messages),
+        "rendered": rendered,
+        "reference": request.target,
+        "media": len(request.images) + len(request.videos),
+        "images": request.files or None,
+        "visual": None if visual is None else list(visual),
+    }
+
+
+def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the messages' text in order, with `<image>` and `<video>` for media. If there are several turns, each starts with
+    its role."""
+    turns = []
+    for turn in messages:
+        parts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]
+        turns.append((turn["role"], "\n".join(parts)))
+    return "\n\n".join(text if len(turns) == 1 else f"{role}: {text}" for role, text in turns)
+
+
+def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
+    """Return the position and the picture box of each visual token, six numbers per token: index in the prompt, number of the
+    image, top, bottom, left, right. The last five are -1 if the token shows no part of an image.
+
+    Return None if the family's rule is unknown, or the prompt has videos.
+    """
+    from mmkv_bench.families.registry import token_boxes
+
+    if request.videos or not request.images:
+        return None
+    places = prompt.types[0].nonzero().flatten().tolist()
+    sizes = [image.size for image in request.images]
+    try:
+        boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, len(places))
+    except UnsupportedError:
+        return None
+    found: list[float] = []
+    for place, box in zip(places, boxes, strict=True):
+        found += [float(place), *((-1.0,) * 5 if box is None else (float(part) for part in box))]
+    return found

@@ -239,7 +239,7 @@ def _longest_first(plan: Plan) -> list[str]:
     """Return an override that sorts datasets by work, the most first: samples times maximum tokens per answer."""
     if len(plan.parts) < 2:
         return []
-    from mmkv_bench.plan.selection import longest_first
+    from mmkv_bench.plan.planner import longest_first
 
     tokens = {part.name: json.loads(part.cells[0].generation).get("max_new_tokens") or 1 for part in plan.parts}
     costs = {part.name: float(len(part.samples) * tokens[part.name]) for part in plan.parts}

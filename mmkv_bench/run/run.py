@@ -9,9 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench import devices
 from mmkv_bench.config.schema import RunConfig
-from mmkv_bench.devices.requirements import COMPILED, check_compiler
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.evaluation.documents import documents, generation_settings
 from mmkv_bench.evaluation.fingerprints import confirm, inputs_of
@@ -29,16 +27,16 @@ from mmkv_bench.run.inputs import Inputs, refuse_other_machine, refuse_other_pro
 from mmkv_bench.run.progress import Progress, waiting
 from mmkv_bench.run.report import PromptSize, Report, card, columns
 from mmkv_bench.run.scoring import score_dataset, unscored
-from mmkv_bench.run.tracking import DatasetTracker, described, settings, summarise
+from mmkv_bench.run.tracking import DatasetTracker, described, summarise, tracker
 from mmkv_bench.signals import check_stop, deferred
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import name_primary
-from mmkv_bench.store.tracking import WandbTracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
     from mmkv_bench.evaluation.samples import Request, SampleRef
     from mmkv_bench.store.folder import Writer
+    from mmkv_bench.store.tracking import WandbTracker
 
 
 def run(config: RunConfig) -> int:
@@ -61,8 +59,8 @@ def carry_out(plan: Plan) -> int:
     if plan.primary is not None:
         store.prepare()
         name_primary(store.root, plan.primary)
-    shard = plan.answering.selection.shard
-    track = tracker(settings(plan.logger, shard), store.root)
+    shard, tracks = plan.answering.selection.shard, plan.logger.kind != "none"
+    track = tracker(plan.logger, shard, store) if tracks else None
     judge = judge_answers(plan.judge, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
@@ -114,7 +112,7 @@ def carry_out(plan: Plan) -> int:
     report = Report(plan, store, coverage, rows)
     seconds, asked = time.perf_counter() - started, judge.summary(report.metrics)
     report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
-    if plan.logger.kind != "none" and scoring and not stopped and not plan.unanswered(store):
+    if tracks and scoring and not stopped and not plan.unanswered(store):
         summarise(plan.logger, shard, store, generating or bool(scored))
     return 1 if failed or stopped else 0
 
@@ -145,20 +143,13 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
 def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     """Check the device and the data, then load the model. Refuse unsupported generation settings here, rather than in every
     row."""
-    from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.run.generate import decode_rules
 
     parts = [part for part in plan.parts if todo[part.dataset]]
-    plan.check_device()
-    compiled = plan.answering.decode == COMPILED
-    if compiled:
-        check_compiler()
-    model, source = plan.model, Source.of(plan.model)
-    check_flash(model.attention, devices.kind_of(model.device), plan.cells[0].dtype, compiled)
+    plan.check_machine()
     for part in parts:
         documents(part.spec, plan.limit)
-    loaded = source.load()
-    source.confirm(plan.cells[0].model_fingerprint)
+    loaded = plan.load()
     for part in parts:
         try:
             decode_rules(loaded, generation_settings(part.spec))
@@ -207,7 +198,6 @@ def _generate(
     """
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.evaluation.grader import RunningScores
-    from mmkv_bench.evaluation.question_groups import asks_groups
     from mmkv_bench.run.generate import Answering, compiled_step
 
     step = compiled_step(loaded, plan.answering)
@@ -247,8 +237,7 @@ def _generate(
                 loaded, plan.answering, part.cells, done, writer, after, part.spec.measures, step, committed=committed
             )
             try:
-                groups = asks_groups({cell.protocol for cell in part.cells})
-                generate(part.spec, answering, plan.limit, wanted, groups)
+                generate(part.spec, answering, plan.limit, wanted, answering.asks_groups)
             finally:
                 answering.close()
                 if follow is not None:

@@ -17,16 +17,10 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 
-def settings(logger: Logger, shard: str) -> dict[str, Any]:
-    """Return the arguments of `store.tracking.tracker`."""
-    return {
-        "name": logger.kind,
-        "mode": logger.mode,
-        "project": logger.project,
-        "entity": logger.entity,
-        "run": logger.name,
-        "shard": shard.replace("/", "of"),
-    }
+def tracker(logger: Logger, shard: str, store: Store) -> WandbTracker:
+    """Return the tracker of `logger=wandb` for this process's shard of a run. Raises the errors of `WandbTracker`."""
+    name = shard.replace("/", "of")
+    return WandbTracker(store.root, logger.mode, logger.project, logger.entity, run=logger.name, shard=name)
 
 
 def described(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
@@ -61,13 +55,13 @@ def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
 
     worked: whether this run generated or scored something. If not, nothing is written unless a summary exists.
     """
-    if logger.kind == "none" or not (worked or (store.root / "wandb").is_dir()):
+    if not (worked or (store.root / "wandb").is_dir()):
         return
     from mmkv_bench.tables.tracked_rows import tracked_rows
 
     lines = tracked_rows(store)
     about = {key: _joined(line[key] for line in lines if line[key] is not None) for key in _SUMMARY}
-    show_summary(settings(logger, shard), store.root, about, lines, logger.cells)
+    show_summary(tracker(logger, shard, store), about, lines, logger.cells)
 
 
 _GROUP = ("prefill_s", "decode_s", "n_tokens")

@@ -25,8 +25,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import sample_refs
 from mmkv_bench.forecast.throughput import rates
 from mmkv_bench.plan.plan import DatasetShare, Plan
-from mmkv_bench.plan.planner import make_plan, outline
-from mmkv_bench.plan.selection import index_of
+from mmkv_bench.plan.planner import index_of, make_plan, outline
 from mmkv_bench.plan.stale_answers import changed_answers, other_versions
 from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission

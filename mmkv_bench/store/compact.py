@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED
-from mmkv_bench.store import journal, parts
+from mmkv_bench.store import parts
 from mmkv_bench.store.files import checksum, disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
 from mmkv_bench.store.packing import slim as slimmed
@@ -72,8 +72,7 @@ def pack(store: Store, slim: bool = False) -> int:
         The number of outdated cells that were dropped (`superseded`).
 
     Raises:
-        StoreError: samples are still in journals. On a file system without locks, journals without a commit for
-            `journal.SILENT_S` seconds are published first.
+        StoreError: samples are still in journals.
     """
     store.check_version()
     store.remove_stale_files()
@@ -82,14 +81,11 @@ def pack(store: Store, slim: bool = False) -> int:
 
 
 def _pack(store: Store, slim: bool) -> int:
-    for path in store.journals():
-        if (taken := journal.take_over(path)) is not None:
-            store.publish_journal(taken)
     if store.journals():
         raise StoreError(
             f"{store.root} has samples in journals, because a run is writing or was interrupted; let the run "
-            "finish (the same command continues it), then pack; on a file system without locks, pack "
-            f"{journal.SILENT_S / 60:.0f} minutes after an interrupted run's last answer"
+            "finish (the same command continues it), then pack; copy a folder on a file system without locks to one with "
+            "locks, and continue there"
         )
     # Listed before the rows are read: a file that a run adds in between stays.
     described = store.files("cells")

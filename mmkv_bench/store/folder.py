@@ -318,9 +318,8 @@ class Writer:
             self._journal = None
         return StoreError(
             f"{self._store.root} was removed, moved or replaced while this run wrote to it. Lost: {lost} samples "
-            "that were in no part yet (fewer if `pack` took them over after a long silence, which happens on "
-            "file systems without locks), and the folder's content if it was removed. Find the cause, then run "
-            "the same command again: it makes what is missing."
+            "that were in no part yet, and the folder's content if it was removed. Find the cause, then run the same "
+            "command again: it makes what is missing."
         )
 
     def __enter__(self) -> Self:

@@ -22,9 +22,6 @@ from typing import Any
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.files import canonical_json, checksum, locked, new_locked, sync_folder
 
-SILENT_S = 900.0
-"""On a file system without locks: seconds without a commit after which `pack` takes a journal over."""
-
 
 @dataclass(frozen=True)
 class Content:
@@ -139,27 +136,6 @@ def claim(path: Path) -> int | None:
         raise
     os.close(file)
     return None
-
-
-def take_over(path: Path) -> Path | None:
-    """Rename a journal on a file system without locks, so that its writer cannot add to it. Return the new path.
-
-    Return None if there are locks (see `claim`), if the journal was written to within `SILENT_S`, or if it is gone. A writer
-    that still lives misses its journal at the next commit and stops. Its committed samples are in the renamed file.
-    """
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        if locked(file) is not None or time.time() - os.fstat(file).st_mtime < SILENT_S:
-            return None
-    finally:
-        os.close(file)
-    taken = path.with_name(f"{path.stem[:40]}-taken-{uuid.uuid4().hex[:12]}.jsonl")
-    os.rename(path, taken)
-    sync_folder(path.parent)
-    return taken
 
 
 def in_use(path: Path) -> bool:

@@ -73,20 +73,13 @@ class RunningMeans:
         return {name: total / count for name, (total, count) in self._sums.items()}
 
 
-def tracker(config: Mapping[str, Any], root: Path | str) -> WandbTracker | None:
-    """Return the tracker that `config` describes, or None. Its keys are `name` (none | wandb) and, for wandb, the arguments of
-    `WandbTracker`.
+class WandbTracker:
+    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends. A slow wandb
+    delays nobody.
 
     Raises:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
     """
-    keywords = dict(config)
-    return None if keywords.pop("name", "none") == "none" else WandbTracker(Path(root), **keywords)
-
-
-class WandbTracker:
-    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends. A slow wandb
-    delays nobody."""
 
     def __init__(
         self,
@@ -212,31 +205,21 @@ MEASURED = (
 
 
 def show_summary(
-    config: Mapping[str, Any],
-    root: Path | str,
-    about: Mapping[str, Any],
-    cells: Sequence[Mapping[str, Any]],
-    each: bool = False,
+    shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], each: bool = False
 ) -> bool:
-    """Show the results of all rows of a folder in one wandb run.
+    """Show the results of all rows of a tracker's folder in one wandb run.
 
     If the same results were shown before, nothing is done. Other results replace them under the same id.
 
     Args:
-        config: as for `tracker`.
-        root: the result folder.
         about: the run's configuration.
         cells: a row per cell and metric, all with the same keys.
         each: also write one wandb run per cell, with the cell's description as its configuration and the results as its summary.
 
     Returns:
         Whether a summary was written now.
-
-    Raises:
-        ConfigError: as `tracker`.
     """
-    shown = tracker(config, root)
-    if not isinstance(shown, WandbTracker) or not cells:
+    if not cells:
         return False
     digest = checksum(json.dumps([about, cells, each], sort_keys=True, default=str).encode())
     marks = shown.folder / ".attempts"

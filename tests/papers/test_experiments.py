@@ -37,7 +37,7 @@ def planned(name: str) -> set[tuple]:
         str(one): DatasetIdentity("d", generation=config.datasets[one]["generation"]) for one in config.datasets
     }
     world = Identity("m", None, "bfloat16", "t", "t", datasets)
-    cells, _ = expand(config.grid, world, method_entries(config.method_config), calibrated=False)
+    cells, _ = expand(config.grid, world, method_entries(config.method_config), lacking=[])
     told = set()
     for cell in cells:
         length = config.datasets[cell.dataset]["generation"]["max_new_tokens"]

@@ -46,8 +46,9 @@ def test_an_outline_of_what_is_at_hand_is_the_plan(tmp_path):
     assert [part.samples for part in guessed.parts] == [part.samples for part in known.parts]
     for plan in (known, guessed):
         assert [part.name for part in plan.parts] == ["pages_walk", "pages"]
-        assert list(plan.resolved["datasets"]) == list(plan.samples) == ["pages_walk_small", "pages_small"]
-    assert 0 < known.samples["pages_small"] < 7
+        labels = [part.dataset for part in plan.parts]
+        assert list(plan.resolved["datasets"]) == labels == ["pages_walk_small", "pages_small"]
+    assert 0 < len(known.parts[1].samples) < 7
     assert not (tmp_path / "rows").exists()
 
 

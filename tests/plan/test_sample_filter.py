@@ -7,8 +7,7 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import sample_refs
-from mmkv_bench.plan.planner import tasks_of
-from mmkv_bench.plan.selection import chosen, reaching
+from mmkv_bench.plan.planner import chosen, reaching, tasks_of
 from mmkv_bench.plan.validate import validate
 from tests.each import each
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.plan.selection import index_of, longest_first, parse_shard
+from mmkv_bench.plan.planner import index_of, longest_first
+from mmkv_bench.plan.validate import parse_shard
 from tests.each import each
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmkv_bench.run.prompt_rows import question_text
+from mmkv_bench.run.generate import question_text
 from mmkv_bench.store.response import digest_of_kept, unpack_kept
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample

@@ -19,18 +19,18 @@ from store_examples import ENVIRONMENT
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store import tracking
-from mmkv_bench.store.tracking import RunningMeans, tracker
+from mmkv_bench.store.tracking import RunningMeans, WandbTracker
 from tests.wandb_double import installed
 
 RUN = """
 import json, logging, os, sys
-from mmkv_bench.store.tracking import MEASURED, show_summary
-from mmkv_bench.store.tracking import RunningMeans, tracker
+from pathlib import Path
+from mmkv_bench.store.tracking import MEASURED, RunningMeans, WandbTracker, show_summary
 logging.basicConfig(level=logging.INFO)
 os.environ["HF_TOKEN"] = "hf_very_secret_value"
 config = {"budget": [32, 64], "model": {"name": "tiny"}, "max_new_tokens": 8,
           "judge": {"api_key": "sk-123", "url": "https://u:hf_very_secret_value@host"}}
-tracked, means = tracker({"name": "wandb", "group": "g"}, sys.argv[1]), RunningMeans()
+tracked, means = WandbTracker(Path(sys.argv[1]), group="g"), RunningMeans()
 assert "wandb" not in sys.modules
 tracked.start(config)
 for sample in range(5):
@@ -41,7 +41,7 @@ CELLS = [{"cell": "c1", "method": "snapkv", "budget": 64, "dataset": "d", "metri
          {"cell": "c2", "method": "full", "budget": None, "dataset": "d", "metric": "m", "prompt_tokens": None, "batch": None,
           **dict.fromkeys(MEASURED), "score": 1.0}]
 about = {"model": "tiny", "method": "full,snapkv"}
-wrote = [show_summary({"name": "wandb", "group": "g"}, sys.argv[1], about, CELLS, each) for each in (False, True, True)]
+wrote = [show_summary(WandbTracker(Path(sys.argv[1]), group="g"), about, CELLS, each) for each in (False, True, True)]
 assert wrote == [True, True, False], wrote
 """
 
@@ -151,11 +151,11 @@ def test_no_secret_and_no_host_name_is_tracked(offline_run):
     assert "environment" not in run["kinds"]  # the record of host, user, command line and paths
 
 
-def test_no_tracker_does_nothing_and_does_not_import_wandb(tmp_path):
-    code = "import sys; from mmkv_bench.store.tracking import tracker; "
-    code += "print(tracker({'name': 'none'}, sys.argv[1]), 'wandb' in sys.modules)"
+def test_a_tracker_that_was_not_started_does_nothing_and_does_not_import_wandb(tmp_path):
+    code = "import sys; from pathlib import Path; from mmkv_bench.store.tracking import WandbTracker; "
+    code += "WandbTracker(Path(sys.argv[1])); print('wandb' in sys.modules)"
     command = [sys.executable, "-c", code, str(tmp_path)]
-    assert subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT).stdout == "None False\n"
+    assert subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT).stdout == "False\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,7 +172,7 @@ def double(monkeypatch, tmp_path):
 
 
 def follow(root: Path) -> None:
-    tracked = tracker({"name": "wandb", "group": "g"}, root)
+    tracked = WandbTracker(root, group="g")
     tracked.start({"a": 1})
     for step in range(3):
         tracked.log({"a": float(step)})
@@ -197,7 +197,7 @@ def test_a_wandb_that_answers_nothing_holds_nobody_up_and_is_ended(tmp_path, cap
     monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
     for blocks in ("init", "log"):
         monkeypatch.setenv("BLOCKS", blocks)
-        tracked = tracker({"name": "wandb"}, tmp_path)
+        tracked = WandbTracker(tmp_path)
         tracked.start({"a": "x" * 100_000})  # more than a pipe holds
         for step in range(50):
             tracked.log({"step": step, "more": "x" * 10_000})
@@ -209,8 +209,8 @@ def test_a_wandb_that_answers_nothing_holds_nobody_up_and_is_ended(tmp_path, cap
 
 
 def test_the_end_of_a_run_that_was_killed_ends_its_wandb(tmp_path, double):
-    code = "import os, sys; from mmkv_bench.store.tracking import tracker; "
-    code += "t = tracker({'name': 'wandb', 'group': 'g'}, sys.argv[1]); t.start({})\n"
+    code = "import os, sys; from pathlib import Path; from mmkv_bench.store.tracking import WandbTracker; "
+    code += "t = WandbTracker(Path(sys.argv[1]), group='g'); t.start({})\n"
     code += "while not os.path.exists(os.environ['MET']): pass\nos.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env={**os.environ})
     end = time.monotonic() + 60
@@ -221,7 +221,7 @@ def test_the_end_of_a_run_that_was_killed_ends_its_wandb(tmp_path, double):
 
 def summary(root: Path, score: float) -> bool:
     row = {**dict.fromkeys(tracking.MEASURED), "cell": "c", "metric": "m", "score": score}
-    return tracking.show_summary({"name": "wandb", "group": "g"}, root, {"model": "tiny"}, [row])
+    return tracking.show_summary(WandbTracker(root, group="g"), {"model": "tiny"}, [row])
 
 
 def test_a_summary_is_written_once_and_again_only_where_numbers_changed_or_it_failed(tmp_path, double, monkeypatch):
@@ -269,7 +269,7 @@ def online(monkeypatch, tmp_path) -> Iterator[pytest.MonkeyPatch]:
 
 def refused(tmp_path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        tracker({"name": "wandb", "mode": "online"}, tmp_path)
+        WandbTracker(tmp_path, "online")
     assert "wandb sync" in str(caught.value)
     assert "x" * 40 not in str(caught.value)
     return str(caught.value)
@@ -303,7 +303,7 @@ def test_online_with_an_unknown_name_is_refused(online, tmp_path):
 def test_online_with_a_base_url_that_is_none_is_refused(online, tmp_path, url):
     online.setenv("WANDB_BASE_URL", url)
     with pytest.raises(ConfigError, match="must look like https://"):
-        tracker({"name": "wandb", "mode": "online"}, tmp_path)
+        WandbTracker(tmp_path, "online")
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -320,15 +320,15 @@ def test_online_with_a_key_and_any_answering_server_passes_the_check(online, tmp
         threading.Thread(target=server.serve_forever, daemon=True).start()
         host = f"127.0.0.1:{server.server_port}"
         online.setenv("WANDB_BASE_URL", f"http://{host}")
-        tracker({"name": "wandb", "mode": "online"}, tmp_path)
+        WandbTracker(tmp_path, "online")
         online.delenv("WANDB_API_KEY")
         (tmp_path / "netrc").write_text(f"machine {host}\n  login user\n  password {'y' * 40}\n")
         os.chmod(tmp_path / "netrc", 0o600)
-        tracker({"name": "wandb", "mode": "online"}, tmp_path)
+        WandbTracker(tmp_path, "online")
         server.shutdown()
 
 
 def test_online_behind_a_proxy_leaves_the_network_to_wandb(online, tmp_path):
     online.setenv("WANDB_BASE_URL", "https://wandb.invalid")
     online.setenv("HTTPS_PROXY", "http://proxy.invalid:3128")
-    tracker({"name": "wandb", "mode": "online"}, tmp_path)
+    WandbTracker(tmp_path, "online")
