@@ -31,7 +31,7 @@ ASSUMED, QUESTION = 2048, 64
 _PAGE_TEXT, _PAGE_MARKERS = 10, 2  # tokens of the embedded model's template and question, and beside each of its images
 _SHOWN = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
 """Settings of `model` that change the number of tokens of an image or a video."""
-_TOKENS = re.compile(r"([\d,]+)(?: to ([\d,]+))? tokens")
+_TOKENS = re.compile(r"(?<![\d.,])(\d[\d,]*)(?: to (\d[\d,]*))? tokens")
 _SHAPES = ((336, 336), (1344, 896), (300, 1500))
 """Sizes in pixels; a model with equal token counts for these scales all images to one size."""
 

@@ -233,10 +233,14 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
-    used = categories.cat.remove_unused_categories().cat
-    names = used.categories.to_numpy(object)
+    names, codes = categories.cat.categories.to_numpy(object), categories.cat.codes.to_numpy()
+    used = np.zeros(len(names) + 1, dtype=bool)
+    used[codes] = True  # the last element stands for -1
     order = np.argsort(names.astype(str), kind="stable")
-    return names[order], np.append(np.argsort(order), -1)[used.codes]
+    order = order[used[order]]
+    rank = np.full(len(names) + 1, -1, dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return names[order], rank[codes]
 
 
 def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:

@@ -23,7 +23,8 @@ class Allocator(ABC):
         needs_visual: prompts without visual tokens cannot be allocated.
         exceeds: with these parameters the model may be granted more than its budget, as a released code does. False in
             every paper reading.
-        printed: ``exceeds`` comes from the paper's own formula; this is allowed in either reading, and marked in tables.
+        printed: ``exceeds`` comes from the paper's own formula; this is allowed in either reading, and marked in
+            rows and tables.
         falls_short: with these parameters the model may be granted less than its budget.
         reads_fraction: if the budget was requested as a fraction, the allocator uses this fraction (``Context.asked``),
             not C / T.

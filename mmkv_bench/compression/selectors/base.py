@@ -15,7 +15,8 @@ class Selector(ABC):
     Class attributes:
         needs_visual: prompts without visual tokens cannot be selected from.
         exceeds: with these parameters more than the caps may be kept, as a released code does.
-        printed: ``exceeds`` comes from the paper's own formula; this is allowed in either reading, and marked in tables.
+        printed: ``exceeds`` comes from the paper's own formula; this is allowed in either reading, and marked in
+            rows and tables.
         falls_short: with these parameters less than the caps may be kept.
         streams: the selector needs no token types and fills every cap, as a stream demands.
 
