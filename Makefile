@@ -42,7 +42,7 @@ help:
 	@echo "make results-real-efficiency  make or continue results/real_efficiency: times and bytes at three lengths; an hour on a quiet machine"
 	@echo "make first-real        two pretrained VLMs x 2 datasets x 6 methods x 3 budgets on one GPU of 24 GB, into a bundle to send"
 	@echo "                       (MODELS=, FIRST_REAL='limit=50 ...' change the experiment; docs/first_real.md)"
-	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
+	@echo "make matrix            every model family x dataset with a fixture x method once, random weights; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make compare-real      the weights of four bits against the published ones, where the hub answers; hours"

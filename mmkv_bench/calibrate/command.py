@@ -45,8 +45,7 @@ def run(options: argparse.Namespace, questions: PromptSamples | None = None) -> 
         MMKVError: the artefact cannot be written, which is checked before any work; the model cannot be loaded or measured,
             no sample is selected, or files cannot be imported.
     """
-    if not options.imports:
-        _model(options)  # first, because the path follows from the model's canonical name
+    _model(options)  # first, because the path follows from the model's canonical name
     _check_file(_file(options))
     artefact = imported_artefact(options) if options.imports else measured(options, questions)
     path = _file(options)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from mmkv_bench.devices import Device
 
-SCHEME = 1
-"""Version of the file's keys; files of other versions are not read."""
+SCHEME = 2
+"""Version of the file's keys and of names; files of other versions are not read."""
 _BLOCK = {"cpu": 1 << 29, "cuda": 1 << 32}  # bytes; at most an eighth of the memory
 _WIDTH = {"cpu": 2048, "cuda": 8192}  # of the square matrices
 _DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}

@@ -283,6 +283,8 @@ def build_methods(
             if lacking is None:
                 raise
             lacking += [str(error)] * (str(error) not in lacking)
+            if calibrations is not None:
+                calibrations.taken()  # what this method read belongs to no other
             methods.append(_built(entry, None, dtype))
     return methods
 

@@ -99,7 +99,7 @@ def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.T
 
 
 LARGEST = 9_500_000
-"""Bytes of a packed file, below the limit of 10 MB of a repository of results (`store/weight.py`)."""
+"""Bytes of a packed file, below the limit of 10 MB of a repository of results (`scripts/weight.py`)."""
 ROW_GROUP = 1 << 19
 DENSEST = 19
 """Level of zstd for rows that go into git. Higher levels need half a gigabyte more to save one two-thousandth. For a million

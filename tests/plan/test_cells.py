@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mmkv_bench.compression.budget import StateCost
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.plan import cells as cells_module
 from mmkv_bench.plan.cells import DatasetIdentity
 from mmkv_bench.store.schema import CELL_COLUMNS
@@ -279,3 +279,29 @@ def test_a_budget_in_bytes_is_the_cell_of_its_entries_and_says_what_was_asked():
     ]
     with pytest.raises(ConfigError, match="the model's shape"):
         plan("method=snapkv", "budget=1MiB")
+
+
+def test_what_a_method_without_one_of_its_calibrations_read_enters_no_other_method(monkeypatch):
+    class Calibrations:
+        def __init__(self):
+            self.used = {}
+
+        def taken(self):
+            used, self.used = self.used, {}
+            return used
+
+    def built(entry, calibrations, dtype):
+        if calibrations is not None and entry == "half":
+            calibrations.used = {"first_part": "abc"}
+            raise CalibrationError("the second part has no calibration")
+        return entry, {} if calibrations is None else calibrations.taken()
+
+    monkeypatch.setattr(cells_module, "_built", built)
+    lacking: list[str] = []
+    assert cells_module.build_methods(["half", "snapkv"], Calibrations(), lacking=lacking) == [
+        ("half", {}),
+        ("snapkv", {}),
+    ]
+    assert lacking == ["the second part has no calibration"]
+    with pytest.raises(CalibrationError):
+        cells_module.build_methods(["half"], Calibrations())

@@ -130,6 +130,9 @@ def test_a_model_whose_process_fails_and_one_that_is_not_in_the_grid_are_told(tm
 
     assert main(["--models", "qwen2_vl_7bb", "--out", str(tmp_path), "--write", str(tmp_path / "grid")]) == 2
     assert "did you mean 'qwen2_vl_7b'" in capsys.readouterr().err
+    words = ["--models", FAMILIES[0], "--datasets", "reader_value", "--out", str(tmp_path)]
+    assert main([*words, "--write", str(tmp_path / "grid")]) == 2
+    assert "reader_value is not in the grid" in capsys.readouterr().err and not (tmp_path / "grid").exists()
     monkeypatch.setattr(command, "_start", lambda model, asked: 134)
     words = ["--models", FAMILIES[0], "--datasets", datasets()[0]]
     assert main([*words, "--out", str(tmp_path), "--write", str(tmp_path / "grid")]) == 1

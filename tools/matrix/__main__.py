@@ -46,8 +46,8 @@ PAGES = ("chain", "handwritten", "lookup", "multi_image", "redundant", "walk")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0; 1 when a cell of the grid is a hole without a reason or a model's process failed; 2 for a model that
-    is not in the grid."""
+    """Exit code: 0; 1 when a cell of the grid is a hole without a reason or a model's process failed; 2 for a model or a
+    dataset that is not in the grid."""
     asked = _parser().parse_args(argv)
     if asked.one:
         from tools.matrix.running import run_model
@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     models, names = asked.models or FAMILIES, asked.datasets or datasets()
     if asked.write and (others := [model for model in models if model not in FAMILIES]):
         print(f"error: {others[0]} is not in the grid; {nearest(others[0], FAMILIES)}", file=sys.stderr)
+        return 2
+    if asked.write and (others := [name for name in names if name not in datasets()]):
+        print(f"error: {others[0]} is not in the grid; {nearest(others[0], datasets())}", file=sys.stderr)
         return 2
     with ThreadPoolExecutor(asked.processes) as pool:
         ended = list(pool.map(lambda model: _start(model, asked), [] if asked.render else models))

@@ -16,12 +16,13 @@ UNRUN = "no run of it is recorded yet; make matrix makes it"
 HEAD = """\
 # Model family x dataset x method
 
-Made by `make matrix` (`python -m tools.matrix --write results/matrix`), which runs every cell: random weights
-of two layers at true width, the family's own processor, one sample of data of our own making in the upstream
-schema, budget 20%, protocols paper and strict, on CPU. A number is the methods whose rows are all ok; a letter
-stands for a reason below. [grid.csv](grid.csv) has one line per cell, with the commit of the code that ran it and its
-dtype (empty: refused before any row, or run in bfloat16 before either was kept here). kvpress is optional: the cells of
-that method are ok where it was installed.
+Made by `make matrix` (`python -m tools.matrix --write results/matrix`) for data sets with a fixture and the embedded
+model's pages; models that were not run have no column. Each cell was run with random weights of two layers at true
+width, the family's own processor, one sample of data of our own making in the upstream schema, budget 20%, protocols
+paper and strict, on CPU. A number is the methods whose rows are all ok; a letter stands for a reason below.
+[grid.csv](grid.csv) has one line per cell, with the commit of the code that ran it and its dtype (empty: refused before
+any row, or run in bfloat16 before either was kept here). kvpress is optional: the cells of that method are ok where it
+was installed.
 """
 
 
