@@ -72,8 +72,8 @@ def _several(declared: Any) -> bool:
 
 @cache
 def composed_schema(schema: type = RunConfig) -> type:
-    """Return the schema into which Hydra composes: the same keys, mutable, and `Any` for keys that take more than one plain
-    value."""
+    """Return the schema into which Hydra composes: the same keys, mutable, and `Any` for keys whose type Hydra cannot express
+    (a value or a list, or several types)."""
     types = get_type_hints(schema)
     made = [(one.name, *_composed(one, types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED]
     return make_dataclass(schema.__name__, made)

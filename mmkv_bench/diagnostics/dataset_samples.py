@@ -107,7 +107,7 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
     if calibrating and spec.is_pages and spec.split == "test":
         raise CalibrationError(
             f"{spec.dataset} has test pages, on which no method may be calibrated; set dataset.split=dev, or leave dataset= "
-            "out for pages like the training pages"
+            "out to calibrate on pages drawn like the training pages"
         )
     return dataclasses.replace(spec, measures=("ppl",))  # so that requests come with the reference answer
 

@@ -59,7 +59,8 @@ class Profile:
 
 
 def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
-    """Return the cell with its budget divided as in a stored row of its method, and that division. `refuse_unprofiled` first.
+    """Return the cell with an allocator that repeats the budgets per layer and head of a stored row of its method, and these
+    budgets. Call `refuse_unprofiled` before.
 
     Raises ConfigError: no store, or no row that matches the cell."""
     profile = _profile(cell, folder, family)

@@ -66,9 +66,9 @@ def require_single_rank() -> None:
 def task_environment(media_root: str | None) -> Iterator[None]:
     """Set the environment variables that a task's code reads, while the block runs.
 
-    Variables for a judge's address name the proxy of this process, without a key (see judging/client.py).
+    Variables of a judge's address are set to the proxy of this process, so a task never sees the key (see judging/client.py).
 
-    media_root: the value of HF_HOME inside the block; the folder for data that `datasets` converts stays the same. None leaves
+    media_root: the value of HF_HOME inside the block; the folder in which `datasets` converts data stays the same. None leaves
     HF_HOME unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
     """
     from huggingface_hub import constants

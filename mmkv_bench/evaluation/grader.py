@@ -180,7 +180,8 @@ class BatchGrader:
         self.opened = False
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
-        """Score the new answers among `texts` (doc_id to texts). Return False if scores depend on several samples."""
+        """Score the answers of `texts` (doc_id to texts) that have no score yet. Return False if answers cannot be scored one
+        by one: a score depends on several samples, or an answer is broken or belongs to no document."""
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
             return False  # foreign or broken answers, which `score` refuses with a reason

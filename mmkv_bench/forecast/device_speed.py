@@ -214,13 +214,14 @@ def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
     for the widest."""
     import torch
 
-    draw = torch.Generator(device.place).manual_seed(0)
+    draw, rate = torch.Generator(device.place).manual_seed(0), 0.0
     for columns in sorted({min(_FIRST_WIDTH << step, width) for step in range(width.bit_length())}):
         a, b = (torch.randn(columns, columns, generator=draw, device=device.place, dtype=dtype) for _ in range(2))
         seconds = _seconds(partial(torch.mm, a, b), device)
+        rate = 2 * columns**3 / seconds
         if seconds > _SLOW_S:
             break
-    return 2 * columns**3 / seconds
+    return rate
 
 
 def _seconds(run: Callable[[], object], device: Device) -> float:

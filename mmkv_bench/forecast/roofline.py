@@ -65,7 +65,7 @@ class ModelBytes:
     kv_per_token: int
 
     def state_bytes(self, tokens: int) -> int:
-        """Return the bytes of windows and recurrent states of one sequence of `tokens` tokens."""
+        """Return the bytes of sliding windows, convolutions and recurrent states of one sequence of `tokens` tokens."""
         return self.decoder.states.nbytes(tokens, self.decoder.entry, self.itemsize)
 
     @classmethod

@@ -222,7 +222,8 @@ def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least:
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
-    """Count the entries of rows that have just ended, because policies also act on ended rows that stay in the batch."""
+    """Store in each row that has just ended how many entries its layers hold. Later the number would be wrong: policies also
+    evict from ended rows that stay in the batch."""
     ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.compressed]).sum(0)

@@ -33,7 +33,7 @@ SMALL = 512  # slots: forks up to this length decode in one batch, longer ones w
 
 @dataclass
 class Fork:
-    """One cell's share of a prefill.
+    """What one cell continues with after a prefill that several cells share.
 
     Attributes:
         index: per layer int64 `[Hkv, m]` kept entries; None if everything stays and the full cache is borrowed.

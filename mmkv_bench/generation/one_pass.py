@@ -238,10 +238,11 @@ def run(
     reserve: int = 32,
     seed: int = 0,
 ) -> Session:
-    """Run the pass of a measured run over one prompt, with peaks per phase.
+    """Prefill, compress and decode one prompt as a timed run does, and record the peak memory of each phase.
 
     Args:
-        inputs: one prompt's arguments of the model's forward, with `position_ids` if the model would compute them from values.
+        inputs: one prompt's arguments of the model's forward, with `position_ids` for models that compute
+            them from token values.
         types: int `[1, T]` (0 text, 1 image, 2 video).
         steps: decode steps after the first token.
         reserve: slots for the answer's tokens, see `compression.session.Session`.

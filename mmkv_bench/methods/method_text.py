@@ -37,7 +37,8 @@ _KERNEL = ("/dev/", "/proc/", "/sys/")
 
 
 class OwnFileReadError(ConfigError, PermissionError):
-    """A method file opened another file. Libraries that probe for an optional file continue without it."""
+    """A user's method file tried to open another file. It is a PermissionError, too, so libraries that only probe for an optional
+    file continue without it."""
 
 
 # ---------------------------------------------------------------- the text

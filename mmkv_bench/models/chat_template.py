@@ -138,9 +138,9 @@ class Template:
         """Return the template of a processor; it is probed once.
 
         Raises:
-            UnsupportedError: there is no template, or none of several is called default; a message's text is not rendered
-                whole, once and as text; the prompt begins with two beginning-of-text tokens, or without one although the
-                tokenizer has one; or the prompt ends a turn.
+            UnsupportedError: there is no template, or there are several and none is called default; the template drops,
+                repeats or escapes a message's text; the prompt begins with two beginning-of-text tokens, or with none although
+                the tokenizer has one; or the prompt ends the turn that the model has to begin.
         """
         source = getattr(processor, "chat_template", None)
         if isinstance(source, Mapping):

@@ -96,7 +96,8 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 
 
 def _reader(folder: Path) -> Path:
-    """Return a folder of the reader. If its weights are missing, write all folders of the reader first."""
+    """Return `folder`, a checkpoint of the bundled model `reader`. If its weights are missing or differ, fetch the base model's
+    GGUF file and write both checkpoints (pages and videos) from it."""
     from mmkv_bench.reader import SHA256
 
     if (weights := folder / "model.safetensors").is_file() and file_sha256(weights) == SHA256:

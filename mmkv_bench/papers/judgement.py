@@ -186,7 +186,8 @@ def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader)
 
 
 def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
-    """Withdraw the verdict on a method if its full cache is not the paper's."""
+    """Return the verdict on a method. If our score of the full cache differs from the paper's, it is `not comparable`; if that is
+    undecided, so is the verdict."""
     gate = pair.gate
     passed = gate is not None and gate.word in (margins.AGREES, margins.UNINFORMATIVE) and not pair.why
     if passed or verdict.word in (margins.NOT_COMPARABLE, margins.UNINFORMATIVE):

@@ -25,9 +25,9 @@ def experiment(name: str) -> str:
 
 
 def command(address: Address, experiments: Sequence[str] = ()) -> str:
-    """Return the command that measures the number at `address` completely; "" if its model cannot be run.
+    """Return the command that measures the printed number at `address` on the whole data set; "" if its model cannot be run.
 
-    experiments: experiments that the number's table names; one of these runs timed passes.
+    experiments: experiments that the number's table names; one of these measures a timed number.
     """
     if not address.runs:
         return ""

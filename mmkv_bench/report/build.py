@@ -48,7 +48,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
     Args:
         samples: largest number of samples per dataset.
-        receipts: receipts of `verify` by store, which the pages of their cells link to.
+        receipts: what `verify` wrote about each store; the page of a cell links to its receipt.
 
     Raises:
         ConfigError: a folder has no rows, or `out` contains something other than a report.

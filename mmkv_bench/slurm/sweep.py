@@ -200,7 +200,7 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
 
 
 def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> Requests:
-    """Return the requests of each model's jobs. Refuse what `_check` and `checks.check_launcher` refuse."""
+    """Return the Slurm resources of each model's jobs. Raises the errors of `_check` and `checks.check_launcher`."""
     checks.check_launcher(launcher)
     requests: Requests = {}
     for _, config in jobs:

@@ -74,7 +74,7 @@ def _remake(
 
 
 def report(given: argparse.Namespace) -> int:
-    """Make the report. Print its page, its size and what it leaves out."""
+    """Make the report. Print the path of its first page, its size and what it leaves out."""
     from mmkv_bench.diagnostics.receipt import receipts_of
     from mmkv_bench.report.build import build_report
 

@@ -85,5 +85,6 @@ class KVzipScorer(Scorer):
         return scores
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` for more sinks than C; the template's prefix counts as well, but is unknown here."""
+        """Return ``protected_reduced`` if there are more sinks than C entries. The template's prefix is protected, too, but its
+        length is unknown here, so it is not counted."""
         return ("protected_reduced",) if self.sinks > budget else ()
