@@ -119,7 +119,7 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
     """Run missing passes until there are none. Return the number of passes."""
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.run.generate import compiled_step
-    from mmkv_bench.run.inputs import refuse_other_machine
+    from mmkv_bench.run.origin_checks import refuse_other_machine
 
     model, passes = plan.model, plan.pass_config
     plan.check_machine()

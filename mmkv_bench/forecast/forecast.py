@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast import prompt_length, roofline
-from mmkv_bench.forecast.passes import Passes, passes, questions_per_document
+from mmkv_bench.forecast.prefill_counts import Passes, passes, questions_per_document
 from mmkv_bench.forecast.prompt_length import PromptLength
 from mmkv_bench.forecast.roofline import ModelBytes, model_sizes
 

@@ -16,7 +16,7 @@ from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.forecast.forecast import LARGEST_BATCH
-from mmkv_bench.forecast.passes import caches_held, observed_bytes
+from mmkv_bench.forecast.prefill_counts import caches_held, observed_bytes
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
 from mmkv_bench.models.load import quiet_transformers

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.forecast.forecast import HOUR
-from mmkv_bench.forecast.passes import questions_per_document
+from mmkv_bench.forecast.prefill_counts import questions_per_document
 from mmkv_bench.forecast.text import duration
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def validate(config: RunConfig) -> None:
 
     Raises ConfigError: the first mistake, exit code 2."""
     from mmkv_bench.compression.budget import Budget, StateCost
-    from mmkv_bench.store.study import PrimaryEndpoint
+    from mmkv_bench.store.store_notes import PrimaryEndpoint
 
     _check_values(config)
     parse_shard(config.shard)

@@ -135,7 +135,7 @@ def launch(
 def _stopped(failed: Mapping[Worker, int]) -> list[str]:
     """Return log lines about stopped datasets if no process failed for another reason, else no lines. If there are lines, the
     other datasets are scored."""
-    from mmkv_bench.run.report import STOPPED
+    from mmkv_bench.run.console_output import STOPPED
 
     if any(code != 1 for code in failed.values()):
         return []

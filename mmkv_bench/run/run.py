@@ -22,15 +22,15 @@ from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.plan.stale_answers import changed_answers
 from mmkv_bench.protocols import WHOLE, protocol
+from mmkv_bench.run.console_output import PromptSize, Report, card, columns
 from mmkv_bench.run.dispatch import SampleQueueClient
-from mmkv_bench.run.inputs import Inputs, refuse_other_machine, refuse_other_prompts
+from mmkv_bench.run.origin_checks import Inputs, refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.progress import Progress, waiting
-from mmkv_bench.run.report import PromptSize, Report, card, columns
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracking import DatasetTracker, described, summarise, tracker
 from mmkv_bench.signals import check_stop, deferred
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.study import name_primary
+from mmkv_bench.store.store_notes import name_primary
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:

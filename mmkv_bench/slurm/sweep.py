@@ -29,7 +29,7 @@ from mmkv_bench.plan.planner import index_of, make_plan, outline
 from mmkv_bench.plan.stale_answers import changed_answers, other_versions
 from mmkv_bench.run.progress import waiting
 from mmkv_bench.slurm import checks, queue, submission
-from mmkv_bench.store import study
+from mmkv_bench.store import store_notes
 from mmkv_bench.store.store import Store
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
@@ -156,7 +156,7 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
         return 0
     queue.wait_for(ids)
     for run in runs:
-        study.forget_planned(run.store, _cells(run))
+        store_notes.forget_planned(run.store, _cells(run))
     return _finish(runs, ids, Path(str(launcher["submitit_folder"])).absolute())
 
 
@@ -178,7 +178,7 @@ def _submit(
         new = dict(zip(names, pieces_of, strict=True))
         queue.remember(folder, {name: piece.subjects for name, piece in new.items()})
         for run in runs if not ids else ():  # after the submission, because refused jobs are not planned
-            study.note_planned(run.store, _cells(run))
+            store_notes.note_planned(run.store, _cells(run))
         ids |= new
     return ids
 

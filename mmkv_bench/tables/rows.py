@@ -20,7 +20,7 @@ from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.rows import processor
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.study import PrimaryEndpoint, primary_of
+from mmkv_bench.store.store_notes import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
 from mmkv_bench.tables.agreement import agreeing
 

@@ -20,7 +20,7 @@ from mmkv_bench.config.files import conf_dir
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.schema import RESAMPLING
-from mmkv_bench.store.study import PrimaryEndpoint
+from mmkv_bench.store.store_notes import PrimaryEndpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit
 from mmkv_bench.tables.rows import BASELINE, config_of
 from mmkv_bench.tables.scores import Scores, common_samples

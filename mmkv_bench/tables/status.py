@@ -25,7 +25,7 @@ from mmkv_bench.store.parts import column_of, numbers_of, places, texts_in, text
 from mmkv_bench.store.response import STATUSES
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.study import planned_cells
+from mmkv_bench.store.store_notes import planned_cells
 from mmkv_bench.store.tally import Tally, remembered, tally
 
 _LABEL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "generation")

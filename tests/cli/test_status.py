@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mmkv_bench.config.files import conf_dir
-from mmkv_bench.store import study
+from mmkv_bench.store import store_notes
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
@@ -46,21 +46,21 @@ def test_a_store_is_counted(store, capsys):
 
 
 def test_cells_that_jobs_in_a_queue_are_to_begin_are_planned(store, tmp_path, capsys):
-    study.note_planned(store, {"c0": ("pages", 6), "c2": ("pages", 6), "d0": ("charts", 10)})
-    study.note_planned(store, {"d1": ("charts", 10)})
+    store_notes.note_planned(store, {"c0": ("pages", 6), "c2": ("pages", 6), "d0": ("charts", 10)})
+    store_notes.note_planned(store, {"d1": ("charts", 10)})
     charts, pages = status(store).datasets
     assert (pages.cells, pages.samples, pages.planned, pages.rows) == (3, 6, 18, 6)
     assert (charts.cells, charts.samples, charts.planned, charts.rows, charts.complete) == (2, 10, 20, 0, 0)
     assert status(store).missing == 32
-    study.forget_planned(store, ["c0", "c2", "d0"])
+    store_notes.forget_planned(store, ["c0", "c2", "d0"])
     assert [(one.dataset, one.cells) for one in status(store).datasets] == [("charts", 1), ("pages", 2)]
     (store.root / "planned.json").write_text("{")  # a disk that was full
     assert [one.dataset for one in status(store).datasets] == ["pages"]
     waiting = Store(tmp_path / "waiting")
-    study.note_planned(waiting, {"c0": ("pages", 6)})  # and no job has begun
+    store_notes.note_planned(waiting, {"c0": ("pages", 6)})  # and no job has begun
     assert verb("status")([str(waiting.root)]) == 0
     assert f"{waiting.root}: 0 of 6 answers" in capsys.readouterr().out
-    study.forget_planned(waiting, ["c0"])
+    store_notes.forget_planned(waiting, ["c0"])
     assert not (waiting.root / "planned.json").exists()
 
 

@@ -13,7 +13,7 @@ from mmkv_bench.families.facts import model_facts, stated
 from mmkv_bench.models.load import load_config
 from mmkv_bench.models.shape import values_of
 from mmkv_bench.models.source import Source
-from mmkv_bench.run.report import _beside
+from mmkv_bench.run.console_output import _beside
 from tests import zoo
 from tests.families.shapes import node
 from tools.gemma4_text import extract, main

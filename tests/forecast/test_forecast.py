@@ -12,7 +12,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.forecast.forecast import Assumptions, forecast, workloads_of
-from mmkv_bench.forecast.passes import notes_of
+from mmkv_bench.forecast.prefill_counts import notes_of
 from mmkv_bench.plan.planner import outline
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb

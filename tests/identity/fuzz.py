@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mmkv_bench.evaluation import documents, fingerprints
 from mmkv_bench.methods import method_file
-from mmkv_bench.run import inputs
-from mmkv_bench.run.inputs import Inputs
+from mmkv_bench.run import origin_checks
+from mmkv_bench.run.origin_checks import Inputs
 from mmkv_bench.store.store import Store
 from tests.identity.world import KINDS, VARIABLE, World
 from tests.run.setting import Outcome, go
@@ -124,7 +124,7 @@ class Fuzz:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _during(self, world: World, rows: Path, change: object) -> Outcome:
-        plain, every, seen = Inputs.committed, inputs.EVERY_S, []
+        plain, every, seen = Inputs.committed, origin_checks.EVERY_S, []
 
         def committed(self: Inputs, answered: object) -> None:
             seen.append(answered)
@@ -133,10 +133,10 @@ class Fuzz:
             plain(self, answered)  # type: ignore[arg-type]
 
         try:
-            Inputs.committed, inputs.EVERY_S = committed, 1e9  # type: ignore[method-assign]
+            Inputs.committed, origin_checks.EVERY_S = committed, 1e9  # type: ignore[method-assign]
             return self.run(world, rows)
         finally:
-            Inputs.committed, inputs.EVERY_S = plain, every  # type: ignore[method-assign]
+            Inputs.committed, origin_checks.EVERY_S = plain, every  # type: ignore[method-assign]
 
     def _judged(self, world: World, outcome: Outcome, mine: Path, truth: Outcome, old: dict, new: dict) -> str:
         """What became of a change before the run. A refusal's advice is followed: it ends at the rows of a fresh run."""

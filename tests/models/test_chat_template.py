@@ -332,7 +332,7 @@ def test_hundreds_of_published_templates_pass_a_users_words_on_or_are_refused():
 
 
 def test_older_rows_of_templates_that_are_written_as_before_may_be_added_to():
-    from mmkv_bench.run.inputs import refuse_other_prompts
+    from mmkv_bench.run.origin_checks import refuse_other_prompts
 
     store = SimpleNamespace(
         root="rows", cells=lambda names, columns: pa.table({"prompt_format": pa.array([None], pa.string())})

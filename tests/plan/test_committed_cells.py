@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mmkv_bench.cli.verbs.rows import stores_with_answers
+from mmkv_bench.cli.verbs.published_rows import stores_with_answers
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.files import conf_dir, options
 from mmkv_bench.datasets.specs import spec_from_config

@@ -6,9 +6,9 @@ import io
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.plan.planner import outline
-from mmkv_bench.run import report
+from mmkv_bench.run import console_output
+from mmkv_bench.run.console_output import PromptSize
 from mmkv_bench.run.progress import Progress, duration
-from mmkv_bench.run.report import PromptSize
 from mmkv_bench.text_columns import size
 from tests.each import each
 
@@ -19,7 +19,7 @@ WORDS = ("dataset=[pages_walk,pages_lookup]", "method=[full,snapkv]", "limit=100
 
 def card(*words: str, prompts=PROMPTS, done=DONE, **options) -> str:
     plan = outline(compose([*WORDS, "budget=[64,20%]", *words]))
-    return report.card(plan, done, prompts, **options)
+    return console_output.card(plan, done, prompts, **options)
 
 
 def test_the_card_says_what_a_cache_weighs_and_what_each_budget_keeps():

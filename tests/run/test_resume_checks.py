@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.run.inputs import refuse_other_machine
+from mmkv_bench.run.origin_checks import refuse_other_machine
 from mmkv_bench.store.store import Store
 from tests.run.setting import done
 

@@ -9,7 +9,7 @@ from statistics import fmean
 import pyarrow.compute as pc
 import pytest
 
-from mmkv_bench.cli.verbs.rows import stores_with_answers
+from mmkv_bench.cli.verbs.published_rows import stores_with_answers
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.diagnostics.receipt import receipts_of
 from mmkv_bench.diagnostics.reproduction import draw

@@ -13,7 +13,7 @@ from store_examples import cell, metric_row, response, sample_score, write_score
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging.answers import AnswerCache, Reply
 from mmkv_bench.judging.questions import Question
-from mmkv_bench.store import study
+from mmkv_bench.store import store_notes
 from mmkv_bench.store.store import Store
 
 
@@ -23,14 +23,14 @@ def flipped(raw: bytes, bit: int) -> bytes:
 
 def test_no_bit_of_what_is_planned_changes_silently(tmp_path, caplog):
     store, cells = Store(tmp_path), {"a" * 16: ("docvqa", 1918), "b" * 16: ("chartqa", 20)}
-    study.note_planned(store, cells)
+    store_notes.note_planned(store, cells)
     file = tmp_path / "planned.json"
     raw = file.read_bytes()
-    assert study.planned_cells(tmp_path) == cells
+    assert store_notes.planned_cells(tmp_path) == cells
     for bit in range(0, len(raw) * 8, 5):
         caplog.clear()
         file.write_bytes(flipped(raw, bit))
-        assert study.planned_cells(tmp_path) == {} and "is damaged and was ignored" in caplog.text, bit
+        assert store_notes.planned_cells(tmp_path) == {} and "is damaged and was ignored" in caplog.text, bit
 
 
 def test_no_bit_of_a_judges_answer_changes_what_a_scorer_gets(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.study import PrimaryEndpoint, name_primary, primary_of
+from mmkv_bench.store.store_notes import PrimaryEndpoint, name_primary, primary_of
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.rows import load
 from tests.tables.examples import Example, markdown, zeros_and_ones

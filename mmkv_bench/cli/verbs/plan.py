@@ -73,17 +73,19 @@ def print_plan(
         launcher: `hydra.launcher` if Slurm runs the jobs, else None.
         given: this verb's flags, by default none.
     """
-    from mmkv_bench.forecast import passes, throughput
+    from mmkv_bench.forecast import prefill_counts, throughput
     from mmkv_bench.forecast.forecast import forecast, workloads_of
     from mmkv_bench.forecast.text import text
     from mmkv_bench.plan import preflight, stale_answers
-    from mmkv_bench.run.report import schedule, schedule_document
+    from mmkv_bench.run.console_output import schedule, schedule_document
     from mmkv_bench.store.store import Store
 
     given = reader("plan")[1].read([]) if given is None else given
     store = Store(plan.out)
     coverage, assumptions = plan.coverage(store), _assumptions(given, plan, launcher)
-    forecasts = forecast(plan, workloads_of(plan, coverage, store, assumptions), assumptions, passes.notes_of(plan))
+    forecasts = forecast(
+        plan, workloads_of(plan, coverage, store, assumptions), assumptions, prefill_counts.notes_of(plan)
+    )
     rates, older = throughput.rates(plan, coverage, store), stale_answers.other_versions(plan, store)
     disk = preflight.disk_of(plan, coverage, store)
     lacks = preflight.lacking(plan, disk)

@@ -16,8 +16,8 @@ from mmkv_bench.config.schema import Model
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.files import folder_fingerprint, model_files
 from mmkv_bench.models.load import load_model
-from mmkv_bench.run import inputs
-from mmkv_bench.run.inputs import Inputs
+from mmkv_bench.run import origin_checks
+from mmkv_bench.run.origin_checks import Inputs
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
 from tests import cover
@@ -121,7 +121,7 @@ def changed(kind: str, task: Path, model: Path) -> Path:
 def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tmp_path, monkeypatch, share):
     expected = tmp_path / "expected"
     done(expected, *command(task, model))
-    monkeypatch.setattr(inputs, "EVERY_S", 1e9)  # the look is the one at the end
+    monkeypatch.setattr(origin_checks, "EVERY_S", 1e9)  # the look is the one at the end
     for kind in cover.turn(("weights", "code", "data", "gone"), 0, share):
         root, kept = tmp_path / kind, Path(shutil.copytree(task, tmp_path / f"kept-{kind}"))
         weights = (model / "model.safetensors").read_bytes()
@@ -154,8 +154,8 @@ def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tm
 
 def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, tmp_path, monkeypatch):
     """It looks once more when it ends, where nothing was answered since."""
-    monkeypatch.setattr(inputs, "EVERY_S", -1)
-    monkeypatch.setattr(inputs, "SELDOM", 0)
+    monkeypatch.setattr(origin_checks, "EVERY_S", -1)
+    monkeypatch.setattr(origin_checks, "SELDOM", 0)
     plain, calls = Inputs.committed, []
 
     def committed(self, rows):
@@ -171,7 +171,7 @@ def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, t
 
 
 def test_a_new_time_alone_stops_nothing(task, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "EVERY_S", -1)
+    monkeypatch.setattr(origin_checks, "EVERY_S", -1)
     plain = Inputs.committed
 
     def committed(self, rows):

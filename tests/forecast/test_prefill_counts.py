@@ -10,7 +10,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextMod
 
 from mmkv_bench.compression.session import Session
 from mmkv_bench.config.compose import compose
-from mmkv_bench.forecast.passes import caches_held, observed_bytes, passes, questions_per_document
+from mmkv_bench.forecast.prefill_counts import caches_held, observed_bytes, passes, questions_per_document
 from mmkv_bench.plan.planner import outline
 from tests.each import each
 from tests.run.setting import done
