@@ -33,8 +33,12 @@ _INDENT = " " * 11
 
 @dataclass(frozen=True)
 class PromptSize:
-    """Sizes of a dataset's first prompt: all tokens, visual tokens, and the tokens that the budget applies to (fewer than all
-    under query_agnostic)."""
+    """Sizes of a dataset's first prompt.
+
+    tokens: all tokens.
+    visual_tokens: visual tokens.
+    context_tokens: tokens to which the budget applies; fewer than all under query_agnostic.
+    """
 
     tokens: int
     visual_tokens: int
@@ -49,7 +53,7 @@ def card(
     notes: Sequence[str] = (),
     width: int | None = None,
 ) -> str:
-    """Return the card as text.
+    """Return the text that a run prints before it starts: model, cache sizes, budgets, datasets and number of rows.
 
     Args:
         rows_done: dataset to number of stored rows.
@@ -74,7 +78,7 @@ def card(
 
 
 def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
-    """Return lines about the model, its weights and its cache's bytes per token."""
+    """Return lines of text about the model: its name, its weights, and the bytes per token of its KV cache."""
     model, cell, family = plan.model, plan.cells[0], _family(plan)
     held = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     where = "" if loaded is None else f", on {loaded.device}"
@@ -94,7 +98,7 @@ def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
 
 
 def _beside(family: ModelFacts) -> list[str]:
-    """Return a line about layers that are not compressed, or no line if all layers are compressed."""
+    """Return a line of text about layers that are not compressed. Without such layers, return no line."""
     states = family.states
     kinds = [
         *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
@@ -105,7 +109,10 @@ def _beside(family: ModelFacts) -> list[str]:
 
 
 def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
-    """Return lines with the number of rows, done and missing, and with the notes."""
+    """Return lines of text with the numbers of done and missing rows of a run, and with notes.
+
+    rows_done: dataset to number of stored rows.
+    """
     rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
     todo = f"{rows - done} to make" if done < rows else "nothing to generate"
     shard = plan.answering.selection.shard
@@ -126,7 +133,7 @@ def wrapped(lines: Sequence[str], width: int | None) -> str:
 
 
 def columns(stream: TextIO) -> int | None:
-    """Return the width of a terminal, or None for other streams, whose lines are not wrapped."""
+    """Return the width of a terminal in columns, or None for other streams."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -139,7 +146,7 @@ def _each(values: Iterable[object]) -> str:
 
 
 def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
-    """Return lines with the size of the first prompt's cache, full and under each budget."""
+    """Return lines with the bytes of the KV cache of a dataset's first prompt: full, and under each budget."""
     per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
     whole = size(prompt.tokens * per_token)
     lines = [f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {whole} cache"]
@@ -173,7 +180,11 @@ _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
 
 
 def schedule(plan: Plan, coverage: Coverage) -> str:
-    """Return the model and one table per group of datasets with equal counts. coverage: which rows of the plan are stored."""
+    """Return the text of `mmkv-bench plan`: the model, and one table per group of datasets with equal counts of cells and
+    rows.
+
+    coverage: which rows of the plan are stored.
+    """
     done = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
@@ -188,7 +199,7 @@ def schedule(plan: Plan, coverage: Coverage) -> str:
 
 
 def schedule_document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
-    """Return the schedule as data: datasets with their cells and counts, and the notes."""
+    """Return `schedule` as data for JSON: datasets with their cells and counts of rows, and notes."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
@@ -212,7 +223,10 @@ def _counts(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
 
 
 def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
-    """Return one table line per method and reading (a paper's text or its released code), with sums of cells and rows."""
+    """Return the lines of a dataset's table, one per method and reading, with sums of cells and rows.
+
+    A reading is the variant of a method: as its paper's text says, or as its released code does.
+    """
     answered, statuses = coverage.answered(part), coverage.statuses(part)
     groups: dict[tuple[str, str | None], list[int]] = {}
     for place, cell in enumerate(part.cells):
@@ -237,7 +251,7 @@ FIDELITY_METRICS = {"fidelity_kl_all", "fidelity_kl_first"}
 
 
 class Report:
-    """The report of one run.
+    """The text that a run prints at its end: tables, failures, notes, and with `json=true` one JSON document.
 
     Args:
         coverage: which rows of the plan are stored.
@@ -258,7 +272,7 @@ class Report:
         judge: str | None = None,
         stopped: Mapping[str, str] | None = None,
     ) -> None:
-        """Print the report.
+        """Print what a run prints at its end: tables, notes, failures, and with `json=true` one JSON document.
 
         Args:
             generated: dataset to number of samples answered by this run.
@@ -305,7 +319,7 @@ class Report:
             print(json.dumps(document, default=str))
 
     def _other_names(self) -> list[str]:
-        """Return a sentence for each method whose cells an earlier run stored under another name."""
+        """Return a sentence for each method whose rows an earlier run stored under another name."""
         stored = dict(zip(*map(self.rows.cells.get, ("cell", "method")), strict=True))
         names = {(cell.method, stored.get(cell.cell, cell.method)): None for cell in self.cells}
         return [
@@ -316,7 +330,7 @@ class Report:
         ]
 
     def _reason(self) -> str:
-        """Return the most frequent failure as text, with its number of rows."""
+        """Return the most frequent error message of the run's failed rows, with its number of rows."""
         rows = self.store.responses([cell.cell for cell in self.cells], ("status", "error"))
         failures = rows.filter(pc.not_equal(rows["status"], "ok")).to_pylist()
         reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)
@@ -336,15 +350,17 @@ class Report:
         return "Nothing to do: every cell has every sample, and all answers are scored."
 
     def _more(self) -> list[str]:
-        """Return a sentence if the tables cover samples that this run did not ask for (a smaller limit, one shard)."""
+        """Return a sentence if the tables include samples outside this run's selection (its limit or shard), else nothing."""
         asked = {part.dataset: len(part.samples) for part in self.parts}
         larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
         parts = [f"{name} {n} samples, but this run asked for {asked[name]}" for name, n in sorted(larger.items())]
         return [f"note: the tables cover all stored samples: {'; '.join(parts)}"] if parts else []
 
     def _unmeasured(self) -> list[str]:
-        """Return a sentence if stored answers lack measures that this run asks for, because measures are taken only while
-        answering."""
+        """Return a sentence if stored answers lack measures that this run asks for, else nothing.
+
+        Such measures are taken only while an answer is generated.
+        """
         if not self.plan.answering.shares_prefill:
             return []
         wanted: dict[str, dict[str, set[str]]] = {}
@@ -371,7 +387,7 @@ class Report:
         )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells in which no metric of a measure has a value for every sample. metrics_of: cell to metrics."""
+        """Return the cells in which some measure has no metric with a value for every sample. metrics_of: cell to metrics."""
         whole = {
             row["cell"]
             for row in self.metrics
@@ -380,7 +396,7 @@ class Report:
         return [cell for cell in metrics_of if cell not in whole]
 
     def _tables(self) -> str:
-        """Return tables of this run's cells. Scores per kind of question are left out; rows have them."""
+        """Return the score tables of this run's cells as text, without scores per kind of question."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.rows import frames

@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 class Dispatcher:
-    """The assignment of samples to processes. Thread-safe: a thread serves each process."""
+    """Assigns the samples (questions) of a run to its processes, one at a time. Thread-safe: one thread serves each process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -49,7 +49,10 @@ class Dispatcher:
         return theirs
 
     def take(self, owner: int, key: Key) -> bool:
-        """Assign the sample to this process. Return False if another process has it."""
+        """Assign a sample to the process `owner`. Return False if another process has it.
+
+        key: dataset and id of the sample.
+        """
         with self._changed:
             if key in self._owners:
                 return False
@@ -63,7 +66,11 @@ class Dispatcher:
             self._done.add(key)
 
     def again(self, owner: int) -> bool:
-        """Wait until samples are freed or no other process is at work. Return whether samples were freed since the last call."""
+        """Wait until a process dies and frees samples, or no other process is at work. Return whether samples were freed
+        since the last call.
+
+        owner: the process that asks.
+        """
         with self._changed:
             self._waiting.add(owner)
             self._changed.notify_all()
@@ -75,7 +82,7 @@ class Dispatcher:
             return found
 
     def died(self, owner: int) -> None:
-        """Free the samples that a process was given but had not answered."""
+        """Make the samples available again that the process `owner` had taken but not answered."""
         with self._changed:
             self._seen.pop(owner, None)
             lost = [key for key, of in self._owners.items() if of == owner and key not in self._done]
@@ -101,9 +108,11 @@ class Dispatcher:
 
 
 class SampleQueueClient:
-    """This process's connection to the dispatcher, which assigns samples. Without a dispatcher the process gets all samples.
+    """A process's connection to the `Dispatcher`, which decides which process answers a sample.
 
-    check: called while this process waits; an exception ends the wait.
+    Without a dispatcher the process answers all samples.
+
+    check: called while the process waits; an exception ends the wait.
     """
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
@@ -111,16 +120,16 @@ class SampleQueueClient:
         self._pipe = None if number is None else Connection(os.dup(int(number)))
 
     def take(self, dataset: str, sample: str) -> bool:
-        """Return whether this process must answer the sample now."""
+        """Ask for a sample. Return whether this process must answer it now."""
         return self._pipe is None or self._asked(self._pipe, "take", dataset, sample)
 
     def done(self, dataset: str, sample: str) -> None:
-        """Report the sample as stored."""
+        """Tell the dispatcher that a sample's answers are stored."""
         if self._pipe is not None:
             self._pipe.send_bytes(json.dumps(["done", dataset, sample]).encode())
 
     def again(self) -> bool:
-        """Wait until a process dies and leaves samples, or no other process is at work. Return whether there are such samples."""
+        """Wait until another process dies or none is at work. Return whether a process died and left samples without answers."""
         return self._pipe is not None and self._asked(self._pipe, "again")
 
     def close(self) -> None:

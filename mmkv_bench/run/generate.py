@@ -50,8 +50,10 @@ log = logging.getLogger(__name__)
 
 
 def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
-    """Return the decode rules for answers to a dataset with these generation settings. Raises UnsupportedError for sampling,
-    beams and settings that are not supported."""
+    """Return the decode rules (new tokens, stop texts) for a dataset with the generation settings `settings`.
+
+    Raises UnsupportedError for sampling, beam search, and settings that are not supported.
+    """
     return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
 
 
@@ -66,10 +68,14 @@ def encoded(
     shared: SharedMedia | None = None,
     replays: bool = False,
 ) -> EncodedPrompt:
-    """Encode the request's prompt within `timeout_s`. It is cut if its dataset allows this and the model's context is too short.
+    """Encode a request (a sample's question with its media) as prompt tokens, within `timeout_s`.
 
-    share, replays: see `encode`.
-    tokens: cut the middle of the text to this number of tokens, but to no fewer than `LEAST_TEXT`.
+    The prompt is cut if it is too long for the model and its dataset allows a cut.
+
+    Args:
+        identity: name of the sample, which seeds random streams.
+        tokens: cut the middle of the text to this number of tokens, but to no fewer than `LEAST_TEXT`.
+        share, shared, replays: see `encode`.
 
     Raises:
         GenerationTimeout: the chat template or processor takes longer. Also raises the errors of `encode`.
@@ -101,28 +107,30 @@ def encoded(
 
 
 def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | None:
-    """Return the compiled decode step under `decode=compiled`. All datasets of a run share it, so that nothing is compiled
-    twice."""
+    """Return the compiled decode step if `decode=compiled`, else None. All datasets of a run share the step, so it is
+    compiled once."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
 @dataclass(eq=False)
 class Answering:
-    """Answers each request of one dataset with every cell that has no row for the sample yet.
+    """Answers the requests of one dataset. Each request (one sample's question) is answered by every cell that lacks a row
+    for it.
 
-    Rows are committed per sample, or per cell and sample if cells share no prefill.
+    A cell is one method at one budget (and protocol, reading, seed). The rows of a sample are committed together; if cells do
+    not share a prefill, each row is committed by itself.
 
     Args:
         loaded: the model.
         cells: the dataset's cells.
         done: cell to sample ids that have rows.
         writer: destination of rows; None stores nothing.
-        after: called with each committed sample's rows (progress, tracking).
-        committed: called with the number of rows of each commit, which is 1 if cells share no prefill.
-        measures: the dataset's measures in addition to its metrics (`specs.MEASURES`). These and fidelity need a shared prefill;
-            `sharing=off` leaves them null.
+        after: called with the rows of each committed sample.
+        committed: called with the number of rows of each commit.
+        measures: measures of the dataset besides its metrics (`specs.MEASURES`). Like fidelity, they need a shared prefill,
+            and are null under `sharing=off`.
         step: the result of `compiled_step`.
-        watch: called with a request, its prompt and the cells' results for that prompt before rows are stored.
+        watch: called with a request, its prompt and the cells' results before rows are stored.
     """
 
     loaded: LoadedModel
@@ -153,18 +161,20 @@ class Answering:
         self._document: DocumentPrompts | None = None  # of the last sample, if its dataset has several questions
 
     def pending(self, sample_id: str) -> int:
-        """Return the number of cells that lack a row for a sample."""
+        """Return the number of cells that lack a row for this sample."""
         return sum(sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def wants(self, sample: SampleRef) -> bool:
-        """Tell whether a sample belongs to this run and shard, and some cell has no row for it."""
+        """Tell whether a sample is in this run's selection (limit, ids and shard) and lacks a row in some cell."""
         asked = bool(chosen([sample], self.config.selection))
         return asked and self.pending(sample.sample_id) > 0
 
     @property
     def asks_groups(self) -> bool:
-        """Tell whether a cell needs all questions about a document: it compresses a document once for several questions, or is
-        compared with such a cell."""
+        """Tell whether all questions about a document must be known together.
+
+        This is so if a cell compresses a document once for several questions, or is compared with such a cell.
+        """
         return any(cell.rule.cuts for cell in self.cells)
 
     def close(self) -> None:
@@ -173,8 +183,11 @@ class Answering:
             self._engine = None
 
     def __call__(self, request: Request) -> str:
-        """Answer one request with every cell that has no row for it. lmms-eval's loop gets the returned text but does not
-        score it, because scoring replays rows."""
+        """Answer one request with every cell that lacks a row for it, and commit the rows. Return one answer's text for
+        lmms-eval's loop.
+
+        lmms-eval does not score that text, because scoring reads the stored rows.
+        """
         pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
         specs = [self.specs[cell.cell] for cell in pending]
         identity = f"{request.dataset}/{request.sample_id}"
@@ -191,8 +204,13 @@ class Answering:
         return rows[0]["answer"] or ""
 
     def _results(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
-        """Yield results when they can be stored: all cells of a shared prefill together, otherwise cell by cell, so that an
-        interrupted sample keeps its finished cells. An exception becomes the status of the remaining cells."""
+        """Yield lists of results (one per cell) that can be committed together.
+
+        Cells that share a prefill are in one list. Other cells get a list each, so an interrupted sample keeps its finished
+        cells. An exception becomes the status of the cells that have no result yet.
+
+        specs: the cells to answer with.
+        """
         left = list(specs)
         try:
             for results in self._answer(request, identity, specs):
@@ -232,8 +250,8 @@ class Answering:
             )
 
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
-        """Encode the request's prompt. If a cell compresses a document once for several questions, encode all questions about it
-        too."""
+        """Encode the request's prompt. If a cell compresses a document once for several questions, the prompt includes all of
+        them."""
         asked, device = request.document, self.loaded.device
         if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return self._encoded(request, identity, device)
@@ -270,7 +288,8 @@ class Answering:
         return replace(own, document=replace(self._document, number=asked.number, waiting=waiting))
 
     def _waiting(self, request: Request, document: DocumentPrompts) -> tuple[int, ...]:
-        """Return the numbers of the document's questions that will be asked later, with the same cells and decode rules."""
+        """Return the indices of the document's questions that will be asked later in this run, with the same cells and decode
+        rules."""
         if request.document is None:
             return ()
         rules, own, names = self._rules_for(request), request.document.number, request.document.sample_ids
@@ -281,7 +300,7 @@ class Answering:
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
-        """Yield the results of cells that answer this prompt."""
+        """Answer an encoded prompt. Yield lists of results (one per cell in `specs`) that can be committed together."""
         rules = self._within_context(self._rules_for(request), prompt)
         for results in self._generated(prompt, specs, rules, extras):
             if rules is not self._rules_for(request):
@@ -294,7 +313,10 @@ class Answering:
             yield results
 
     def _within_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
-        """Limit new tokens to the model's free positions. An answer's last token needs no position."""
+        """Return the decode rules with the number of new tokens limited to the model's free positions.
+
+        An answer's last token needs no position.
+        """
         most = self.loaded.family.max_context
         room = rules.max_new_tokens if most is None else most - prompt.length + 1
         return rules if room >= rules.max_new_tokens else rules.shortened(room)
@@ -321,8 +343,9 @@ class Answering:
         yield self._engine.answer(prompt, specs, extras)
 
     def _extras(self, request: Request) -> ExtraMeasures:
-        """Return what to measure besides the answer. If the reference answer cannot be tokenized, a warning is logged and
-        measures that need it are left out.
+        """Return what to measure for a request besides its answer, such as the likelihood of the reference answer.
+
+        If the reference answer cannot be tokenized, a warning is logged and the measures that need it are left out.
         """
         reference: tuple[int, ...] = ()
         continuation = "continuation" in self.measures
@@ -355,7 +378,7 @@ class Answering:
         )
 
     def _rules_for(self, request: Request) -> DecodeRules:
-        """Return the request's decode rules. They are read once, because a task's samples share them."""
+        """Return the decode rules of a request. They are computed once, because all samples of a task share them."""
         key = repr(sorted(request.generation.items(), key=lambda item: item[0]))
         if self._rules is None or self._rules[0] != key:
             self._rules = (key, decode_rules(self.loaded, request.generation))
@@ -376,7 +399,7 @@ class Answering:
 
 
 def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, Any]:
-    """Return a response row with a failure's status and without an answer, so that nothing can be scored."""
+    """Return a response row changed to a failure: with `status` and `error`, and without an answer that could be scored."""
     empty: dict[str, Any] = {
         "status": status,
         "error": error,
@@ -394,10 +417,12 @@ def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, 
 def prompt_row(
     request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None, rendered: str | None
 ) -> dict[str, Any]:
-    """Return a sample's row of the table `prompts`.
+    """Return a sample's row of the table `prompts`, which stores the question for reports.
 
-    dataset: the dataset's name in the cells' rows. fingerprint: the model's. visual: the result of `visual_places`. rendered: the
-    prompt's text.
+    dataset: the dataset's name in rows.
+    fingerprint: checksum of the model.
+    visual: the result of `visual_places`.
+    rendered: text of the whole prompt.
     """
     return {
         "prompt_hash": request.prompt_hash,
@@ -415,8 +440,10 @@ def prompt_row(
 
 
 def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the messages' text in order, with `<image>` and `<video>` for media. If there are several turns, each starts with
-    its role."""
+    """Return the text of chat messages in order, with `<image>` and `<video>` in place of media.
+
+    If there are several turns, each starts with its role.
+    """
     turns = []
     for turn in messages:
         parts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]
@@ -425,10 +452,10 @@ def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
-    """Return the position and the picture box of each visual token, six numbers per token: index in the prompt, number of the
-    image, top, bottom, left, right. The last five are -1 if the token shows no part of an image.
+    """Return where each visual token is in the prompt and in its picture: six numbers per token, in one flat list.
 
-    Return None if the family's rule is unknown, or the prompt has videos.
+    The numbers are: index in the prompt, number of the image, and the box's top, bottom, left and right. The last five are -1
+        for a token that shows no part of an image. Return None if the family's rule is unknown or the prompt has videos.
     """
     from mmkv_bench.families.registry import token_boxes
 

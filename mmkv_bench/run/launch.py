@@ -33,7 +33,7 @@ RUN = (sys.executable, "-m", "mmkv_bench")
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """One process to start: its command line, additions to its environment, and the file for its output."""
+    """A process to start: its command line, additional environment variables, and the file for its output."""
 
     name: str
     command: tuple[str, ...]
@@ -42,8 +42,12 @@ class Worker:
 
 
 def launch_in_job(overrides: Sequence[str], asked: int) -> int:
-    """Split the work of a sweep's job, which may be a shard or a whole run, over `asked` devices. A stop signal is passed on to
-    the processes, which store their current samples, and then raised as `Stopped`.
+    """Run one job of a sweep in several processes, one per device. Return the exit code.
+
+    A stop signal is passed on to the processes, which store their current samples. Then `Stopped` is raised.
+
+    overrides: overrides of a run, perhaps of one shard.
+    asked: number of devices that the job requested.
 
     Raises:
         ConfigError: as `launch`, or the job sees no device.
@@ -67,7 +71,7 @@ def launch(
     run: Sequence[str] = RUN,
     seen: Sequence[str] | None = None,
 ) -> int:
-    """Split the run that these overrides describe. Return its exit code.
+    """Run one configuration in several processes of this machine, then score it. Return the exit code.
 
     Args:
         overrides: as for a run.
@@ -133,8 +137,12 @@ def launch(
 
 
 def _stopped(failed: Mapping[Worker, int]) -> list[str]:
-    """Return log lines about stopped datasets if no process failed for another reason, else no lines. If there are lines, the
-    other datasets are scored."""
+    """Return log lines about stopped datasets, if that is the only reason for which processes failed, else no lines.
+
+    With such lines, the other datasets are scored.
+
+    failed: process to its exit code.
+    """
     from mmkv_bench.run.console_output import STOPPED
 
     if any(code != 1 for code in failed.values()):
@@ -152,13 +160,15 @@ def workers(
     spread: bool = False,
     named: str = "process",
 ) -> list[Worker]:
-    """Return the processes of a split run.
+    """Return the processes of a split run, not started yet.
 
     Args:
+        overrides: overrides of the run.
+        count: number of processes.
         devices: visible devices, assigned in turn. Empty on CPU, where the cores are divided instead.
-        out: the result folder, whose `logs` keep the processes' output.
+        out: the result folder, whose `logs` get the processes' output.
         spread: whether a process takes several devices (`model.device_map`).
-        named: prefix of the logs' names; jobs of one folder need different prefixes.
+        named: prefix of the logs' names. Jobs that share a folder need different prefixes.
     """
     made = []
     for index in range(count):
@@ -176,9 +186,9 @@ def workers(
 
 
 def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
-    """Run processes side by side until all have ended, and distribute samples. Their stderr is shown with their name in front.
-    Return those that failed, with their exit codes (negative for a signal).
+    """Start processes, distribute samples to them, and wait until all have ended. Return exit codes of failed processes.
 
+    Exit codes are negative for a signal. Each line that a process writes to stderr is shown with the process's name in front.
     Ctrl-C, or a remembered stop signal (`signals.deferred`), ends all processes and is raised again.
     """
     running, dispatcher = [], Dispatcher()
@@ -216,7 +226,10 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
 
 
 def visible_devices(setting: str) -> list[str]:
-    """List devices in the form of CUDA_VISIBLE_DEVICES. Empty for `model.device=cpu` and on machines without devices."""
+    """List the devices of this machine in the form of CUDA_VISIBLE_DEVICES. Empty without devices and for `setting` cpu.
+
+    setting: value of `model.device`.
+    """
     if setting == "cpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -226,8 +239,10 @@ def visible_devices(setting: str) -> list[str]:
 
 
 def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
-    """Return the number of processes: `processes` if given, otherwise one per device. A model that spans several devices gets
-    one process, because nobody states how many devices it takes."""
+    """Return the number of processes: `processes` if given, else one per device.
+
+    A model that spans several devices (`spread`) gets one process, because its number of devices is unknown.
+    """
     if processes is None and not devices:
         raise ConfigError(
             "this machine has no device, so the number of processes cannot be derived; give --processes N"
@@ -236,7 +251,7 @@ def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
 
 
 def _longest_first(plan: Plan) -> list[str]:
-    """Return an override that sorts datasets by work, the most first: samples times maximum tokens per answer."""
+    """Return an override that sorts the datasets by work (samples times maximum tokens per answer), the most first."""
     if len(plan.parts) < 2:
         return []
     from mmkv_bench.plan.planner import longest_first

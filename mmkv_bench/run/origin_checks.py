@@ -31,7 +31,7 @@ READ_BELOW = 1 << 26  # files with fewer bytes are read to know their content
 
 
 class Inputs:
-    """The files on which one dataset's answers depend. They must not change during a run.
+    """The files on which one dataset's answers depend, with checks that they do not change during a run.
 
     Args:
         model: files of weights, configuration and processor.
@@ -52,14 +52,20 @@ class Inputs:
         self._stopped: ConfigError | DataError | None = None
 
     def committed(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Note a sample's rows, and check the files if the last check is old enough. Raises the errors of `look`."""
+        """Remember the rows of a committed sample, and check the files if the last check is old. Raises the errors of `look`."""
         self._since.append(rows)
         if time.monotonic() >= self._next:
             self.look()
 
     def look(self) -> None:
-        """Check all files. If one changed, rows since the last check become failed rows, and this and later checks raise
-        ConfigError (a file of the model) or DataError (a file of the dataset)."""
+        """Check that no file has changed since the run began.
+
+        If one has, the rows since the last check become failed rows, and this and all later checks raise an error.
+
+        Raises:
+            ConfigError: a file of the model changed.
+            DataError: a file of the dataset changed.
+        """
         from mmkv_bench.run.generate import failed
 
         if self._stopped is not None:
@@ -96,11 +102,11 @@ class Inputs:
 
 
 def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str, Any], times: bool = False) -> None:
-    """Compare this process with the machine that began these cells, because no hash covers the machine.
+    """Refuse to add rows to cells whose rows come from another kind of machine. The cells' hashes do not cover the machine.
 
     Args:
         own: device, cpu and versions of this process (`provenance.collect`).
-        times: whether times will be added. Times depend on the CPU model in any precision.
+        times: whether times will be added, which depend on the CPU model in any precision.
 
     Raises:
         StoreError: a cell was begun on another device, in half precision on another kind of CPU, or under another lmms-eval.
@@ -123,10 +129,10 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 
 
 def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel) -> None:
-    """Compare the stored `prompt_format` of these cells with the loaded model's, because no hash covers it.
+    """Refuse to add rows to cells whose stored `prompt_format` differs from the loaded model's. No hash covers the format.
 
-    Rows older than the column are accepted, except for chat templates that take text or write the date, and for tokenizers whose
-    begin-of-text token was missing or doubled: older versions made other prompts of these.
+    Rows from before this column existed are accepted, unless older versions made other prompts for this model: with chat
+    templates that take text or write the date, and with tokenizers whose begin-of-text token was missing or doubled.
 
     Raises:
         ConfigError: the cells have rows with another prompt format.

@@ -10,7 +10,7 @@ from typing import Any, Self, TextIO
 
 
 class Progress:
-    """A counter of one run's samples.
+    """A progress display that counts the finished samples of a run.
 
     Args:
         total: number of samples to do, without those of earlier runs.
@@ -34,7 +34,7 @@ class Progress:
         return self
 
     def advance(self, samples: int = 1) -> None:
-        """Count finished samples."""
+        """Add finished samples to the count."""
         self.count += samples
         self._last = time.monotonic()
         if self._bar is not None:
@@ -74,7 +74,7 @@ class Progress:
         from rich.text import Text
 
         class Left(ProgressColumn):
-            """A column with the remaining time. rich's own column knows no speed before the second sample."""
+            """A progress column with the remaining time, also before the second sample (rich's own column has no speed then)."""
 
             def render(_, task):
                 return Text(self.left(), style="progress.remaining")
@@ -107,7 +107,7 @@ def waiting(what: str, stream: TextIO | None = None, log: bool = False) -> Itera
 
     Args:
         stream: destination, stderr by default; stdout stays for results.
-        log: if the stream is no terminal, write the text there, as a sign that a run has begun.
+        log: whether to write the text to a stream that is no terminal.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

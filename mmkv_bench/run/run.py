@@ -40,15 +40,17 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Plan and run a validated configuration, see `carry_out`."""
+    """Plan and run a validated configuration. Return the exit code of `carry_out`."""
     with waiting("planning"):
         plan = make_plan(config)
     return carry_out(plan)
 
 
 def carry_out(plan: Plan) -> int:
-    """Carry out a plan. Return 0, or 1 if a row of the run is a failure (its row has the reason), or if one of several datasets
-    stopped because of its data or scorer (reported at the end).
+    """Carry out a plan: generate missing answers, score them, print tables. Return the exit code.
+
+    The exit code is 1 if a row of the run is a failure (its row has the reason), or if one of several datasets stopped
+    because of its data or scorer. Otherwise it is 0.
 
     Raises:
         MMKVError: the run as a whole stops. The exception has the exit code.
@@ -118,16 +120,18 @@ def carry_out(plan: Plan) -> int:
 
 
 def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
-    """Read which rows of the plan are stored. Its rows are read once for coverage, scores and tables, until something is written.
-    A run that only generates reads no more than it needs to find missing rows."""
+    """Read the stored rows of a plan's cells. Return a reader that caches them, and which answers are stored.
+
+    The rows are read once for coverage, scores and tables, until something is written. A run that only generates reads just
+    what it needs to find missing rows.
+    """
     rows = ReadOnce(store, plan.names, further=COVERAGE_COLUMNS)
     return rows, plan.coverage(store, None if plan.stage == "generate" else rows.responses)
 
 
 # ---------------------------------------------------------------------- before work
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
-    """Refuse to mix rows with and without a shared prefill in one cell. Their answers are equal, but their times and memory are
-    not."""
+    """Refuse to mix rows with and without a shared prefill in one cell: answers are equal, but times and memory are not."""
     if plan.stage == "score":
         return
     wanted, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
@@ -141,8 +145,11 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
 
 
 def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
-    """Check the device and the data, then load the model. Refuse unsupported generation settings here, rather than in every
-    row."""
+    """Check device and data, then load the model and return it. Unsupported generation settings are refused here, not per
+    row.
+
+    todo: dataset to number of samples with missing answers.
+    """
     from mmkv_bench.run.generate import decode_rules
 
     parts = [part for part in plan.parts if todo[part.dataset]]
@@ -159,7 +166,8 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
 
 
 def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
-    """Return the size of each dataset's first prompt. A prompt that cannot be made is skipped; its row will report it."""
+    """Map each dataset to the size of its first prompt. A dataset whose prompt cannot be made is left out; its rows report
+    the error."""
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.generation.encode import lengths_of
     from mmkv_bench.run.generate import encoded
@@ -190,11 +198,12 @@ def _generate(
     track: WandbTracker | None,
     stopped: dict[str, str],
 ) -> None:
-    """Generate the missing answers, except those that other processes answer.
+    """Generate the plan's missing answers and store them, except those that other processes answer.
 
     Args:
         todo: dataset to number of samples with missing answers.
-        stopped: gets the datasets that could not be finished, with the reason.
+        track: the tracker that shows progress, or None.
+        stopped: filled by this function: dataset that could not be finished to the reason.
     """
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.evaluation.grader import RunningScores
@@ -224,7 +233,7 @@ def _generate(
                 check_stop()
 
             def wanted(sample: SampleRef) -> bool:
-                """Tell whether this process must answer the sample. A sample of another process counts as progress."""
+                """Tell whether this process must answer the sample. A sample of another process is counted as progress."""
                 if not answering.wants(sample):
                     return False
                 mine = queue.take(part.dataset, sample.sample_id)
@@ -258,8 +267,13 @@ def _generate(
 
 @contextmanager
 def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
-    """Enter a block that works on one dataset. If the run has other datasets, a fault of this one's data or scorer is recorded in
-    `stopped` instead of raised.
+    """Run a block that works on one dataset.
+
+    If the run has other datasets, an error in this one's data or scorer is written into `stopped` (dataset to reason) instead
+    of raised.
+
+    parts: the run's datasets.
+    label: the block's dataset.
     """
     try:
         yield
@@ -272,7 +286,10 @@ def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) 
 def _score(
     store: Store, parts: Sequence[DatasetShare], stale: Collection[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
-    """Score stale cells and return their number. `stopped` gets the datasets that could not be scored."""
+    """Score the answers of the cells `stale` (scores missing or outdated). Return the number of newly scored cells.
+
+    stopped: filled by this function: dataset that could not be scored to the reason.
+    """
     done = 0
     for part in parts:
         waiting = {*stale}.intersection(cell.cell for cell in part.cells)

@@ -30,7 +30,7 @@ _OF_ANSWERS = ("sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
 class Answers:
-    """The stored answers of a dataset's cells.
+    """The stored answers of a dataset's cells (one cell is a method at a budget), read in blocks that fit into memory.
 
     reach: cell to 1 + the index of the last document that it answered, for all cells with an answer.
     failed: indices of documents whose answer failed in some cell.
@@ -55,8 +55,8 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Split the cells, in order, into blocks of about `AT_ONCE` answers, and yield each block while its answers are in
-        memory."""
+        """Split the cells, in order, into blocks of about `AT_ONCE` answers. Yield each block; its answers are in memory
+        until the next."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
         for block in _some(cells, self._room, AT_ONCE):
             self._held = None  # free memory before the next block is read
@@ -64,14 +64,14 @@ class Answers:
             yield block
 
     def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
-        """Split the cells of the current block, in order, into pieces of about `ROWS_AT_ONCE` answers. Yield each piece with its
-        response rows."""
+        """Split a block of cells, in order, into pieces of about `ROWS_AT_ONCE` answers. Yield each piece with its response
+        rows."""
         assert self._held is not None, "a block that `blocks` gave last"
         for part in _some(block, self._counts, ROWS_AT_ONCE):
             yield part, self._held.of(*(cell.cell for cell in part))
 
     def of(self, cell: str) -> dict[str, Answer]:
-        """Map the sample ids of a cell to its answers, in the order of the documents."""
+        """Map each sample id to the cell's answer, in the order of the documents. The cell must be in the current block."""
         from mmkv_bench.evaluation.samples import Answer
 
         own = self._held.of(cell) if self._held is not None and cell in self._held.places else None
@@ -92,7 +92,8 @@ def _some(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Ite
 
 
 class ByCell:
-    """A table with adjacent rows for each cell, split by cell. places: cell to (first row, number of rows)."""
+    """A table in which the rows of a cell are adjacent, for quick access by cell. places: cell to (first row, number of
+    rows)."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -116,13 +117,15 @@ _SCHEMA = pa.schema(
 
 
 class SampleRows:
-    """Rows of the table `samples`, collected in any order and returned cell by cell by `table`."""
+    """Collects rows of the table `samples` (the value of one metric for one answer) in any order. `table` returns them by
+    cell."""
 
     def __init__(self) -> None:
         self._tables = [_SCHEMA.empty_table()]
 
     def add(self, cell: str, dataset: str, scores: Iterable[SampleScore]) -> None:
-        """Add the scores of a cell. Samples that are not generated yet (another shard, an interrupted run) get no row."""
+        """Add the scores of a cell's answers. A sample without an answer (of another shard or an interrupted run) gets no
+        row."""
         own = [score for score in scores if score.status != "missing"]
         if own:
             columns: dict[str, Sequence[Any]] = dict(zip(own[0]._fields, zip(*own, strict=True), strict=True))
@@ -130,11 +133,11 @@ class SampleRows:
             self._tables.append(pa.table({name: columns[name] for name in _SCHEMA.names}, _SCHEMA))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows given as dicts with all columns except the schema's version."""
+        """Add rows given as dicts with all columns except `schema_version`."""
         self._tables.append(pa.Table.from_pylist(rows, _SCHEMA))
 
     def add_table(self, rows: pa.Table, without: Collection[str] = ()) -> None:
-        """Add the rows of a table, except those of metrics in `without`. The column `parts` may be missing."""
+        """Add the rows of an Arrow table, except those of the metrics `without`. The column `parts` may be missing."""
         if "parts" not in rows.column_names:
             rows = rows.append_column("parts", pa.nulls(rows.num_rows, _SCHEMA.field("parts").type))
         kept = rows.select(_SCHEMA.names).cast(_SCHEMA)
@@ -143,17 +146,17 @@ class SampleRows:
         self._tables.append(kept)
 
     def table(self) -> pa.Table:
-        """Return all rows, grouped by cell, cells in the order of their first row."""
+        """Return all rows added so far as one table, grouped by cell in the order in which the cells were added."""
         rows = pa.concat_tables(self._tables)
         place = pc.index_in(rows["cell"], value_set=rows["cell"].unique()).to_numpy()
         return rows.take(np.argsort(place, kind="stable"))
 
 
 class Measuring:
-    """Extra metrics of a dataset's cells (`extra_metrics.py`).
+    """Computes the extra metrics of a dataset (`extra_metrics.py`), such as fidelity, from stored answers.
 
     cells: all cells of the dataset.
-    answered: the cells that have answers.
+    answered: hashes of the cells that have answers.
     """
 
     def __init__(self, store: Store, cells: Sequence[Cell], answered: Collection[str]) -> None:
@@ -164,7 +167,10 @@ class Measuring:
         self._full = store.responses(list(full.values()), COLUMNS)
 
     def of(self, rows: pa.Table, dataset: str) -> Iterator[pa.Table]:
-        """Yield rows of the table samples. rows: response rows of some cells, with the columns that the measures read."""
+        """Compute extra metrics from response rows. Yield tables of `samples` rows.
+
+        rows: response rows of some cells, with the columns that the measures read.
+        """
         slim = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
         before = self._store.samples(slim) if slim else None
         if before is not None:

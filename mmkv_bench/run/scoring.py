@@ -48,12 +48,15 @@ def unscored(
     specs: Mapping[str, TaskSpec] | None = None,
     undigested: bool = False,
 ) -> list[str]:
-    """Return the cells that need scoring. A cell does if it was never scored, its answers or samples differ from the scored ones,
-    its metrics contradict its scores, its scorer's code or files changed, or the judge has not judged it.
+    """Return the hashes of the cells (methods at their budgets) whose answers must be scored.
 
+    A cell must be scored if one of these holds: it was never scored; its answers or samples differ from the scored ones; its
+    metrics contradict its scores per sample; its scorer's code or files changed; the judge has not judged it.
+
+    judge: the judge that scorers may ask; None for no judge.
     rows: the cells' rows, if some were read already.
-    specs: dataset to task. Scorers are checked for changes in these datasets only.
-    undigested: also return cells whose scores were stored without a digest of the answers, by an older version.
+    specs: dataset to task. Only scorers of these datasets are checked for changes.
+    undigested: also return cells whose scores were stored by an older version, without a digest of the answers.
     """
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
@@ -79,7 +82,11 @@ def unscored(
 def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
-    """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer."""
+    """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer.
+
+    metrics: the cells' rows of the table `metrics`.
+    specs, undigested: as in `unscored`.
+    """
     digested = [row for row in metrics if row["answers_digest"] is not None]
     other = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
     held = tally(store).digests if digested else {}
@@ -98,8 +105,9 @@ def _otherwise_scored(
 
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield (answers, scores) of the cells `names`, each with cell, sample and status. If there are many rows, split them by
-    cell.
+    """Yield pairs of tables for the cells `names`: their answers and their scores, each with cell, sample and status.
+
+    If there are many rows, each pair has some of the cells.
     """
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
@@ -111,7 +119,8 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
 
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
-    """Return the cells with a pair of sample and status that is in only one of the tables."""
+    """Return the cells whose answered samples differ from the scored ones: a (sample, status) pair is in only one of the
+    tables."""
     both = pa.concat_tables([answered, scored])
     key = keys(both, both.column_names)
     differing = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
@@ -119,7 +128,10 @@ def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
 
 
 def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
-    """Tell whether a metric needs this judge, because the stored scores are unjudged or come from another judge."""
+    """Tell whether a metric must be scored with this judge, because its scores are unjudged or come from another judge.
+
+    row: the metric's row of the table `metrics`.
+    """
     if judge.settings is None:
         return False
     if not_judged(row):
@@ -137,15 +149,16 @@ def score_dataset(
     judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
-    """Score what is not scored yet, then compute the metrics of all cells of the dataset (differences need `full`).
+    """Score answers of a dataset that have no current score, then compute the metrics of all of its cells.
+
+    Metrics of all cells are computed again because some are differences to `full`.
 
     Args:
         spec: the task.
         cells: this run's cells of the task.
         after: called after each scored cell.
-        judge: answers the scorers' questions; None asks nobody. An earlier judge's scores stay if this judge gives none
-            (score_rows.py).
-        stale: the cells to score, if known; None computes them by `unscored`.
+        judge: answers the scorers' questions; None asks no judge, and an earlier judge's scores stay.
+        stale: hashes of the cells to score, if known; None computes them by `unscored`.
 
     Returns:
         The number of newly scored cells; 0 leaves the store untouched.
@@ -174,9 +187,8 @@ def score_dataset(
             yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
     def rows_of(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
-        """Yield the `samples` rows of a block. A function of its own, so that its variables are freed before the next block is
-        read.
-        """
+        """Yield the `samples` rows of a block of cells. A separate function, so its variables are freed before the next block
+        is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
@@ -199,10 +211,11 @@ def score_dataset(
 
 
 class _Scored:
-    """The rows of a dataset's cells during scoring, unchanged and new, for a few cells at a time.
+    """The score rows of a dataset's cells while they are scored, both unchanged and new, for a few cells at a time.
 
-    rows: rows of the current cells.
-    aggregates, judges: (cell, metric) to lmms-eval's aggregate, and to the columns about the judge.
+    rows: `samples` rows of the current cells.
+    aggregates: (cell, metric) to lmms-eval's aggregate.
+    judges: (cell, metric) to the columns about the judge.
     reasons: cell, or (cell, metric), to the reason why there is no aggregate.
     answers: cell to the digest of the scored answers.
     scorer: digest of the scorer's code.
@@ -227,7 +240,7 @@ class _Scored:
                 self._keep(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Make these cells the current ones: drop the rows of the previous cells and read the stored rows of these."""
+        """Drop the rows of the previous cells, and read the stored score rows of these cells."""
         names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in names if name in self._stale]))
@@ -241,7 +254,7 @@ class _Scored:
         self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
-        """Add the scores of a pass. An earlier judge's scores stay if the pass has none."""
+        """Add the scores of a cell from one pass of the scorer. A stored judge's scores stay if this pass has none."""
         name = cell.cell
         for metric, value in (scores.aggregate or {}).items():
             self.aggregates[name, metric] = value
@@ -264,12 +277,11 @@ class _Scored:
     def _keep_judged(
         self, known: Row, stored: Sequence[Row], rows: dict[tuple[str, str], Row], scores: CellScores
     ) -> None:
-        """Merge stored scores of a judged metric into the rows of a new pass that would lose some of them.
+        """Keep stored scores of a judged metric that a new scoring pass would lose.
 
-        Such a metric keeps every stored score whose sample has none in this pass (a stored `ok` answer never changes). If this
-        pass had another judge than the stored one, the metric keeps all its stored scores, and samples without a score stay
-        unjudged: scores of two judges are never averaged. The new judge's answers are in its cache, so a later pass only has to
-        ask for the rest.
+        A stored score stays if its sample has none in this pass. If this pass had another judge than the stored scores, all
+        stored scores stay and samples without one stay unjudged, so that scores of two judges are never averaged. The new
+        judge's verdicts are cached, so a later pass asks only for the missing ones.
 
         known, stored: the metric's stored row of the table `metrics`, and its stored rows of `samples`.
         rows: (sample, metric) to the rows of this pass; changed in place.
@@ -300,7 +312,7 @@ class _Scored:
             self.reasons[name, metric] = known["lmms_eval_reason"] if same else scores.reason or together
 
     def metrics(self, samples: pa.Table) -> pa.Table:
-        """Return the rows of the table `metrics` computed from these `samples` rows. Each metric of a cell must be complete."""
+        """Compute rows of the table `metrics` from rows of `samples`, which must have all samples of each (cell, metric)."""
         own = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
         found = metrics_rows(frame(samples), own, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges)
         pa.default_memory_pool().release_unused()

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 
 def tracker(logger: Logger, shard: str, store: Store) -> WandbTracker:
-    """Return the tracker of `logger=wandb` for this process's shard of a run. Raises the errors of `WandbTracker`."""
+    """Return a Weights & Biases tracker for this process (`shard`) of a run with `logger=wandb`. Raises the errors of
+    `WandbTracker`."""
     name = shard.replace("/", "of")
     return WandbTracker(store.root, logger.mode, logger.project, logger.entity, run=logger.name, shard=name)
 
 
 def described(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return a resolved configuration for display: flat keys to filter by, lists joined by commas, and the whole configuration
-    under the key `run`."""
+    """Return a configuration as a tracker shows it: flat keys to filter by, and the whole configuration under the key `run`.
+
+    Lists in flat keys are joined by commas.
+    """
     return {
         "model": str(resolved["model"]["name"]),
         "weights": str(resolved["model"]["weights"]),
@@ -51,9 +54,9 @@ _SUMMARY = ("model", "dtype", "attention", "device", "dataset", "method", "budge
 
 
 def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
-    """Show the results of all rows in the folder as one summary, shared by all runs, processes and attempts.
+    """Show the results of all rows in the result folder as one summary run, shared by all processes and attempts.
 
-    worked: whether this run generated or scored something. If not, nothing is written unless a summary exists.
+    worked: whether this run generated or scored something. If not, an existing summary is updated but none is made.
     """
     if not (worked or (store.root / "wandb").is_dir()):
         return
@@ -77,12 +80,13 @@ log = logging.getLogger(__name__)
 
 
 class DatasetTracker:
-    """The numbers of one dataset that a tracker shows while the run works.
+    """Sends the running numbers of one dataset to a tracker.
 
-    Keys under the dataset's name: each sample's means over all cells, and the largest memory peak of a shared prefill. Keys under
-    `<dataset>/<cell>/`: `answers` and `failures` in the store, the dataset's metrics as means over this process's answers, and
-    for a cell that shared no prefill (column `measured`: own) means of `ttft_s` and `tpot_s` and the largest memory peak. Times
-    of a shared run belong to no single cell and are not shown under a cell.
+    Keys under the dataset's name are means of each sample over all cells (methods at their budgets), and the largest memory
+    peak of a shared prefill.
+    Keys under `<dataset>/<cell>/` are `answers` and `failures` in the store, and metrics as means over this process's
+    answers. A cell with its own prefill also has the means of `ttft_s` and `tpot_s` and the largest memory peak; times of a
+    shared prefill belong to no single cell.
 
     Args:
         coverage: the stored rows when the run began.
@@ -113,7 +117,7 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one sample's rows. Numbers per cell are sent from time to time, and with the last sample."""
+        """Add the rows of one sample. Numbers per cell are sent from time to time, and with the last sample."""
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
@@ -132,13 +136,13 @@ class DatasetTracker:
         self._track.log(shown)
 
     def close(self) -> None:
-        """Report the answers since the last report. There are some if another process had the last samples."""
+        """Send the numbers of samples added since the last time, if there are any."""
         if self._new:
             self._score()
             self._track.log(self._cells)
 
     def _score(self) -> None:
-        """Score the answers since the last report. If the scorer fails, only the running scores end."""
+        """Score the answers added since the last time. If the scorer fails, only the running scores end."""
         self._new = False
         waiting, self._unscored = self._unscored, []
         if self._scores is None or not waiting:
@@ -175,7 +179,7 @@ class DatasetTracker:
 
 
 def _add_peaks(largest: dict[str, float], label: str, row: Mapping[str, Any]) -> None:
-    """Update `<label>/<peak>` with a row's memory peaks."""
+    """Raise the maxima `largest["<label>/<peak>"]` to the memory peaks of a row."""
     for name in _PEAKS:
         if row.get(name) is not None:
             key = f"{label}/{name}"

@@ -29,11 +29,13 @@ _REST = [column.name for column in CELL_COLUMNS if column.identity and column.na
 
 
 def superseded(store: Store, cells: pa.Table) -> set[str]:
-    """Return the outdated cells: `store` holds the same cell under a newer `method_version`, with scores and with every sample
-    that the older cell answered.
+    """Return the hashes of outdated cells (a cell is one model x dataset x method x budget configuration).
 
-    cells: the whole table `cells`. Cells whose columns hide a secret are never outdated, because two of them may look equal and
-    differ in the secret.
+    A cell is outdated if `store` has the same configuration under a newer `method_version`, and if that newer cell has scores
+    and an answer to every sample that the older cell answered. Cells whose columns had a secret removed are never outdated,
+    because two of them may look equal and differ in the secret.
+
+    cells: the whole table `cells`, one row per cell.
     """
     groups: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
     for row in cells.select([*_REST, "method_version", "cell"]).to_pylist():
@@ -61,18 +63,18 @@ IN_MEMORY = 160 << 20
 
 
 def pack(store: Store, slim: bool = False) -> int:
-    """Rewrite the tables of `store` as few files, each below 10 MB, and remove the files they replace.
+    """Rewrite the tables of `store` as few parquet files, each below 10 MB, and remove the files that they replace.
 
-    The new files are small enough to publish. Reading gives the same rows, and later writes add files beside them.
+    The new files are small enough to publish. Reading them gives the same rows, and later writes add files beside them.
 
     Args:
-        slim: drop for good the values of response rows that `schema.SLIM` lists, as in rows in git.
+        slim: set to null the values of response rows that `schema.SLIM` lists. They cannot be restored.
 
     Returns:
-        The number of outdated cells that were dropped (`superseded`).
+        The number of outdated cells (see `superseded`) whose rows were dropped.
 
     Raises:
-        StoreError: samples are still in journals.
+        StoreError: samples are still in journals, the files of running writers.
     """
     store.check_version()
     store.remove_stale_files()
@@ -104,7 +106,7 @@ def _pack(store: Store, slim: bool) -> int:
 
 
 def _pack_diagnostics(store: Store) -> None:
-    """Pack `diagnostics`. Its rows belong to no cell, so the rows of one measurement are stored together."""
+    """Rewrite the table `diagnostics` as few files. Rows are grouped by measurement, because they belong to no cell."""
     before = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
@@ -113,11 +115,11 @@ def _pack_diagnostics(store: Store) -> None:
 
 
 class _Packing:
-    """The packed files of one table, made one after the other.
+    """Makes the packed files of one table.
 
     cells: the table `cells`.
     order: cell hashes, in the order in which packed files store the cells.
-    dropped: cells whose rows are left out.
+    dropped: hashes of cells whose rows are left out.
     slim: whether rows lose the values that `schema.SLIM` lists.
     """
 
@@ -130,11 +132,11 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Tell whether the table is too large to read whole, in which case rows are read and written a few cells at a time."""
+        """Tell whether the table (in `files`) has too many rows to be read whole and must be packed a few cells at a time."""
         return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
-        """Return the rows of the cells `names` (None: all cells), without dropped cells."""
+        """Return the table's rows of the cells `names` (None: all cells), without the rows of dropped cells."""
         rows = self._read(names)
         if self._dropped:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))
@@ -144,11 +146,11 @@ class _Packing:
         return packed(ordered(slimmed(rows) if self._slim else rows, self._order), level=level)
 
     def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
-        """Yield the packed files. Cells with similar answers are stored next to each other.
+        """Yield the content of each packed file. Cells with similar answers are stored next to each other.
 
-        Each step reads as many cells as should fill one file, estimated from the files packed so far.
+        Each step reads as many cells as should fill one file. Their number is estimated from the files packed so far.
 
-        before: the table's files, which the packed files will replace.
+        before: the table's present files, which the packed files will replace.
         """
         counts = self._counts()
         waiting = [name for name in arranged(counts, self._order) if name not in self._dropped]
@@ -166,8 +168,13 @@ class _Packing:
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
-        """Yield a function that reads the rows of neighbouring cells. A part of `responses` mixes the cells of a job, so its rows
-        are first regrouped by cell. Packed files, and most score files, already store one cell after another."""
+        """Yield a function from cell hashes (adjacent in the packing order) to their rows.
+
+        Files of `responses` that are not packed mix cells, so their rows are first regrouped by cell in a temporary file. All
+        other files already store one cell after another.
+
+        before: the table's present files.
+        """
         if self._table != "responses":
             yield self.rows
             return
@@ -209,15 +216,16 @@ class _Batch(NamedTuple):
 
 
 class RegroupedBlocks:
-    """An external sort of rows by cell, for rows that do not fit into memory. `of` returns the rows of neighbouring cells.
+    """An external sort of rows by cell, for rows that do not fit into memory. `of` returns the rows of adjacent cells.
 
-    Each input table is read once. Rows collect in memory up to some hundred megabytes. This lot is sorted by cell and written
-    to a temporary file in batches. The rows of neighbouring cells are then a few batches of each sorted lot.
+    Each input table is read once. Rows are collected in memory up to some hundred megabytes, sorted by cell, and written to a
+    temporary file in batches. To return the rows of some cells, a few batches of each sorted lot are read.
 
     Args:
-        file: an unnamed temporary file, which vanishes with the process. It needs space for all rows: about 2.5 times their
-            size in parts, and many times their size in packed files.
-        rows: tables of this schema, with rows of any cells in any order.
+        file: an unnamed temporary file, which vanishes with the process. It needs space for all rows: about 2.5 times the
+            size of parquet parts, and many times the size of packed files.
+        schema: schema of the tables in `rows`.
+        rows: tables with rows of any cells in any order.
         cells: the order of the cells. Rows of other cells are ignored.
 
     Raises:
@@ -248,7 +256,7 @@ class RegroupedBlocks:
         return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
 
     def _write(self, waiting: list[pa.Table]) -> None:
-        """Sort the rows of all `waiting` tables by cell, write them to the file in batches, and empty `waiting`."""
+        """Sort the rows of all tables in `waiting` by cell, write them to the temporary file in batches, and empty `waiting`."""
         # In one piece: taking rows from many chunks copies all chunks every time.
         lot = pa.concat_tables([no_rows(self._schema), *waiting]).combine_chunks()
         waiting.clear()
@@ -273,8 +281,13 @@ class RegroupedBlocks:
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:
-    """Write packed files, then remove the files `before`. A kill at any moment leaves the folder readable: files are removed in
-    an order that never lets older rows count again."""
+    """Write packed files into `folder`, then remove the files `before` that they replace.
+
+    A kill at any moment leaves the folder readable: files are removed in an order in which older rows never become current
+    again.
+
+    files: contents of the packed files.
+    """
     placed = set()
     for data in files:
         path = folder / f"packed-{checksum(data)}.parquet"

@@ -80,10 +80,10 @@ def lock_held(path: Path) -> Iterator[None]:
 
 
 def new_locked(hidden: Path) -> int:
-    """Create an empty, locked file. Return its descriptor, open for reading and appending. Raises OSError.
+    """Create an empty file and lock it. Return its descriptor, open for reading and appending. Raises OSError.
 
-    The lock tells `remove_stale` that a living process will name the file. If `remove_stale` removes the file between its
-    creation and the lock, another file is created.
+    The lock shows `remove_stale` that the file is in use. If `remove_stale` removes the file before it is locked, another
+    file is created.
     """
     for _ in range(100):
         file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -100,10 +100,11 @@ def new_locked(hidden: Path) -> int:
 
 
 class Staged:
-    """A file written and synced under a hidden name. `place` renames the file in one step; `drop` removes it.
+    """A file that is written and synced under a hidden name first. `place` then renames it to `final` in one step; `drop`
+    removes it.
 
-    The hidden name starts with a dot and ends in .tmp, so dataset readers never take the file for a part. Before `place`,
-    `final` may be set to another name in the same folder.
+    The hidden name starts with a dot and ends in .tmp, so readers of the store ignore the file. Before `place`, `final` may
+    be set to another name in the same folder.
     """
 
     def __init__(self, final: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -186,7 +187,12 @@ def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
 
 @contextmanager
 def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn an OSError inside the block into a StoreError with a remedy. Exceptions of type `gone` pass unchanged."""
+    """Turn an OSError inside the block into a StoreError with a remedy.
+
+    doing: what the block does, for the message.
+    root: the result folder, for the message.
+    gone: types of exceptions that pass unchanged.
+    """
     try:
         yield
     except gone:
@@ -206,9 +212,11 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
 
 
 def check_folder(folder: Path, need_bytes: int, kind: str = "result folder") -> None:
-    """Raise ConfigError unless files can be created in `folder` and `need_bytes` are free. `folder` may not exist yet.
+    """Raise ConfigError unless files can be created in `folder` and `need_bytes` are free there.
 
-    No file or folder is left behind. kind: the folder's name in messages.
+    `folder` may not exist yet. No file or folder is left behind.
+
+    kind: the folder's name in messages.
     """
     ancestor = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     remedy = f"Choose another {kind}"

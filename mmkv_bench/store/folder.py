@@ -42,7 +42,8 @@ EMPTY = (
 
 
 class StoreFolder:
-    """The folder of a store: its files, journals and locks. `Store` adds the tables."""
+    """The folder of a result store: its files, journals (rows of running writers) and locks. The subclass `Store` adds the
+    tables."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -51,12 +52,20 @@ class StoreFolder:
         self._warned: set[Path] = set()
 
     def check_writable(self, need_bytes: int = 64 << 20) -> None:
-        """Raise ConfigError unless rows can be written to this folder, StoreError if the store has another schema version."""
+        """Check that rows can be written to this folder and that `need_bytes` are free.
+
+        Raises:
+            ConfigError: the folder cannot be written, or its disk is full.
+            StoreError: the store has another schema version.
+        """
         check_folder(self.root, need_bytes)
         self.check_version()
 
     def prepare(self) -> None:
-        """Create the folders and the version mark before the first write. Raise StoreError if the store has another version."""
+        """Create the store's folders and its version file `store.json`, before the first write.
+
+        Raises StoreError if the store has another schema version.
+        """
         with disk_errors("preparing the result folder", self.root):
             for folder in ("journal", *SCHEMAS):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -66,13 +75,16 @@ class StoreFolder:
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold a lock inside the block, so that no other process replaces files of this store. For code that reads files and then
-        removes them."""
+        """Return a context manager that locks the store, so that no other process replaces its files. For code that reads
+        files and then removes them."""
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
-        """Write the samples of a journal that this process holds as a parquet file (a part), and remove the journal. Return the
-        number of samples."""
+        """Write the rows of a journal (file of one writer) as a parquet file, and remove the journal. Return the number of
+        samples.
+
+        This process must hold the lock of the journal.
+        """
         content = journal.read(path)
         records = _of_this_version(path, content.records)
         if records:
@@ -91,8 +103,11 @@ class StoreFolder:
         return len(records)
 
     def next_time(self) -> datetime:
-        """Return the current time, or a moment after the latest commit that this process has seen. So the newest row wins even
-        if clocks differ."""
+        """Return a commit time: now, or a moment after the latest commit that this process has seen if the clock is behind
+        it.
+
+        The newest row of a cell and sample counts, so commit times must grow even if the machines' clocks differ.
+        """
         now = datetime.now(UTC)
         if self._latest is not None:
             now = max(now, self._latest + timedelta(microseconds=1))
@@ -139,14 +154,14 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Read some columns of all files that `list_files` returns, sorted by name.
+        """Return some columns of a table, read from all files that `list_files` returns, in the order of their names.
 
-        Files are read one by one. That is as quick as a pyarrow dataset, whose import alone (with pandas) costs more than most
-        reads.
+        Files are read one by one. That is as quick as a pyarrow dataset, whose import alone costs more than most reads.
 
         Args:
-            cells, metrics: if given, only rows of these cells and metrics.
-            coded: return text columns dictionary-encoded, as in the files: one copy per distinct text instead of one per row.
+            columns: names of columns.
+            cells, metrics: if given, only rows of these cells and metrics are returned.
+            coded: return text columns dictionary-encoded, which keeps one copy of each distinct text.
 
         Raises:
             StoreError: another schema version, or a damaged file.
@@ -172,10 +187,12 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return current rows of the table `cells`, `samples` or `metrics`: rows that no other file replaces (see
-        `score_files.py`). Default: all cells and all columns.
+        """Return the current rows of the table `cells`, `samples` or `metrics`: the rows that no other file replaces.
 
-        coded: return text columns dictionary-encoded.
+        Args:
+            cells, metrics: if given, only rows of these cells (hashes) and metrics are returned.
+            columns: names of columns; None returns all.
+            coded: return text columns dictionary-encoded.
         """
         selected = SCHEMAS[table].names if columns is None else known_columns(table, columns)
         names = list(dict.fromkeys([*selected, "cell"]))
@@ -190,7 +207,7 @@ class StoreFolder:
             remove_stale(self.root / folder)
 
     def journals(self) -> list[Path]:
-        """List the journals. They hold the samples that are in no parquet file yet."""
+        """List the journals: files of running or killed writers, with the samples that are in no parquet file yet."""
         return sorted((self.root / "journal").glob("*.jsonl"))
 
     def pending_rows(self) -> Iterator[dict[str, Any]]:
@@ -225,7 +242,10 @@ def _of_this_version(path: Path, records: Sequence[Mapping[str, Any]]) -> Sequen
 
 
 class Writer:
-    """A writer of samples to a store, made by `Store.writer`. A context manager for one thread of one process."""
+    """A writer of samples (answers of all cells to one question) to a store, made by `Store.writer`.
+
+    It is a context manager for one thread of one process.
+    """
 
     def __init__(self, store: StoreFolder, worker: str, publish_every: int) -> None:
         self._store, self._worker, self._every = store, worker, publish_every
@@ -235,14 +255,16 @@ class Writer:
         self._folder: os.stat_result | None = None  # the store's folder at the first commit
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Store ONE sample with all its cells, or nothing. When this returns, the sample survives kill -9 and power failure.
+        """Store the rows of ONE sample (one question), one row per cell, or none of them.
 
-        rows: nullable columns may be left out. schema_version, worker and committed_at are filled in.
+        When this returns, the rows survive kill -9 and power failure.
+
+        rows: rows of `responses`. Nullable columns may be left out. schema_version, worker and committed_at are filled in.
         prompt: the sample's row of the table `prompts`, stored together with `rows`.
 
-        Raises StoreError: a row breaks the schema, rows of several samples, two rows of one cell, a disk that refuses. The
-        rows are then not stored. Only if the message says that publishing failed, they stay in the journal, where readers and
-        later runs see them.
+        Raises StoreError: a row breaks the schema, rows of several samples, two rows of one cell, or a disk that refuses. The
+            rows are then not stored, with one exception: if the message states that publishing failed, the rows stay in the
+            journal, where readers and later runs find them.
         """
         if os.getpid() != self._process:
             raise StoreError("a Writer belongs to the process that made it; open one in the forked process")
@@ -293,10 +315,10 @@ class Writer:
         self._samples += 1
 
     def publish(self) -> None:
-        """Turn the journal into a parquet part. Without unpublished samples it does nothing.
+        """Write the samples in the journal as a parquet file. Without unpublished samples, do nothing.
 
-        Raises StoreError if the disk refuses; the samples then stay in the journal. If the journal itself is gone, the message
-        says so.
+        Raises StoreError if the disk refuses; the samples then stay in the journal. The message differs if the journal is
+        gone.
         """
         if self._journal is None or os.getpid() != self._process:
             return
@@ -310,7 +332,8 @@ class Writer:
         self._journal = None
 
     def _vanished(self, more: int) -> StoreError:
-        """Return the error for a result folder that vanished. `more`: number of lost samples that were not in the journal."""
+        """Return the error for a result folder that vanished. more: number of lost samples in addition to those in the
+        journal."""
         lost = more
         if self._journal is not None:
             lost += self._samples

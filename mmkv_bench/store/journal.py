@@ -25,7 +25,12 @@ from mmkv_bench.store.files import canonical_json, checksum, locked, new_locked,
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a journal: its records, the bytes of its intact lines, and the length of a torn last line."""
+    """The content of a journal (a writer's file of records).
+
+    records: the records, one per sample.
+    data: the bytes of the intact lines.
+    torn: number of bytes of a damaged last line.
+    """
 
     records: list[dict[str, Any]]
     data: bytes
@@ -33,9 +38,12 @@ class Content:
 
 
 def read(path: Path) -> Content:
-    """Return all records of a journal, whoever writes it. A damaged last line is dropped and counted in `torn`.
+    """Return all records of a journal, also while another process writes it. A damaged last line is dropped and counted in
+    `torn`.
 
-    Raises FileNotFoundError if the journal has been published meanwhile, StoreError (file and line) for other damage.
+    Raises:
+        FileNotFoundError: the journal was published meanwhile.
+        StoreError: other damage; the message names file and line.
     """
     bad: int | None = None
     for attempt in range(3):
@@ -51,7 +59,8 @@ def read(path: Path) -> Content:
 
 
 def _parse(raw: bytes) -> tuple[Content, int | None]:
-    """Return the content, and the number of the first damaged line. The number is None if no line or only the last is damaged."""
+    """Parse a journal's bytes. Return its content and the number of the first damaged line before the last line, None without
+    one."""
     records: list[dict[str, Any]] = []
     start = 0
     while start < len(raw):
@@ -68,7 +77,7 @@ def _parse(raw: bytes) -> tuple[Content, int | None]:
 
 
 class Journal:
-    """A journal that this process writes. It is not thread-safe."""
+    """A journal that this process writes: a file with one checksummed line per record. Not thread-safe."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Create `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
@@ -116,7 +125,7 @@ class Journal:
 
 
 def claim(path: Path) -> int | None:
-    """Take over an abandoned journal. Return an open, locked file descriptor, which the caller closes.
+    """Take over a journal whose writer has died. Return its open, locked file descriptor, which the caller closes.
 
     Return None if the writer lives, another process has claimed the journal, the file is gone, or the file system has no
     locks.
@@ -139,7 +148,7 @@ def claim(path: Path) -> int | None:
 
 
 def in_use(path: Path) -> bool:
-    """Tell whether a living process writes the journal. If so, an incomplete last line is still being written."""
+    """Tell whether a living process writes the journal, so that an incomplete last line is not damage."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -29,7 +29,7 @@ PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
 
 
 def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Return the path of the file of one pass's rows.
+    """Return the path of the file that stores the rows of one timed pass (one batch, prefilled and decoded).
 
     Raises:
         StoreError: no rows, or rows of several passes.
@@ -44,14 +44,13 @@ def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def newest_passes(rows: pa.Table) -> pa.Table:
-    """Return the rows of each pass's last commit, sorted by pass."""
+    """Return, for each timed pass, the rows that were committed last, sorted by pass. rows: rows of the table `timings`."""
     rows = committed_last(rows, _PASS)
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS])) if rows.num_rows else rows
 
 
 def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None:
-    """Return a warning (one sentence) if the machine did other work during the timed passes, or None if it did not or this is
-    unknown.
+    """Return a warning if the machine did other work during the timed passes; None if it did not or its load is unknown.
 
     Args:
         loads: load average over the last minute at the end of each pass, NaN if unknown.
@@ -68,8 +67,9 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
 
 
 def file_of_sample(root: Path, rows: pa.Table) -> Path:
-    """Return the path of the file for one sample's rows of `diagnostics`. Measuring the same quantities again gives the same
-    path.
+    """Return the path of the file for one sample's rows of the table `diagnostics`.
+
+    Rows of the same sample and the same measurements get the same path, so a new measurement replaces the earlier one.
 
     Raises:
         StoreError: no rows, or rows of several samples or analyses.
@@ -84,7 +84,7 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
 
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
-    """Return, for each distinct value of the columns `unit`, all rows with the newest commit time."""
+    """Group rows by the columns `unit`, and return of each group all rows with the group's newest commit time."""
     _, places = np.unique(keys(rows, unit), return_inverse=True)
     when = numbers_of(rows["committed_at"].cast(pa.int64()))
     last = np.full(places.max(initial=-1) + 1, np.iinfo(np.int64).min)

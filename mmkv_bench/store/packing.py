@@ -17,7 +17,7 @@ from mmkv_bench.store.parts import codes_of, opened, readable, sealed
 
 
 def counted(path: Path) -> dict[str, int]:
-    """Count the rows of each cell in a file. Raises FileNotFoundError, StoreError."""
+    """Return the number of rows of each cell in a parquet file, by cell hash. Raises FileNotFoundError, StoreError."""
     counts: dict[str, int] = {}
     with readable(path), opened(path, ["cell"]) as file:
         for group in range(file.num_row_groups):
@@ -32,8 +32,10 @@ Name = TypeVar("Name", str, int)
 
 
 def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
-    """Split `names`, in order, into lists that have at most `at_once` rows (`counts`: rows per name). A name with more rows
-    gets a list of its own."""
+    """Split `names`, in order, into lists with at most `at_once` rows each. A name with more rows gets its own list.
+
+    counts: number of rows of each name.
+    """
     block: list[Name] = []
     waiting = 0
     for name in names:
@@ -54,9 +56,12 @@ ALWAYS = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
-    """Set to null the values that `schema.SLIM` lists, which running the cells again restores. Rows in git are slim.
+    """Return rows of `responses` with the values set to null that `schema.SLIM` lists, mainly times, memory peaks and
+    fidelity.
 
-    rows: table `responses` with all columns, one row per cell and sample.
+    Running the cells again restores these values. Rows in git are stored in this form.
+
+    rows: all columns, one row per cell and sample.
     """
     everywhere = pa.array(np.ones(rows.num_rows, bool))
     cells, samples = (rows[name].combine_chunks().dictionary_encode() for name in ("cell", "sample_id"))
@@ -71,8 +76,13 @@ def slim(rows: pa.Table) -> pa.Table:
 
 
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
-    """Tell which rows keep `kept_digest` when made slim, bool [n]: about one in `SHARE`, at least `AT_LEAST` per cell. The
-    choice depends only on the names of cell and sample."""
+    """Choose the rows that keep their `kept_digest` in slim form. Return a mask, bool [n].
+
+    About one in `SHARE` rows is chosen, and at least `AT_LEAST` per cell. The choice depends only on the names of cell and
+    sample.
+
+    cells, samples: cell hash and sample id of each of the n rows.
+    """
     of_cell = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
         mixed = _hashes(cells)[of_cell] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
@@ -88,7 +98,7 @@ def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray
 
 
 def _hashes(names: pa.DictionaryArray) -> np.ndarray:
-    """Return one uint64 for each name in the dictionary."""
+    """Return a hash of each name in the dictionary of `names`, uint64 [names]."""
     first = [hashlib.sha256(name.encode()).digest()[:8] for name in names.dictionary.to_pylist()]
     return np.frombuffer(b"".join(first), dtype="<u8")
 
@@ -118,20 +128,20 @@ def is_packed(path: Path) -> bool:
 
 
 def alike(cells: pa.Table) -> list[str]:
-    """Return the names of the cells in the table `cells`, sorted so that neighbours agree in dataset, method and budget."""
+    """Return the hashes of all cells in the table `cells`, ordered so that neighbours have equal dataset, method and budget."""
     described = cells.select(ALIKE).combine_chunks()
     return described.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
 
 def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
-    """Return the cells `names` sorted as in `order`. Cells that are missing from `order` come last."""
+    """Return the cell hashes `names` in the order of `order`. Hashes that are missing from `order` come last."""
     wanted = set(names)
     ordered_names = [name for name in order if name in wanted]
     return ordered_names + sorted(wanted.difference(ordered_names))
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Sort rows of any table by cell, in the order `order`.
+    """Return rows sorted by cell, cells in the order of the list `order`.
 
     Rows of one cell keep their order. Rows of cells that are missing from `order` come last.
     """
@@ -140,11 +150,10 @@ def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
 
 
 def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level: int = DENSEST) -> list[bytes]:
-    """Return `rows` as the bytes of parquet files of at most `largest` bytes. A cell is never split, so a larger cell gets one
-    larger file.
+    """Return `rows` as the contents of parquet files of at most `largest` bytes. A cell with more bytes gets one larger file.
 
     rows: sorted so that the rows of one cell are adjacent.
-    together: the column whose values are never split between files.
+    together: the column whose values are never split between files, by default the cell.
     level: compression level of zstd.
     """
     data = sealed(
@@ -172,8 +181,11 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
 
 
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
-    """Choose the parquet encodings of columns: BYTE_STREAM_SPLIT for integers and times, whose upper bytes hardly differ;
-    dictionaries for other repeated values."""
+    """Return the keyword arguments for pyarrow that set the encoding of each column.
+
+    Integers and times get BYTE_STREAM_SPLIT, because their upper bytes hardly differ. Other columns with repeated values get
+    dictionaries.
+    """
     repeated, by_byte = [], []
     for field in schema:
         path, kind = field.name, field.type

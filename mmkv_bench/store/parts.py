@@ -42,7 +42,10 @@ class Damaged(ValueError):
 
 
 def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
-    """Return a parquet file of `table` with page checksums and a digest. options: passed to `pyarrow.parquet.ParquetWriter`."""
+    """Return the content of a parquet file of `table`, with page checksums and a sha256 of the whole file in its footer.
+
+    options: passed to `pyarrow.parquet.ParquetWriter`.
+    """
     stream = io.BytesIO()
     write_sealed(stream, table.schema, [table], row_group_size, **options)
     return stream.getvalue()
@@ -51,7 +54,7 @@ def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -
 def write_sealed(
     stream: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table], row_group_size: int | None = None, **options: Any
 ) -> None:
-    """Write a parquet file with page checksums and a digest from tables as they come.
+    """Write `tables` to a stream as one parquet file, with page checksums and a sha256 of the whole file in its footer.
 
     Each table starts a new row group, and is released once it is written.
     """
@@ -65,7 +68,7 @@ def write_sealed(
 
 
 class _Digesting:
-    """A stream that hashes all bytes written to it, and holds back the parquet footer until the digest is filled in."""
+    """A stream that hashes all bytes written to it. It holds the parquet footer back until the hash is inserted."""
 
     closed = False
 
@@ -97,9 +100,10 @@ class _Digesting:
 
 @contextmanager
 def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """Open a file and check its digest. Within a process, an unchanged file is hashed once.
+    """Check the sha256 in a parquet file's footer, and yield the open file. Within a process, an unchanged file is hashed
+    once.
 
-    coded: text columns that are read as dictionaries, if the file has them.
+    coded: text columns to be read as dictionaries, if the file has them.
 
     Raises Damaged, OSError, pa.ArrowException.
     """
@@ -126,8 +130,8 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
 
 
 def number_of_rows(path: Path) -> int:
-    """Return the number of rows stated in the file's footer. Return 0 if the file is gone or damaged; reading the rows reports
-    damage."""
+    """Return the number of rows from a parquet file's footer. A missing or damaged file counts as 0 rows; reading it reports
+    the damage."""
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException):
@@ -135,7 +139,7 @@ def number_of_rows(path: Path) -> int:
 
 
 def _check(stream: BinaryIO) -> None:
-    """Raise Damaged if the file has no digest, or a digest of other bytes."""
+    """Raise Damaged if a file has no sha256 in its footer, or one that does not match its bytes."""
     ends = stream.seek(0, os.SEEK_END) - 8  # the footer's end; its length and four letters follow
     stream.seek(max(ends, 0))
     footer = max(ends - int.from_bytes(stream.read(4), "little"), 0)
@@ -169,10 +173,10 @@ def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
-    """Return a function for `files.Staged` that writes committed response rows.
+    """Return a function for `files.Staged` that writes committed response rows as a parquet file.
 
-    Few rows keep their order. Many rows are sorted by cell (cells in order of first appearance), and each row group holds whole
-    cells. So reading neighbouring cells decodes few other rows.
+    Few rows keep their order. Many rows are sorted by cell, cells in the order of first appearance. Each row group then holds
+    whole cells, so reading a few adjacent cells decodes few other rows.
     """
     if rows.num_rows <= ROW_GROUP:
         return parquet(rows)
@@ -184,14 +188,17 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
-    """Return start and end of slices of about `rows` rows that do not split a cell. codes: sorted, one number per cell."""
+    """Return (start, end) of slices that have about `rows` rows each and do not split a cell.
+
+    codes: the number of each row's cell, sorted.
+    """
     ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
     cuts = ends[np.searchsorted(ends, np.arange(rows, len(codes), rows))]
     return list(pairwise(np.unique([0, *cuts.tolist(), len(codes)]).tolist()))
 
 
 def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
-    """Return the schema of some columns of a table. coded: make text columns dictionary-encoded."""
+    """Return the pyarrow schema of the columns `columns` of a table. coded: make text columns dictionary-encoded."""
     fields = (SCHEMAS[table].field(name) for name in columns)
     return pa.schema([field.with_type(CODED) if coded and field.type == pa.string() else field for field in fields])
 
@@ -202,8 +209,10 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def column_of(values: np.ndarray) -> pa.Array:
-    """Wrap numbers as a pyarrow array without a copy. `pyarrow.array` imports pandas, which takes longer than reading most
-    stores."""
+    """Return an array of numbers as a pyarrow array, without a copy.
+
+    `pyarrow.array` would import pandas, which takes longer than reading most stores.
+    """
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
@@ -223,7 +232,7 @@ _NOWHERE = column_of(np.array([-1], np.int32))[0]
 
 
 def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
-    """Return a column dictionary-encoded, in one chunk."""
+    """Return a text column as a dictionary-encoded array in one chunk."""
     codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
 
@@ -249,13 +258,15 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
 
 
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
-    """Tell for each row of a dictionary-encoded column whether `wanted` is true: bool [rows]. `wanted` is called once per
-    distinct text."""
+    """Apply `wanted` to each row's text in a dictionary-encoded column, once per distinct text. Return a mask, bool [rows]."""
     return is_in(column, texts_of([text for text in coded(column).dictionary.to_pylist() if wanted(text)]))
 
 
 def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
-    """Return the index in `texts` of each row's text, int64 [rows]; -1 for other texts. `texts` must be distinct."""
+    """Return the index in `texts` of each row's text, int64 [rows]; -1 for a text that is not in `texts`.
+
+    texts: distinct texts.
+    """
     codes = coded(column)
     place = numbers_of(pc.fill_null(pc.index_in(codes.dictionary, value_set=texts), _NOWHERE))
     return np.append(place, -1).astype(np.int64)[codes_of(codes)]
@@ -264,10 +275,14 @@ def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
 def read_file(
     path: Path, schema: pa.Schema, cells: Collection[str] | None = None, metrics: Collection[str] | None = None
 ) -> pa.Table:
-    """Return the rows of one file. Row groups without a row of `cells` and `metrics` are not decoded.
+    """Return the rows of one parquet file, with the columns of `schema`.
 
-    Raises FileNotFoundError if the file is gone, StoreError with its name if it is damaged, unreadable or of another schema
-    version.
+    Args:
+        cells, metrics: if given, only rows of these cells and metrics. Row groups without such a row are not decoded.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+        StoreError: the file, which the message names, is damaged, unreadable or of another schema version.
     """
     wanted = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
     codes = sorted({*wanted, *(field.name for field in schema if field.type == CODED)})
@@ -277,8 +292,10 @@ def read_file(
 
 
 def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of one file, one row group at a time, because all rows of a large file do not fit into memory. Raises
-    FileNotFoundError if the file is gone."""
+    """Yield the rows of one parquet file, one row group at a time, because all rows of a large file do not fit into memory.
+
+    Raises FileNotFoundError if the file is gone.
+    """
     with readable(path), opened(path) as file:
         names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
@@ -286,13 +303,16 @@ def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _columns_in(file: pq.ParquetFile, columns: Iterable[str]) -> list[str]:
-    """Return the names among `schema_version` and `columns` that a file has."""
+    """Return the names among `columns` and `schema_version` that are columns of a file."""
     names = set(file.schema_arrow.names)
     return [name for name in dict.fromkeys(["schema_version", *columns]) if name in names]
 
 
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Convert rows to `schema`, this version's columns. Nullable columns that an older file lacks are filled with nulls."""
+    """Return rows in the form of `schema`. Nullable columns that an older file lacks are filled with nulls.
+
+    path: the rows' file, for error messages.
+    """
     _check_version(path, rows)
     names = set(rows.column_names)
     for field in schema:
@@ -302,11 +322,13 @@ def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Mapping[str, Collection[str]]) -> pa.Table:
-    """Return the rows whose text is wanted in every column of `wanted`. One row group is read at a time, because the file may
-    not fit into memory and the wanted cells may be spread over all groups.
+    """Return the rows of a file whose text in each column of `wanted` is one of that column's wanted texts.
 
-    The process remembers the cells of each row group, because scoring or packing a few cells at a time reads every file
-    repeatedly, and most files of a large store have none of the wanted cells.
+    Row groups are read one at a time, because the wanted rows may be spread over a file that does not fit into memory. The
+    cells of each row group are remembered within the process, because scoring and packing read a few cells at a time and most
+    files have none of them.
+
+    names: the columns to return.
     """
     texts = {column: texts_of(list(values)) for column, values in wanted.items()}
     known = [*wanted] == ["cell"]
@@ -350,7 +372,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def refuse_version(where: Path, version: object) -> None:
-    """Raise StoreError because rows have another schema version."""
+    """Raise StoreError because the rows at `where` have another schema version."""
     raise StoreError(
         f"{where} was written under row schema version {version}, but this program uses version {SCHEMA_VERSION}. "
         "Use another result folder, or the version of mmkv_bench that wrote this one."
@@ -358,8 +380,10 @@ def refuse_version(where: Path, version: object) -> None:
 
 
 def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Table:
-    """Return, for each distinct value of the columns `unit`, the row committed last. Sort by these columns. If commit times are
-    equal, the later row wins."""
+    """Group rows by the columns `unit` and return the row of each group that was committed last, sorted by these columns.
+
+    If commit times are equal, the later row counts.
+    """
     key = keys(rows, unit)
     if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows
@@ -373,7 +397,7 @@ def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Ta
 
 
 def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
-    """Return a number for each row, int64 [rows]. Numbers compare as the tuples of the columns `names` do; null is largest."""
+    """Return one number per row, int64 [rows]. Numbers are ordered as the tuples of the row's values in `names`, nulls last."""
     key = np.zeros(rows.num_rows, dtype=np.int64)
     for name in names if rows.num_rows else ():
         column = rows[name].combine_chunks()

@@ -23,12 +23,13 @@ _ANSWERS = ("calibrate", "compression", "datasets", "evaluation", "families", "g
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
-    """Return columns of the cells table: git_commit, git_dirty, torch, transformers, versions, device, driver, cpu.
+    """Return what made a row: the columns git_commit, git_dirty, torch, transformers, versions, device, driver and cpu of
+    `cells`.
+
+    Unknown values are None. The exceptions are torch and transformers, which must not be null and become "none". For cpu no
+    heavy package is imported.
 
     device: where the model runs ("cpu", "cuda", "cuda:1").
-
-    Unknown values are None, but "none" for torch and transformers, which must not be null in a row of `cells`. For cpu no heavy
-    package is imported.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     versions["mmkv_bench"] = source_version()
@@ -70,11 +71,11 @@ def version(package: str) -> str | None:
 
 
 def committed(file: str, commit: str) -> str | None:
-    """Return the text of a file in a commit of the package's checkout, or "" if the commit has no such file.
+    """Return the text of a file in a commit of the package's git checkout.
+
+    Return "" if the commit has no such file. Return None if there is no checkout, no git, or no such commit.
 
     file: path inside the checkout.
-
-    Return None if the text cannot be found: no checkout, no git, or an unknown commit.
     """
     checkout = Path(__file__).resolve().parents[2]
     try:
@@ -90,8 +91,10 @@ def committed(file: str, commit: str) -> str | None:
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of `checkout`, and whether its code has changes (new files count). Return (None, None) for a folder
-    that is no checkout."""
+    """Return the commit of a git checkout, and whether its code has uncommitted changes (new files count).
+
+    Return (None, None) for a folder that is no checkout.
+    """
     try:
         if not _is_checkout(checkout):
             return None, None
@@ -129,7 +132,10 @@ def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
 
 
 def _cpu(report: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the processor's name, with family and model where `report` states them: hypervisors shorten names (`AMD EPYC`)."""
+    """Return the processor's name from `report`, None if it is missing.
+
+    Family and model are appended where `report` has them, because hypervisors shorten names (`AMD EPYC`).
+    """
     try:
         text = report.read_text()
     except OSError:

@@ -103,12 +103,12 @@ def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None
 
 @dataclass(frozen=True)
 class PublishLocation:
-    """A location of published files.
+    """A place with published files.
 
     Attributes:
         shown: the address for messages, without secrets.
-        chunks: a function from a file's name to an iterator over the file's bytes. Raises StoreError if the file is missing or
-            cannot be read to its end.
+        chunks: a function from a file's name to an iterator over the file's bytes. It raises StoreError if the file is
+            missing or cannot be read to its end.
     """
 
     shown: str
@@ -116,10 +116,12 @@ class PublishLocation:
 
 
 def place(address: str) -> PublishLocation:
-    """Open an address: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
+    """Return the location of published files at an address.
+
+    address: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
 
     Raises:
-        ConfigError: the address is none of these.
+        ConfigError: the address has none of these forms.
     """
     parts = urlsplit(address)
     if parts.scheme in ("http", "https") and parts.hostname:
@@ -151,7 +153,8 @@ def place(address: str) -> PublishLocation:
 def fetch(
     source: PublishLocation, out: Path, sha256: str | None = None, say: Callable[[str], None] = lambda line: None
 ) -> tuple[int, int]:
-    """Fetch the files that `source` publishes into `out`. Intact files that are already in `out` are not fetched again.
+    """Fetch the published files of `source` into the folder `out`. Intact files that are already in `out` are not fetched
+    again.
 
     Args:
         sha256: the manifest's sha256, as returned by `publish`; None trusts the manifest.
@@ -161,8 +164,8 @@ def fetch(
         The number of files fetched, and the number of files that were in `out` already.
 
     Raises:
-        ConfigError: `out` has other rows, or not enough space.
-        StoreError: the manifest or a file is missing, cannot be read, or does not match its checksum.
+        ConfigError: `out` has other files, or files with other content.
+        StoreError: a file is missing, damaged or cannot be read or written.
     """
     where = f"{source.shown}/{MANIFEST}"
     text = b""
@@ -224,8 +227,10 @@ def _entry(file: Any) -> PublishedFile:
 
 
 def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]:
-    """Return the entries that `out` lacks. Raises ConfigError if `out` has other rows, or other content in a file of the same
-    name."""
+    """Return the published files that the folder `out` lacks.
+
+    Raises ConfigError if `out` has other rows, or a file of the same name with other content.
+    """
     todo = "name another folder, or move that file away"
     paths = {entry.path for entry in entries}
     for table in ("journal", *SCHEMAS):
@@ -243,7 +248,8 @@ def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]
 
 
 def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> None:
-    """Write one file to `stream`. The caller discards the file if this raises."""
+    """Copy one published file to `stream`, and check its size and sha256. Raises StoreError for a difference; the caller then
+    discards the file."""
     shown, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
     for piece in source.chunks(entry.name):
         size += len(piece)
@@ -270,8 +276,10 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
-    """Yield the bytes of a file in a dataset's repository. If the user has logged in (`hf auth login`), the token is sent to the
-    hub."""
+    """Yield the bytes of a file in a dataset's repository on the Hugging Face hub.
+
+    If the user has logged in (`hf auth login`), the token is sent to the hub.
+    """
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -295,8 +303,10 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
 
 
 def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
-    """Yield what `read` returns until that is empty. Raise StoreError once it waits longer than `PATIENCE` for fewer bytes than
-    `SLOWEST` a second, so that a server that sends a byte now and then cannot hold a download open.
+    """Yield the chunks that `read` returns, until one is empty.
+
+    Raise StoreError after more than `PATIENCE` seconds with fewer bytes than `SLOWEST` a second. Otherwise a server that
+    sends a byte now and then could hold a download open.
     """
     waited, received, start = 0.0, 0, monotonic()
     while piece := read():
@@ -315,7 +325,7 @@ def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
 
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
-    """Turn exceptions of `requests` into a StoreError without their text, which contains the whole address and the request's
+    """Turn exceptions of `requests` in the block into a StoreError. Their text is dropped, because it has the request's
     secrets."""
     import requests
     from urllib3 import exceptions

@@ -24,7 +24,7 @@ STATUSES = ("ok", "oom", "timeout", "nan", "error")
 def _column(
     doc: str, default: Any = None, *, unit: str = "", required: str = "no", counted: bool = False, **more: Any
 ) -> Any:
-    """Declare a dataclass field that carries the attributes of `schema.SchemaColumn`. `counted`: see `COUNTED`."""
+    """Declare a field of `Response`, with the attributes of its column (see `schema.SchemaColumn`). counted: see `COUNTED`."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
     if default is list:
         return field(default_factory=list, metadata=metadata)
@@ -41,7 +41,10 @@ _seconds = partial(_column, unit="seconds")
 
 @dataclass
 class Response:
-    """One cell's answer to one sample. The fields' types are the columns' types."""
+    """The answer of one cell (model x dataset x method x budget) to one sample (question): a row of `responses`.
+
+    The fields' types are the columns' types.
+    """
 
     cell: str = _must("hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics", "")
     status: str = _must("status of generation; only ok rows have an answer", "ok", allowed=STATUSES)
@@ -193,11 +196,11 @@ COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])
 
 
 def pack_kept(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
-    """Return the kept entries as a text: `<layers>x<KV heads>x<tokens>:`, then one bit per layer, head and token, compressed by
-    zlib, in base64.
+    """Return the kept cache entries of one answer as text.
 
-    A head's bits follow the prompt's tokens in order, padded to whole bytes, the first token in the highest bit. For a merging
-    method the bits mark the entries that others were merged into.
+    The text is `<layers>x<KV heads>x<tokens>:`, followed by one bit per layer, head and token, compressed by zlib, in base64.
+    A head's bits follow the prompt's tokens in order, the first token in the highest bit, padded to whole bytes. For a
+    merging method the bits mark the entries that others were merged into.
 
     kept: per layer and KV head the kept positions in the prompt, int [m].
     tokens: number of prompt tokens.
@@ -211,7 +214,8 @@ def pack_kept(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
 
 
 def unpack_kept(text: str) -> np.ndarray:
-    """Return the text as bool [layers, KV heads, tokens]. Raises StoreError for a text that `pack_kept` did not write."""
+    """Convert the text of `pack_kept` back to a mask of kept entries, bool [layers, KV heads, tokens]. Raises StoreError for
+    other text."""
     try:
         shape, _, data = text.partition(":")
         layers, heads, tokens = map(int, shape.split("x"))
@@ -225,8 +229,10 @@ def unpack_kept(text: str) -> np.ndarray:
 
 
 def digest_of_kept(bits: np.ndarray) -> str:
-    """Return a digest (16 hex digits) of the kept positions of all layers and heads, computed as in `generation/result.py`. It
-    equals `kept_digest` of the same row."""
+    """Return the digest (16 hex digits) of a mask of kept entries, as in the column `kept_digest`.
+
+    bits: bool [layers, KV heads, tokens].
+    """
     running = hashlib.sha256()
     for head in bits.reshape(-1, bits.shape[-1]):
         running.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")

@@ -29,11 +29,12 @@ _KINDS = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit inte
 
 
 def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a row. Return it with every column of `table`, in order, as plain Python values. `stamps`: values of the columns
-    that the store fills itself.
+    """Check a row of `table`. Return it with all columns, in order, as plain Python values.
 
-    Raises StoreError naming the column: unknown, missing, of the wrong type, outside its enumeration, or against a rule
-    between columns (an answer in a failed row, a headline over failed samples).
+    stamps: values of the columns that the store fills itself.
+
+    Raises StoreError, which names the column: a column is unknown or missing, has the wrong type or a value outside its
+        enumeration, or breaks a rule between columns (such as an answer in a failed row).
     """
     known_columns(table, row)
     checked: dict[str, Any] = {}
@@ -57,7 +58,7 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
 
 
 def known_columns(table: str, columns: Iterable[str]) -> list[str]:
-    """Return these names of columns. Raises StoreError for a name that `table` does not have."""
+    """Return the column names `columns` as a list. Raises StoreError for a name that `table` does not have."""
     names = list(columns)
     for name in names:
         if name not in SCHEMAS[table].names:
@@ -66,15 +67,20 @@ def known_columns(table: str, columns: Iterable[str]) -> list[str]:
 
 
 def safe_name(what: str, name: str) -> str:
-    """Return `name` if every file system accepts it as a file name; else raise StoreError. `what`: the kind of name, for the
-    message."""
+    """Return `name` if every file system accepts it as a file name, else raise StoreError.
+
+    what: what is named, for the message.
+    """
     if not _FILE_NAME.fullmatch(name):
         raise StoreError(f"{what} {name!r} cannot name a file; use letters, digits, '.', '_' and '-', at most 128")
     return name
 
 
 def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[str] | None = None) -> pa.Table:
-    """Return rows made by `check` (times as datetime or ISO text) as an Arrow table with all or some columns."""
+    """Convert rows made by `check` to an Arrow table. Times may be datetimes or ISO text.
+
+    columns: names of columns; None keeps all.
+    """
     schema = SCHEMAS[table] if columns is None else pa.schema([SCHEMAS[table].field(name) for name in columns])
     times = [field.name for field in schema if field.type == TIME]
     plain = []
@@ -118,8 +124,10 @@ def _describe(type: pa.DataType) -> str:
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
-    """Return `value` as a plain Python value of a column's type. Text for numbers, bool for integers, and NaN raise an
-    exception that names the value."""
+    """Convert `value` to a plain Python value of the column type `type`.
+
+    Text for a number, a bool for an integer, and NaN raise an exception that names the value.
+    """
     if pa.types.is_list(type):
         if isinstance(value, list | tuple):
             return [_convert(item, type.value_type) for item in value]
@@ -202,20 +210,21 @@ _REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which compu
 
 
 def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
-    """Return a digest of a row's columns, without those that the store writes. Nulls are skipped, so that new columns change
+    """Return a digest of a row's values, except the columns that the store fills. Nulls are skipped, so a new column changes
     no digest."""
     values = [[name, _short(row[name])] for name in _DIGESTED[table] if row[name] is not None]
     return checksum(canonical_json(values).encode())
 
 
 def digested(table: str, rows: pa.Table) -> pa.Table:
-    """Return the rows (all columns) with their digests filled in."""
+    """Return rows of `table` (all columns) with the digest of each row filled in."""
     made = pa.array([digest_of_row(table, row) for row in rows.to_pylist()], pa.string())
     return rows.set_column(rows.column_names.index(ROW_DIGEST), rows.schema.field(ROW_DIGEST), made)
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if a row does not match its digest of all columns. This finds edited files with a new checksum."""
+    """Raise StoreError if a row does not match its own digest, which shows that a program changed values and made a new
+    checksum."""
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
@@ -253,7 +262,7 @@ def _without_folders(text: str) -> str:
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns that contain user input, with secrets removed. Text without secrets is not changed."""
+    """Return the columns of a `cells` row that contain user input, with secrets removed. Text without secrets is not changed."""
     columns = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
     for name in ("parameters", "generation"):
         value = json.loads(row[name])
@@ -266,13 +275,18 @@ _HALVES = ("bfloat16", "float16")
 
 
 def processor(device: str | None, cpu: str | None, dtype: str, times: bool = False) -> str:
-    """Return the CPU model if results depend on it, else "". Answers on a CPU depend on it in half precision, where the CPU's
-    instructions decide the last digits. `times`: timings always depend on it."""
+    """Return the CPU model if results of a run depend on it, else "".
+
+    Timings always depend on it. Answers depend on it only on a CPU in half precision, where the CPU's instructions decide the
+    last digits.
+
+    times: whether the results are timings.
+    """
     return str(cpu or "") if device == "cpu" and (times or dtype in _HALVES) else ""
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
-    """Raise StoreError if a new row of a cell differs from the stored one in a column that the cell's hash covers."""
+    """Raise StoreError if a new row and the stored row of one cell differ in a column that the cell's hash covers."""
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
         if REDACTED in f"{old}{new}":  # only one row may be redacted: the other process may not have known the secret

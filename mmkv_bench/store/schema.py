@@ -50,7 +50,7 @@ _TYPES |= {"time": TIME, "texts": _LISTS[str], "floats": _LISTS[float]}
 
 @dataclass(frozen=True)
 class SchemaColumn:
-    """One column. `required`: "always", "ok" (only in rows with status "ok"), or "no" (null allowed)."""
+    """One column of a table. required: "always", "ok" (needed in rows with status "ok"), or "no" (null allowed)."""
 
     name: str
     type: pa.DataType
@@ -68,7 +68,7 @@ class SchemaColumn:
 
 
 def _generated() -> Iterator[SchemaColumn]:
-    """Yield the columns that generation fills, in the order of `Response`'s fields."""
+    """Yield a `SchemaColumn` for each field of `Response`, in order: the columns of `responses` that generation fills."""
     hints = get_type_hints(Response)
     for one in fields(Response)[1:]:
         flags = {key: value for key, value in one.metadata.items() if key != "counted"}
@@ -78,7 +78,7 @@ def _generated() -> Iterator[SchemaColumn]:
 
 
 def _columns(declared: Mapping[str, Any]) -> Iterator[SchemaColumn]:
-    """Yield the columns of one table of `columns.yaml`."""
+    """Yield the `SchemaColumn`s of one table. declared: the table's entry in `columns.yaml`."""
     lists = {"statuses": STATUSES, "phases": tuple(PHASES)}
     for name, flags in declared.items():
         if name == "generated":

@@ -52,16 +52,18 @@ def is_batch(path: Path) -> bool:
 
 
 def batch_files(root: Path, table: str) -> list[Path]:
-    """List the batch files of a table, the newest first. A file in `metrics/` counts only if `samples/` has one of the same
-    name."""
+    """List the batch files of a table, the newest first. A batch file has the scores that one scoring run wrote together.
+
+    A file in `metrics/` counts only if `samples/` has a file of the same name.
+    """
     batches = sorted(filter(is_batch, table_files(root, table)))
     return [path for path in batches if table != "metrics" or (root / "samples" / path.name).exists()]
 
 
 def cells_of_batch(root: Path, name: str) -> set[str]:
-    """Return the cells whose scores the batch files of this name replace, including cells that have no scores left.
+    """Return the cells whose earlier scores are replaced by the batch file `name` (scores that were written together).
 
-    Raises FileNotFoundError, StoreError.
+    Cells that have no scores any more are included. Raises FileNotFoundError, StoreError.
     """
     path = root / "samples" / name
     with parts.readable(path):
@@ -79,7 +81,10 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
 
 
 def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
-    """Replace the scores of `cells` by `tables` (checked `samples` and `metrics`) in one step."""
+    """Replace all scores of `cells` by new rows, in one step.
+
+    tables: `samples` and `metrics` to their new, checked rows.
+    """
     empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
     samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
     with (
@@ -90,7 +95,10 @@ def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> 
 
 
 def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
-    """Place the staged files of both tables, which replace all scores of `cells`."""
+    """Give the written files their final names, so that they replace all scores of `cells` in one step.
+
+    staged: `samples` and `metrics` to the file written under a hidden name.
+    """
     older = batch_files(root, "samples")
     # Newer than all existing batches, even if the clocks of two machines differ.
     countdown = min([10**20 - time.time_ns(), *(int(path.name.split("-")[1]) - 1 for path in older[:1])])
@@ -102,10 +110,10 @@ def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> No
 
 
 class GrowingScoreFile:
-    """A hidden file of samples rows that grows block by block.
+    """A hidden file of `samples` rows (a metric's value for one sample) that is written block by block.
 
-    blocks: checked rows. No cell is in two blocks.
-    beside: cells that other cells are compared with, so `by_metric` adds their rows.
+    blocks: checked rows. All rows of a cell are in one block.
+    beside: cells with which other cells are compared, so `by_metric` adds their rows.
     cells: all cells that have rows so far.
     """
 
@@ -132,10 +140,10 @@ class GrowingScoreFile:
                 yield rows
 
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
-        """Yield the rows of each metric together with the names of their cells.
+        """Yield, for each metric, its rows and the set of their cells.
 
-        If a metric has many rows, they are split by cell, and each piece also gets the rows of the cells `beside`. Text columns
-        are dictionary-encoded. `schema_version` and `dataset` are left out.
+        If a metric has many rows, they are split by cell into several yields, each with the rows of the cells `beside` added.
+        Text columns are dictionary-encoded. `schema_version` and `dataset` are left out.
         """
         texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
@@ -160,7 +168,7 @@ class _Group(NamedTuple):
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
-    """Remove files that the batch `name` replaces: the files of single `cells`, and older batches whose cells are all in
+    """Remove files that the batch `name` replaces: the files of single `cells`, and older batches all of whose cells are in
     `cells`."""
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
@@ -203,7 +211,12 @@ def current_rows(
     read: Read,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """Read the rows that no other file hides. Default: all cells and metrics. `columns` must contain `cell`."""
+    """Return the current rows of `cells`, `samples` or `metrics`: the rows that no newer file replaces.
+
+    columns: names of columns, with `cell` among them.
+    cells, metrics: if given, only rows of these cells and metrics.
+    read: function that reads some columns of a list of files.
+    """
     read_all = read  # without the selection: all rows of a file decide which other rows it hides
 
     def named(rows: pa.Table, list_files: Callable[[], list[Path]], of: Collection[str] | None) -> set[str]:
@@ -240,7 +253,8 @@ def current_rows(
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
-    """Return the rows of a single cell's file. Raises StoreError if they belong to another cell, because the file was renamed."""
+    """Return the rows of the file of a single cell. Raises StoreError if the rows are of another cell, because the file was
+    renamed."""
     rows = read(table, partial(_there, path), columns, None)
     if others := _cell_names(rows) - {path.stem}:
         raise StoreError(

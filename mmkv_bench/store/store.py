@@ -56,15 +56,15 @@ from mmkv_bench.store.schema import COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION
 
 
 class Store(StoreFolder):
-    """All rows under one folder. Any number of processes may read and write at the same time."""
+    """A result store: all rows below one folder. Any number of processes may read and write at the same time."""
 
     # Before work
 
     def recover(self) -> int:
-        """Publish the journals of processes that have ended. Return the number of their samples.
+        """Write the journals of processes that have ended as parquet files. Return the number of samples in these journals.
 
-        This is optional housekeeping at the start of a run, because readers read unpublished journals anyway. It is safe while
-        other processes write, publish or recover.
+        Readers read unpublished journals anyway, so this only tidies up at the start of a run. It is safe while other
+        processes write, publish or recover.
         """
         self.check_version()
         samples = 0
@@ -83,17 +83,19 @@ class Store(StoreFolder):
     # Responses
 
     def writer(self, worker: str, publish_every: int = 256) -> Writer:
-        """Return a writer, a context manager with its own journal. `worker`: the journal's name (letters, digits, '.', '_',
-        '-').
+        """Return a context manager that stores answers, with its own journal.
 
-        A part is published every `publish_every` samples and at the end.
+        worker: name of the journal (letters, digits, '.', '_', '-').
+        publish_every: number of samples after which a parquet file is written. One is also written at the end.
         """
         return Writer(self, safe_name("worker", worker), publish_every)
 
     def done(self, cells: Iterable[str], retry: Collection[str] = ()) -> dict[str, set[str]]:
-        """Map each cell to the ids of the samples that have a response row. Rows with a status in `retry` do not count.
+        """Map each cell (hash) to the ids of the samples that it has answered.
 
-        Raises ConfigError if `retry` names anything but a failure status.
+        retry: failure statuses of answers that do not count, because they will be made again.
+
+        Raises ConfigError if `retry` has a word that is not a failure status.
         """
         for status in retry:
             if status not in FAILURES:
@@ -108,8 +110,12 @@ class Store(StoreFolder):
     def responses(
         self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return response rows, the newest per cell and sample, sorted by both. Default: all cells and columns. coded: text
-        columns dictionary-encoded."""
+        """Return rows of `responses`, the newest per cell and sample, sorted by both.
+
+        cells: hashes of cells; None returns all.
+        columns: names of columns; None returns all.
+        coded: return text columns dictionary-encoded.
+        """
         cells = None if cells is None else set(cells)
         selected = RESPONSES.names if columns is None else known_columns("responses", columns)
         needed = list(dict.fromkeys([*selected, "cell", "sample_id", "committed_at"]))
@@ -125,8 +131,10 @@ class Store(StoreFolder):
         return rows.select(selected)
 
     def counts(self, table: str) -> dict[str, int]:
-        """Count the rows of `responses` or `samples` in files, per cell. Replaced rows are counted too, so this is an upper
-        bound. Only one column of one row group is in memory at a time."""
+        """Count, per cell, the rows of `responses` or `samples` in parquet files.
+
+        The count is an upper bound, because replaced rows count too. Only one column of one row group is in memory at a time.
+        """
         self.check_version()
         counts: Counter[str] = Counter()
         if table == "responses":
@@ -139,10 +147,10 @@ class Store(StoreFolder):
     # Cells and scores
 
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store rows of new cells. If a cell is stored already, its first row stays.
+        """Store rows that describe new cells. For a cell that is already stored, the first row stays.
 
-        Secrets in `config`, `model`, `parameters` and `generation` are redacted; callers compute the cell's hash from the
-        unredacted values. Raises StoreError if a stored cell of the same hash differs in a column that the hash covers.
+        Secrets in `config`, `model`, `parameters` and `generation` are redacted, but the cells' hashes must be computed from
+        the unredacted values. Raises StoreError if a stored row with the same hash differs in a column that the hash covers.
         """
         stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
         checked = [check("cells", row, stamps) for row in rows]
@@ -161,10 +169,14 @@ class Store(StoreFolder):
     def cells(
         self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return cell rows. Default: all cells and columns. coded: text columns dictionary-encoded.
+        """Return rows of the table `cells`, one per cell.
 
-        Raises StoreError for a configuration that no run writes and, if all columns are read, for a row that does not match its
-        digest.
+        cells: hashes of cells; None returns all.
+        columns: names of columns; None returns all.
+        coded: return text columns dictionary-encoded.
+
+        Raises StoreError for a configuration that no run writes and, if all columns are read, for a row that does not match
+        its digest.
         """
         rows = self.load("cells", cells, columns, coded)
         refuse_malformed(rows, self.root)
@@ -173,8 +185,12 @@ class Store(StoreFolder):
         return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
-        """Drop the scores of samples (cell to sample ids) whose answers will be generated again, so that the new answers are
-        scored even if the run ends early. The cells' metrics stay until then."""
+        """Remove the scores of samples whose answers will be generated again.
+
+        The new answers are then scored even if the run ends early. The cells' metrics stay until scoring.
+
+        samples: cell to sample ids.
+        """
         stored = self.load("samples", samples)
         pairs = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
         joined = pc.binary_join_element_wise(stored["cell"], stored["sample_id"], "\0")
@@ -186,15 +202,14 @@ class Store(StoreFolder):
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
     ) -> None:
-        """Replace the `samples` and `metrics` rows of cells. All rows together may exceed memory.
-
-        They are written in one file per table (see `score_files.py`), in one step.
+        """Replace the rows of `samples` and `metrics` for all cells in `blocks`, in one step. All rows together may exceed
+        memory.
 
         Args:
-            blocks: `samples` rows without `schema_version`. All rows of a cell are in one block.
-            metrics_of: computes the `metrics` rows. It gets `samples` rows of some metrics, perhaps of some cells only, and
-                always those of the cells `beside`.
-            beside: cells that other cells are compared with.
+            blocks: rows of `samples` without `schema_version`. All rows of a cell are in one block.
+            metrics_of: a function from rows of `samples` to rows of `metrics`. It gets the rows of some metrics, perhaps of
+                some cells only, and always those of the cells `beside`.
+            beside: cells with which other cells are compared.
 
         Raises:
             StoreError: rows break the schema, or metrics belong to other cells.
@@ -225,14 +240,19 @@ class Store(StoreFolder):
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return metric values per sample. Default: all scored cells, columns and metrics. coded: text columns
-        dictionary-encoded."""
+        """Return rows of the table `samples`: the value of one metric for one answer of a cell.
+
+        cells, metrics: if given, only rows of these.
+        columns: names of columns; None returns all.
+        coded: return text columns dictionary-encoded.
+        """
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return metrics per cell. Default: all scored cells and all columns.
+        """Return rows of the table `metrics`: the value of one metric over all samples of a cell.
 
-        Raises StoreError if all columns are read and a row does not match its digest.
+        cells: hashes of cells; None returns all.
+        columns: names of columns; None returns all. If all are read, a row that does not match its digest raises StoreError.
         """
         rows = self.load("metrics", cells, columns)
         if columns is None:
@@ -240,7 +260,8 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the rows of one timed pass. They replace an earlier pass with the same cell, length, batch and repeat number."""
+        """Store the rows of one timed pass. They replace the rows of an earlier pass with the same cell, length, batch and
+        repeat number."""
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked = [check("timings", row, stamps) for row in rows]
         self.prepare()
@@ -248,14 +269,15 @@ class Store(StoreFolder):
             write_whole(file_of_pass(self.root, checked), parts.parquet(to_table("timings", checked)))
 
     def timings(self, cells: Iterable[str] | None = None) -> pa.Table:
-        """Return the newest rows of each timed pass (`scenario=efficiency`). Default: all cells."""
+        """Return the newest rows of each timed pass (`scenario=efficiency`) in the table `timings`. cells: None returns all."""
         return newest_passes(self._in_files("timings", None if cells is None else set(cells)))
 
     def write_diagnostics(self, rows: pa.Table) -> Path:
-        """Store the measurements of one sample. When this returns, they are durable. Return the file.
+        """Store the diagnostic measurements of one sample, durably. Return the path of their file.
 
         Args:
-            rows: all columns except those written by the store. Measurements made together come in one table.
+            rows: all columns of `diagnostics`, except those that the store fills. Measurements made together are in one
+                table.
 
         Raises:
             StoreError: an unknown column, a null or number that is not allowed, or rows of several samples.
@@ -269,12 +291,12 @@ class Store(StoreFolder):
         return path
 
     def diagnostics(self, coded: bool = False) -> pa.Table:
-        """Return the newest rows of each measurement and sample from `mmkv-bench diagnose`. coded: text columns
+        """Return the rows of `mmkv-bench diagnose`, the newest of each measurement and sample. coded: text columns
         dictionary-encoded."""
         return committed_last(self._in_files("diagnostics", coded=coded), MEASUREMENT)
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
-        """Map each measurement to the ids of the samples that have rows of it."""
+        """Map each diagnostic measurement to the ids of the samples for which rows are stored."""
         samples: dict[str, set[str]] = {name: set() for name in measurements}
         rows = self._in_files("diagnostics", columns=MEASUREMENT)
         for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
@@ -283,7 +305,7 @@ class Store(StoreFolder):
         return samples
 
     def prompts(self) -> pa.Table:
-        """Return the newest row per prompt, sample and model of the table `prompts`."""
+        """Return rows of the table `prompts`, the newest per prompt, sample and model."""
         records = [record for path in self.journals() for record in self.records(path)]  # before files, see `responses`
         pending = [record["prompt"] for record in records if record.get("prompt")]
         return parts.newest(pa.concat_tables([self._in_files("prompts"), to_table("prompts", pending)]), PROMPT)
@@ -295,7 +317,7 @@ class Store(StoreFolder):
         columns: Sequence[str] | None = None,
         coded: bool = False,
     ) -> pa.Table:
-        """Return the rows of all files of a table."""
+        """Return the rows of a table from all of its files, without a choice among several rows of one cell."""
         return self.read(table, lambda: self.files(table), columns or SCHEMAS[table].names, cells, coded)
 
 
@@ -306,8 +328,10 @@ _KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric
 
 
 def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
-    """Replace the scores of `cells` by the rows of `tables` (`samples` and `metrics`, checked). A cell without rows in either
-    table loses its scores."""
+    """Replace the scores of `cells`. A cell without new rows loses its scores.
+
+    tables: `samples` and `metrics` to their new, checked rows.
+    """
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
         score_files.write_batch(store.root, tables, set(cells))
@@ -326,11 +350,11 @@ def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
 
 
 def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -> pa.Table:
-    """Return the rows with all columns of `table`, checked by the rules of `rows.check`. Nullable columns may be left out.
+    """Check rows of `table` by the rules of `rows.check`, and return them with all columns. Nullable columns may be missing.
 
-    stamps: values of the columns that the store writes.
+    stamps: values of the columns that the store fills.
 
-    Raises StoreError naming the column or the duplicate rows.
+    Raises StoreError, which names the column or the duplicate rows.
     """
     schema = SCHEMAS[table]
     known_columns(table, rows.column_names)
@@ -362,7 +386,7 @@ def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -
 
 
 def _check_score_rules(table: str, rows: pa.Table) -> None:
-    """Raise StoreError if a row breaks a rule between columns (see `rows.check`)."""
+    """Raise StoreError if a row of `samples` or `metrics` breaks a rule between columns (see `rows.check`)."""
     if table == "samples":
         broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
         rule = "column 'value' must be null when status is not 'ok'"

@@ -28,7 +28,7 @@ _KEY, _LATE = "primary", "primary_named_after_answers"
 
 @dataclass(frozen=True)
 class PrimaryEndpoint:
-    """One column of one table. Comparisons of methods in this column are confirmatory, those in other columns exploratory.
+    """A study's primary endpoint: the one column of scores in which comparisons of methods are confirmatory, not exploratory.
 
     late: whether the store already had answers when the endpoint was named.
     """
@@ -41,10 +41,7 @@ class PrimaryEndpoint:
 
     @classmethod
     def parse(cls, words: str) -> PrimaryEndpoint:
-        """Parse `<dataset> <metric> <budget> [<protocol>]`.
-
-        Raises ConfigError for fewer or more words.
-        """
+        """Parse text of the form `<dataset> <metric> <budget> [<protocol>]`. Raises ConfigError for fewer or more words."""
         parts = str(words).split()
         if len(parts) not in (3, 4):
             raise ConfigError(
@@ -59,7 +56,7 @@ class PrimaryEndpoint:
 
 
 def _as_in_tables(budget: str) -> str:
-    """Return `0.20` and `20%` as `0.2`. Text that is not a number is returned unchanged; a run refuses it later."""
+    """Return a budget in the spelling of tables: `0.2` for `0.20` and `20%`. Text that is not a number is returned unchanged."""
     try:
         number = Decimal(budget.removesuffix("%"))
     except InvalidOperation:
@@ -68,7 +65,7 @@ def _as_in_tables(budget: str) -> str:
 
 
 def primary_of(root: Path) -> PrimaryEndpoint | None:
-    """Return the primary endpoint of the store in a folder, or None if its study names none."""
+    """Return the primary endpoint named in the store at `root`, or None."""
     try:
         mark = json.loads((root / MARK).read_bytes())
         words = mark.get(_KEY)
@@ -78,10 +75,9 @@ def primary_of(root: Path) -> PrimaryEndpoint | None:
 
 
 def name_primary(root: Path, words: str) -> None:
-    """Write the primary endpoint into a prepared store.
+    """Write the primary endpoint into `store.json` of a store. words: as `PrimaryEndpoint.parse` takes it.
 
-    Raises StoreError if the store already names another endpoint (a changed endpoint would not be primary), or the disk
-    refuses.
+    Raises StoreError if the store already names another endpoint, or the disk refuses.
     """
     endpoint = PrimaryEndpoint.parse(words)
     with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
@@ -104,7 +100,8 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Add cells to the list of planned cells. Raises StoreError if the folder cannot be written.
+    """Add cells that submitted jobs will answer to the store's list of planned cells. Raises StoreError if it cannot be
+    written.
 
     cells: hash -> (dataset, number of samples).
     """
@@ -122,7 +119,10 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
-    """Map each planned cell to (dataset, number of samples). Empty if the file is missing or damaged; damage is logged."""
+    """Map the hash of each cell that submitted jobs will answer to (dataset, number of samples).
+
+    Empty if the list is missing or damaged; damage is logged.
+    """
     file = root / _PLANNED
     try:
         first, _, rest = file.read_bytes().partition(b"\n")

@@ -61,11 +61,11 @@ _SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in th
 
 @dataclass(frozen=True)
 class Tally:
-    """The counted answers of a store.
+    """Counts of a store's answers, per cell and status.
 
     Attributes:
-        counts: columns of `COUNTS`. Each sample of a cell is counted once.
-        sets: sample ids of each digest in the column `samples` of `counts`.
+        counts: table with the columns of `COUNTS`. Each sample of a cell is counted once.
+        sets: maps a digest in the column `samples` of `counts` to the sample ids of that set.
         running: cells with answers in the journal of a living writer.
         writers: number of living writers.
     """
@@ -76,26 +76,29 @@ class Tally:
     writers: int
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
-        """Return the cells, and for each column of `counts` its sum per cell."""
+        """Sum columns of `counts` per cell. Return the cells, and one array of sums per column."""
         cells = coded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
 
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
-        """Map each cell to the number of its answers and their digest (`digests_of_cells`)."""
+        """Map each cell to (number of its answers, digest of its answers). See `digests_of_cells`."""
         names, (n, low, high) = self._sums("n", "low", "high")
         return {name: (int(n[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
 
     @property
     def clusters(self) -> dict[str, int]:
-        """Map each cell to a digest of its samples and their clusters: the sum of `clusters_of`, modulo 2^64."""
+        """Map each cell to a digest of which samples it answered and to which clusters (page, image, document) they belong."""
         names, (sums,) = self._sums("clusters")
         return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
 
 
 def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
-    """Return a digest of each row's sample and cluster, uint64 [rows]. Texts may be dictionary-encoded."""
+    """Return a digest of each row's pair of sample and cluster, uint64 [rows]. The columns may be dictionary-encoded.
+
+    samples, clusters: sample id and cluster (page, image, document or video of the sample) of each row.
+    """
     of_sample, of_cluster = coded(samples), coded(clusters)
     width = len(of_cluster.dictionary) + 1  # one more: no cluster
     codes, place = np.unique(codes_of(of_sample) * width + codes_of(of_cluster) % width, return_inverse=True)
@@ -106,7 +109,7 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
 
 def tally(store: Store) -> Tally:
-    """Count the answers of a store. Raises StoreError for damaged files."""
+    """Count the answers of a store per cell and status. Raises StoreError for damaged files."""
     store.check_version()
     # Journals first: a journal published between the two reads is then left out, because its part has the same name.
     pending, alive = {}, set()
@@ -139,14 +142,15 @@ def tally(store: Store) -> Tally:
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
-    """Split rows of `counted` into the columns of `COUNTS` and a mapping from digest to sample ids."""
+    """Split the table that `counted` returns. Return the columns of `COUNTS`, and a mapping from the digest of a set to its
+    sample ids."""
     first = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
     named = rows.select(["samples", "ids"]).take(column_of(first))
     return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in named.columns), strict=True))
 
 
 def counted(rows: pa.Table) -> pa.Table:
-    """Count answers per cell and status. Return columns `COUNTS` and `_SETS`.
+    """Count answers per cell, status and error message. Return a table with the columns `COUNTS` and `_SETS`.
 
     rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
     """
@@ -195,7 +199,7 @@ def counted(rows: pa.Table) -> pa.Table:
 
 
 def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """Return the sum of each group's values modulo 2^64, int64 [groups]."""
+    """Return the sums of `values` within each group, modulo 2^64, int64 [groups]. group: the number of each value's group."""
     sums = np.zeros(groups, np.uint64)
     with np.errstate(over="ignore"):
         np.add.at(sums, group, values.view(np.uint64))
@@ -203,13 +207,15 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _digests(names: list[str]) -> np.ndarray:
-    """Return a digest of each name, uint64 [names, 2]. Different sets of names practically never have the same sum."""
+    """Return a 128-bit digest of each name, uint64 [names, 2]. The sum of digests identifies a set of names."""
     return np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:16] for name in names), "<u8").reshape(-1, 2)
 
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
-    """Return the distinct first lines of messages, shortened, and each row's index among them (their number if the row has no
-    message)."""
+    """Return the distinct first lines of error messages, and for each row the index of its line.
+
+    The lines are shortened. A row without a message gets the number of lines as its index.
+    """
     texts = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     texts = [text if len(text) <= _SHOWN else text[:_SHOWN] + "..." for text in texts]
     heads = list(dict.fromkeys(texts))
@@ -219,7 +225,11 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
 
 
 def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
-    """Return the cells that have the same sample in two files. files: file number of each row of `counts`."""
+    """Return the cells for which two files have an answer to the same sample.
+
+    files: file number of each row of `counts`.
+    sets: digest of a set to its sample ids.
+    """
     if not counts.num_rows:
         return set()
     cells, digests = coded(counts["cell"]), coded(counts["samples"])
@@ -238,7 +248,10 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
 
 
 def answer_digests(rows: pa.Table) -> np.ndarray:
-    """Return each answer's part of its cell's digest, uint64 [rows, 2]. rows: columns `_ANSWER`, dictionary-encoded or not."""
+    """Return a digest of each answer, uint64 [rows, 2]. The sum over a cell's answers is the cell's digest.
+
+    rows: columns `_ANSWER` (sample, status and answer), dictionary-encoded or not.
+    """
     sample, status, answer = (coded(rows[name]) for name in _ANSWER)
     of_sample = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
     texts = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
@@ -253,7 +266,8 @@ def digest_text(low: Any, high: Any) -> str:
 
 
 def digests_of_cells(rows: pa.Table) -> dict[str, str]:
-    """Map each cell to the digest of its answers. rows: columns `cell` and `_ANSWER`."""
+    """Map each cell to a digest of its answers (32 hex digits). rows: columns `cell` and `_ANSWER` (sample, status and
+    answer)."""
     if not rows.num_rows:
         return {}
     cells = coded(rows["cell"])
@@ -277,7 +291,10 @@ LARGE = 4 << 20
 
 
 class Indexed:
-    """Rows made from the files of a folder. `counts`: number of rows of each file name, in the order of `rows`."""
+    """Rows that were computed from the files of a folder.
+
+    counts: file name to its number of rows, in the order of `rows`.
+    """
 
     def __init__(self, counts: Mapping[str, int], rows: pa.Table) -> None:
         self.counts, self.rows = counts, rows
@@ -287,7 +304,7 @@ class Indexed:
             start += count
 
     def of(self, names: Collection[str]) -> pa.Table:
-        """Return the rows of some files, sorted by file name. Raises FileNotFoundError for an unknown file."""
+        """Return the rows computed from the files `names`, sorted by file name. Raises FileNotFoundError for an unknown file."""
         try:
             slices = [self.rows.slice(self._starts[name], self.counts[name]) for name in sorted(names)]
         except KeyError as unknown:
@@ -296,8 +313,9 @@ class Indexed:
 
 
 def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
-    """Return the rows that `make` computes from each parquet file of a table, in `schema`. Files that are unchanged since the
-    index was written are not read.
+    """Apply `make` to each parquet file of a table, and return the resulting rows, in `schema`.
+
+    Results are cached in an index on disk, so a file that is unchanged since then is not read.
 
     Raises:
         StoreError: raised by `make`, or files keep vanishing.
@@ -324,8 +342,10 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
 
 
 def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
-    """Return some columns of the current rows (`score_files.current_rows`) of the table `cells`, `samples` or `metrics`.
-    Unchanged files are read from the index (`indexed`). Text columns are dictionary-encoded."""
+    """Return some columns of the current rows of `cells`, `samples` or `metrics` (see `score_files.current_rows`).
+
+    Results are cached in an index on disk, so unchanged files are not read. Text columns are dictionary-encoded.
+    """
 
     def read(
         table: str, list_files: Callable[[], list[Path]], columns: Sequence[str], cells: Collection[str] | None
@@ -351,7 +371,10 @@ def _vanishing(folder: Path) -> StoreError:
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
-    """Write the index. Files so new that a further change might not show in their state (`file_state`) are left out."""
+    """Write the index: the rows computed from each file and the file's state.
+
+    Files that changed only just now are left out, because another change might not show in their state (see `file_state`).
+    """
     if len(states) < WORTH and sum(state.size for state in states.values()) < LARGE:
         return
     # On a read-only file system times may say nothing about changes (see file_state).
@@ -364,7 +387,8 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
-    """Read an index. Return an empty one if the file cannot be used."""
+    """Read an index. Return the state of each file, and the rows computed from them. Both are empty if the index cannot be
+    used."""
     try:
         with parts.opened(index) as file:
             rows = file.read()

@@ -65,7 +65,7 @@ class RunningMeans:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, values: Mapping[str, float | None]) -> dict[str, float]:
-        """Add one sample's values (None is skipped) and return the mean of every name so far."""
+        """Add the values of one sample by name (None is skipped). Return the mean of every name so far."""
         for name, value in values.items():
             if value is not None:
                 total, count = self._sums.get(name, (0.0, 0))
@@ -74,8 +74,7 @@ class RunningMeans:
 
 
 class WandbTracker:
-    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends. A slow wandb
-    delays nobody.
+    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends; the run goes on.
 
     Raises:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
@@ -104,14 +103,14 @@ class WandbTracker:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open the run with the resolved configuration (secrets are redacted)."""
+        """Open this process's wandb run. config: the resolved configuration, whose secrets are redacted."""
         try:
             self.open(attempt(self.folder, f"{self.group}-{self._shard}"), "live", config, self._name)
         except OSError as problem:
             log.warning("wandb cannot start (%s); nothing is tracked, but the results go into the store", problem)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Show one step's values by name, usually the result of `RunningMeans.add` for one sample."""
+        """Send the named values of one step to wandb, usually the result of `RunningMeans.add` for one sample."""
         self.send({"log": dict(values)})
 
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
@@ -134,12 +133,12 @@ class WandbTracker:
         self.send({"open": settings, "config": redact(config)})
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message without waiting for it to be processed."""
+        """Send a message to the wandb process, without waiting for it to be processed."""
         if self._process is not None:
             self._messages.put(message)
 
     def finish(self, failed: bool = False) -> bool:
-        """End the open run and the wandb process. Log a warning for each fault. Return True if there was none."""
+        """End the open run and the wandb process. Log a warning for each fault. Return whether there was no fault."""
         process = self._process
         if process is None:
             return False
@@ -165,7 +164,7 @@ class WandbTracker:
 
 
 def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> None:
-    """Write each message as a line into a pipe, until None."""
+    """Write each message of a queue as a line into a pipe, until the queue yields None."""
     with contextlib.suppress(OSError), stream:  # the process at the other end reports why it ended
         for message in iter(messages.get, None):
             stream.write(json.dumps(message, default=str) + "\n")
@@ -183,8 +182,10 @@ def _plain(name: str) -> str:
 
 
 def attempt(folder: Path, name: str) -> str:
-    """Append to `name` the lowest number that no run of this folder has used, and return the result. Safe for any number of
-    processes."""
+    """Number the attempts of a run: return `name` with the lowest number appended that no wandb run of the folder has used.
+
+    Safe for any number of processes.
+    """
     taken = folder / ".attempts"
     taken.mkdir(parents=True, exist_ok=True)
     number = 1
@@ -207,17 +208,16 @@ MEASURED = (
 def show_summary(
     shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], each: bool = False
 ) -> bool:
-    """Show the results of all rows of a tracker's folder in one wandb run.
+    """Show the results of all rows in a tracker's folder as one wandb run. Return whether a summary was written now.
 
-    If the same results were shown before, nothing is done. Other results replace them under the same id.
+    If the same results were shown before, nothing is done. Other results replace the earlier ones under the same id.
 
     Args:
+        shown: the tracker.
         about: the run's configuration.
         cells: a row per cell and metric, all with the same keys.
-        each: also write one wandb run per cell, with the cell's description as its configuration and the results as its summary.
-
-    Returns:
-        Whether a summary was written now.
+        each: also write one wandb run per cell, with the cell's description as its configuration and its results as its
+            summary.
     """
     if not cells:
         return False
@@ -290,7 +290,7 @@ def _has_key(netloc: str) -> bool:
 
 
 def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
-    """Apply messages to wandb. A run that is still open after the last message is marked as failed."""
+    """Apply messages (of `WandbTracker.send`) to wandb. A run that is still open after the last message is marked as failed."""
     import wandb
 
     run: Any = None
@@ -320,11 +320,10 @@ def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
 
 
 def main(folder: str, patience_s: str) -> None:
-    """Apply the messages from stdin until it is closed, then print what went wrong.
+    """Run the wandb process: apply messages from stdin until it is closed, then print what went wrong.
 
-    This process cannot delay the run that started it. It ignores the signals that stop jobs, because the run itself ends it.
-    Some seconds after stdin was closed it kills whatever wandb is still doing. It exits by `os._exit`, because at a normal
-    exit wandb would wait for its own process.
+    The process ignores the signals that stop jobs, because the run ends it. `patience_s` seconds after stdin was closed it
+    stops whatever wandb is still doing. It exits by `os._exit`, because wandb would delay a normal exit.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
