@@ -13,14 +13,14 @@ _SHELLS = {name: Path(__file__).with_suffix(f".{name}") for name in ("bash", "zs
 
 
 def script(shell: str = "", *more: str) -> str:
-    """Return the script that enables completion when a shell evaluates it. Raises ConfigError if there is none for this shell."""
+    """Return the shell script that enables completion in bash, zsh or fish. Raises ConfigError for other shells."""
     if shell not in _SHELLS or more:
         raise ConfigError(f"--completion {shell}: {nearest(shell, _SHELLS)}")
     return _SHELLS[shell].read_text(encoding="utf-8").rstrip("\n").replace("PROGRAM", PROGRAM)
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Return the words that can end the line. words: one string, the line up to the cursor with the program's name."""
+    """Return the completions of a command line. words: one string, the line up to the cursor with the program's name."""
     line = words[0] if words else ""
     before = line.split()[1:]
     last = "" if not before or line[-1:].isspace() else before.pop()
@@ -29,7 +29,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _offered(before: list[str], last: str) -> list[str]:
-    """Return the words that begin with `last` and may follow `before`."""
+    """Return the verbs, flags and settings that begin with `last` and may follow the words `before`."""
     if not before and "=" not in last and not last.startswith("-"):
         verbs = [f"{verb} " for verb in VERBS if verb.startswith(last)]
         return verbs + (_settings([], last) if last else [])
@@ -49,7 +49,8 @@ def _offered(before: list[str], last: str) -> list[str]:
 
 
 def _settings(before: Sequence[str], last: str) -> list[str]:
-    """Complete `last`. Inside a list, such as `method=[full,sn`, only the unfinished element is completed."""
+    """Return the settings of a run that complete `last`. In a list such as `method=[full,sn`, only the last element is
+    completed."""
     from mmkv_bench.config.compose import completions
 
     opened = re.fullmatch(r"(?P<key>[\w.]+=)\[(?P<done>(.*,)?)(?P<part>\w*)", last)

@@ -42,9 +42,11 @@ if TYPE_CHECKING:
 def deployment_of(
     plan: EfficiencyPlan, forecasts: Forecast, peaks: Sequence[CellPeaks], scores: Sequence[str]
 ) -> list[Table]:
-    """Return a table for each kind and length of prompts, with `full` first at each batch.
+    """Return the deployment tables: one for each kind and length of prompts, with `full` first at each batch size.
 
-    peaks: results of a dry run, empty without one. scores: folders with scored rows; others are refused.
+    forecasts: costs by arithmetic from shapes.
+    peaks: memory peaks of a dry run, empty without one.
+    scores: folders with scored rows, whose scores are shown beside the costs. Other folders are refused.
     """
     passes, notes = _measured(plan, forecasts)
     losses: list[ScoreLoss] = []
@@ -84,9 +86,9 @@ def deployment_of(
 
 
 def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
-    """Return the table row (option) of a cell at a forecast's length and batch.
+    """Return a line of the deployment table: one cell (method at a budget) at the length and batch of a forecast.
 
-    peak: the cell's peaks of a dry run, whose bytes replace the forecast's.
+    peak: the cell's memory peaks in a dry run, whose bytes replace the forecast's.
     """
     line = next(
         (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
@@ -113,8 +115,9 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
 
 
 def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
-    """Return the measured passes of the plan's model in its result folder. If they were not all measured on the planned device,
-    return none and a note.
+    """Return the measured passes of the plan's model in its result folder, and notes.
+
+    If the passes were not all measured on the planned device, return no passes and a note.
     """
     if not plan.out.is_dir():
         return {}, []
@@ -133,8 +136,10 @@ def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Settin
 
 
 def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int], Estimate]:
-    """Map cell and prompt length to the largest batch that passes of `batch=max` measured. Empty if the passes had another memory
-    limit than the planned one."""
+    """Map (cell, prompt length) to the largest batch that passes of `batch=max` measured.
+
+    Empty if the passes had another memory limit than the planned one.
+    """
     if plan.memory_limit not in (None, forecasts.given.memory) and forecasts.given.memory is not None:
         return {}
     rows = Store(plan.out).timings([cell.cell for cell in plan.cells])
@@ -147,7 +152,7 @@ def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int],
 
 
 def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
-    """Return a note about the time before an answer, which no budget shortens."""
+    """Return a note with the forecast prefill time at a prompt length, which no budget shortens."""
     rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
     if rate is None or decoder is None:
         return []
@@ -158,7 +163,7 @@ def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[No
 
 
 def _ragged(cells: Sequence[Cell]) -> list[Note]:
-    """Return a note about methods whose heads may keep different numbers of entries."""
+    """Return a note if methods among these cells let heads keep different numbers of entries, else nothing."""
     names = dict.fromkeys(
         cell.method
         for cell in cells

@@ -32,7 +32,8 @@ VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _FILE.items() i
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with ConfigError in place of its messages. Flags may stand before, between and after names."""
+    """An argparse parser that raises ConfigError instead of printing and exiting. Flags may stand before, between and after
+    names."""
 
     text: Callable[[], str] | None = None
     """A function that returns the help, in place of argparse's."""
@@ -76,8 +77,9 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def _with_defaults(self, words: list[str]) -> list[str]:
-        """Write a flag whose value is optional as `flag=default` if no value follows. Otherwise argparse would take a name after
-        the flag for its value.
+        """Return the words with `flag=default` in place of each flag whose value is optional and missing.
+
+        Otherwise argparse would take a name after the flag for its value.
         """
         optional = [action for action in self._actions if action.nargs == "?" and action.choices]
         alone = {flag: action for action in optional for flag in action.option_strings}
@@ -88,11 +90,11 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def flags(self) -> list[str]:
-        """Return the flags of the verb, as they are written."""
+        """Return all flags of the verb, such as `--json`."""
         return sorted(flag for action in self._actions for flag in action.option_strings if flag.startswith("--"))
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError with the text that argparse would print."""
+        """Raise ConfigError with argparse's message."""
         example = f"for example `{self.example}`" if self.example else f"see `{self.prog} --help`"
         raise ConfigError(f"{message.removeprefix('argument ')}; {example}")
 
@@ -100,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         return self.text() if self.text is not None else super().format_help()
 
     def add(self, name: str, stated: Mapping[str, Any]) -> None:
-        """Add an argument of `verbs.yaml`. name: as in that file."""
+        """Add an argument to the parser. name, stated: its name and its properties in `verbs.yaml`."""
         keywords = dict(stated)
         if kind := keywords.pop("kind", None):
             keywords["action"] = _KINDS[kind]
@@ -118,12 +120,12 @@ class Parser(argparse.ArgumentParser):
 
 
 class Listed(argparse.Action):
-    """A flag with several values."""
+    """An argparse action for a flag that takes several values, separated by commas or by repeating the flag."""
 
     def __call__(
         self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
     ) -> None:
-        """Append the comma-separated values of one occurrence of the flag."""
+        """Append the comma-separated values of one occurrence of the flag to the namespace."""
         texts = [text for text in str(values).split(",") if text]
         if not texts:
             raise ConfigError(f"{option_string} has no value; write one, or several with commas: {option_string} a,b")
@@ -134,8 +136,10 @@ _SETTING = re.compile(r"~|[^-].*=|=", re.DOTALL)
 
 
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the verb of a command line and the words after it. The verb is `run` if the first word is a setting or a flag.
-    Refuse other first words."""
+    """Split a command line into its verb and the words after it.
+
+    The verb is `run` if the first word is a setting or a flag. Other first words that are no verb are refused.
+    """
     if not arguments:
         return "run", []
     first, *rest = arguments
@@ -165,7 +169,7 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
-    """Return a verb's function and the parser of its arguments."""
+    """Return the function that does a verb's work, and the parser of the verb's arguments."""
     verb = VERBS[name]
     module, parser = import_module(f"mmkv_bench.cli.verbs.{verb['file']}"), Parser(name, verb["summary"])
     for argument, keywords in verb["arguments"].items():
@@ -210,7 +214,7 @@ def amount(text: str) -> float:
 
 
 def rows_folder(path: str | Path) -> Path:
-    """Check a folder of result rows, for argparse. Raises ConfigError if it has none."""
+    """Return a path if it is a folder of result rows, else raise ConfigError. For argparse."""
     if not (Path(path) / "store.json").is_file():
         if re.fullmatch(r"[0-9a-f]{6,64}", str(path)):
             remedy = f"name it behind the folder of its rows: <rows> {path}"
@@ -238,7 +242,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 
 
 def overrides_of(given: argparse.Namespace) -> list[str]:
-    """Return the overrides of a command line, including those that its flags add."""
+    """Return the overrides of the configuration in a parsed command line, including those that its flags stand for."""
     overrides = list(given.overrides)
     for text in given.config_dir or ():
         if not text or not Path(text).is_dir():
@@ -260,7 +264,10 @@ _CHOICES = ("method", "model", "dataset", "experiment")
 def rephrased(
     program: str, words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()
 ) -> list[str]:
-    """Return the words with other spellings of settings rewritten as settings. Other words stay unchanged.
+    """Return the words of a command line with settings in other spellings (`--method snapkv`, `method snapkv`) written
+    `key=value`.
+
+    All other words stay unchanged.
 
     Args:
         program: the program with its verb.
@@ -268,8 +275,8 @@ def rephrased(
         valued: the flags whose value is the next word.
 
     Raises:
-        ConfigError: a word whose meaning depends on more than the word. The message says what to type for it, with the other
-            words as settings.
+        ConfigError: a word whose translation depends on more than the word. The message says what to type for it, with the
+            other words as settings.
     """
     left, result = [word for word in words if word not in _SEVERAL or word in flags], list[str]()
     answers: list[str] = []
@@ -311,8 +318,10 @@ def rephrased(
 
 
 def written(program: str, words: Sequence[str]) -> str:
-    """Return the command line of settings. If a choice does not exist, raise ConfigError; the message has the command line with
-    placeholders."""
+    """Return the command line that these settings make, as text. program: the program with its verb.
+
+    Raises ConfigError if a choice (such as a method) does not exist; the message shows the command line with placeholders.
+    """
     known, errors = checked(words)
     if errors:
         raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known)}"))
@@ -320,12 +329,15 @@ def written(program: str, words: Sequence[str]) -> str:
 
 
 def joined(*sentences: str) -> str:
-    """Return sentences as one text. A question mark is not followed by a period."""
+    """Join sentences to one text, each ended by a period unless it ends in a question mark."""
     return ". ".join(sentences).replace("?. ", "? ")
 
 
 def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Replace each choice that does not exist by `<key>`. Return the words, and one error message per such choice."""
+    """Replace the value of each choice that does not exist by a placeholder `<key>`.
+
+    Return the changed words, and one error message per choice that was replaced.
+    """
     from mmkv_bench.config.compose import compose
 
     known, errors = [], []
@@ -342,7 +354,7 @@ def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _line(program: str, words: Sequence[str]) -> str:
-    """Return a command line between backticks, with words quoted as a shell needs, except placeholders."""
+    """Return a command line between backticks, with its words quoted for a shell. Placeholders are not quoted."""
     return re.sub(r"'(\w+=<\w+>)'", r"\1", f"`{shlex.join([*program.split(), *words])}`")
 
 
@@ -364,9 +376,8 @@ def _setting(word: str, value: str) -> str:
 
 
 def _choice(word: str) -> str:
-    """Turn a name into the setting that chooses it (`snapkv` into `method=snapkv`) and a number into a budget. Return other words
-    unchanged.
-    """
+    """Return the setting that chooses a name (`snapkv`: `method=snapkv`) or a budget (`64`: `budget=64`). Other words stay
+    unchanged."""
     if _BUDGET.fullmatch(word):
         return f"budget={word}"
     chosen = [f"{group}={name}" for group in _CHOICES for name in [canonical(group, word)] if name in options(group)]

@@ -34,8 +34,11 @@ _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> int:
-    """Call `work(arguments)` and return the exit code: 0 done, 1 failed while working, 2 refused, 130 interrupted, 128 + n
-    ended by signal n. An error is one sentence on stderr, and with --json also one JSON document."""
+    """Call `work(arguments)` and return the exit code. An error is printed as one sentence on stderr, with --json also as
+    JSON.
+
+    Exit codes: 0 done, 1 failed while working, 2 refused, 130 interrupted, 128 + n ended by signal n.
+    """
     as_json = "--json" in arguments or "json=true" in arguments
     try:
         check_output()
@@ -56,7 +59,7 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
 
 
 def refusal(error: BaseException) -> tuple[str, int] | None:
-    """Return the sentence and exit code of an error that a user can cause, or None for other errors."""
+    """Return the message and the exit code of an error that a user can cause; None for other errors."""
     if isinstance(error, MMKVError):
         full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
         return str(error), 2 if full else error.exit_code
@@ -76,7 +79,8 @@ def refusal(error: BaseException) -> tuple[str, int] | None:
 
 
 def closed_output() -> None:
-    """Discard all further output, because its reader is gone. Otherwise Python would fail when it flushes output at exit."""
+    """Discard all further output after its reader has closed the pipe. Otherwise Python would fail when it flushes output at
+    exit."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 
@@ -117,7 +121,7 @@ def _harmless_output() -> Iterator[None]:
 
 
 def clear_screen() -> None:
-    """Clear the terminal. A `SanitizingStream` would escape the necessary characters."""
+    """Clear the terminal, past the `SanitizingStream`, which would escape the control characters."""
     stream = sys.stdout.stream if isinstance(sys.stdout, SanitizingStream) else sys.stdout
     stream.write("\x1b[H\x1b[2J")
 

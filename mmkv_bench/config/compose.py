@@ -59,10 +59,10 @@ from mmkv_bench.file_state import State
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
-    """Compose the configuration that these overrides describe.
+    """Compose the configuration of a run from command-line overrides.
 
-    Interpolations are resolved. `retry` becomes a list of words (on a command line `nan` is a number). The further config
-    folders are added, because their methods have defaults too. If `only` is given, only its datasets stay.
+    Interpolations are resolved. `retry` becomes a list of words (on a command line `nan` is a number). Further config folders
+    are recorded, because their methods have defaults too. If `only` is given, only its datasets stay.
 
     Raises:
         ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind, an
@@ -96,14 +96,14 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin. Raises ConfigError if it cannot be
-    composed."""
+    """Return the settings `hydra.launcher` of a sweep, in the schema of the launcher's plugin. Raises ConfigError if Hydra
+    cannot compose them."""
     hydra = by_hydra(for_hydra(overrides), with_hydra=True)
     return OmegaConf.to_container(hydra.hydra.launcher, resolve=True)
 
 
 def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str, Mapping[str, Any]]:
-    """Return method nodes as in their YAML files, without any override, as plain values.
+    """Map each method name to the content of its YAML file, as plain values without overrides.
 
     Args:
         names: method names (file names in `conf/method`).
@@ -124,7 +124,8 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the jobs of a multirun: the product of all comma lists and ranges, formed as by Hydra's basic sweeper."""
+    """Return the overrides of each job of a sweep: the product of all comma lists and ranges, as Hydra's basic sweeper forms
+    it."""
     axes = []
     for override in map(parse, overrides):
         if override.is_sweep_override():
@@ -143,8 +144,9 @@ FORKED = ("method", "budget", "seed", "protocol")
 
 
 def forked(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a multirun, in which comma lists (one job per value) of the keys `FORKED` become list values of a
-    single run.
+    """Turn comma lists of the keys `FORKED` (such as methods and budgets) into list values, and return the changed overrides.
+
+    A comma list would make one job per value; with a list value, one job answers for all values from a shared prefill.
     """
     lists = []
     for override in map(parse, overrides):
@@ -156,14 +158,17 @@ def forked(overrides: Sequence[str]) -> list[str]:
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in the form that Hydra takes: keys added by the user need `++`, and datasets need their names."""
+    """Return overrides in the form that Hydra takes: keys added by the user get `++`, and `dataset.<key>` gets the dataset's
+    name."""
     named = _named(spelled_out([parse(text) for text in overrides]))
     return ["++" + o.input_line.lstrip("+") if is_users_own(o.key_or_group) else o.input_line for o in named]
 
 
 def _named(parsed: Sequence[Override]) -> list[Override]:
-    """Replace `dataset.<key>` by `datasets.<name>.<key>` if the run has one dataset, and `method.<key>` likewise. Refuse such a
-    key if the run has several."""
+    """Replace `dataset.<key>` by `datasets.<name>.<key>`, and `method.<key>` by `methods.<name>.<key>`.
+
+    Such a key is refused if the run has several datasets or methods.
+    """
     fixed, extra = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH], searchpath(parsed)
     named = list(parsed)
     for group in LIST_GROUPS:
@@ -185,8 +190,12 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
-    """Return the keys that overrides may change, with their defaults for these choices. `folders` is left out, because
-    `compose` fills it.
+    """Return the configuration that overrides of values are checked against: all keys with their defaults for these choices.
+
+    `folders` is left out, because `compose` fills it.
+
+    choices: overrides that choose files of config groups.
+    extra: further config folders.
     """
     keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
@@ -194,7 +203,9 @@ def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- compositions by Hydra
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """Compose a configuration. The composition of `choices` is cached. The caller may change the result.
+    """Compose a configuration from choices of files and overrides of values. The caller may change the result.
+
+    The composition of `choices` is cached.
 
     Args:
         choices: overrides of groups and of the search path.
@@ -216,7 +227,7 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
 
 
 def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
-    """Compose `choices`, once for each state of the YAML files."""
+    """Compose `choices`, or return the cached composition if no YAML file has changed."""
     paths = (
         os.path.join(root, name)
         for folder in (conf_dir(), *map(Path, extra))
@@ -233,7 +244,7 @@ def _of_choices(choices: tuple[str, ...], files: tuple[tuple[str, State], ...]) 
 
 
 def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
-    """Let Hydra compose all overrides at once. with_hydra: include its node `hydra`.
+    """Compose all overrides by Hydra alone, without a cache. with_hydra: include Hydra's own node `hydra`.
 
     Raises:
         ConfigError: Hydra cannot compose them.
@@ -251,7 +262,8 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
 
 @contextmanager
 def _initialised() -> Iterator[Hydra]:
-    """Let Hydra search `conf/` inside the block, and yield it. The state of a program that uses Hydra itself is restored."""
+    """Yield a Hydra that searches `conf/` inside the block. At its end the state of a program that uses Hydra itself is
+    restored."""
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
     ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")
@@ -267,8 +279,9 @@ def _initialised() -> Iterator[Hydra]:
 def print_composed(
     overrides: Sequence[str], cfg: str | None, info: str | None, package: str | None, resolve: bool
 ) -> None:
-    """Print what Hydra composes, after a check that the configuration composes. The other arguments are Hydra's flags of these
-    names.
+    """Check that the overrides make a configuration, then print it as Hydra prints it.
+
+    cfg, info, package, resolve: Hydra's flags of these names.
     """
     compose(overrides)
     words = for_hydra(overrides)
@@ -280,7 +293,10 @@ def print_composed(
 
 
 def completions(before: Sequence[str], last: str) -> list[str]:
-    """Return settings of a run that begin with `last` and may follow `before`; none if `before` is not a valid configuration."""
+    """Return the settings that begin with `last` and may follow the overrides `before`, for completion in a shell.
+
+    Empty if `before` is not a valid configuration.
+    """
     try:
         with _initialised() as hydra:
             offers = BashCompletion(hydra.config_loader)._query("config", " ".join([*before, last]))
@@ -310,11 +326,11 @@ def _one_sentence(error: Exception) -> str:
 
 # ---------------------------------------------------------------------- files as Hydra reads them
 class FolderSource(FileConfigSource):
-    """A folder of config groups, as a source of Hydra configs.
+    """A Hydra source of configs that reads a folder of config groups.
 
-    It reads folders like Hydra's source, but returns the content that `files.read` makes from a file: methods with their parts,
-    datasets from tables. In groups of which a run may choose several, a file's values go below `<group>s.<name>`, without a
-    header in the file.
+    The content of a file is what `files.read` makes of it: methods get their parts and defaults, datasets may come from
+    tables. In groups from which a run may choose several files, a file's values go below `<group>s.<name>`, without a header
+    in the file.
     """
 
     @staticmethod

@@ -51,7 +51,7 @@ def reference_dir() -> Path:
 
 
 def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the names that a config group offers in files and tables, sorted. `extra`: further config folders."""
+    """Return the sorted names that a config group offers, in files and in tables. extra: further config folders."""
     folders = [root / group for root in (conf_dir(), *map(Path, extra))]
     names = {name for folder in folders for name in members(folder)}
     return tuple(sorted(names | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
@@ -69,7 +69,8 @@ def _groups(conf: Path) -> tuple[str, ...]:
 
 
 def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Return the values of `group=name` as plain data, for a method with its parts and parameters. Hydra is not needed.
+    """Return the values of `group=name` as plain data, without Hydra. A method gets its parts and the defaults of its
+    parameters.
 
     Args:
         folders: further config folders, searched after `conf/`.
@@ -85,7 +86,10 @@ def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[s
 
 
 def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return what `content` returns, but from one folder only, with files read by `load`. None if the folder lacks the name."""
+    """Return the content of a name in one group's folder, or None if the folder lacks the name. See `content`.
+
+    load: function that reads a YAML file.
+    """
     file = group / f"{name}.yaml"
     if not file.is_file():
         return _member(group, name)
@@ -101,17 +105,18 @@ _NOTHING = object()
 
 
 def members(group: Path) -> set[str]:
-    """Return the members of all tables of a group's folder."""
+    """Return the names of all members of the tables in a group's folder. A table is one file for members that differ in a few
+    values."""
     return {name for table in _tables(group).values() for name in table["rows"]}
 
 
 def benchmark_members() -> dict[str, tuple[str, ...]]:
-    """Map each benchmark of several datasets, which is a table of `conf/dataset`, to its datasets in the table's order."""
+    """Map each benchmark of several datasets to their names, in the order of its table in `conf/dataset`."""
     return {name: tuple(table["rows"]) for name, table in _tables(conf_dir() / DATASET).items()}
 
 
 def _member(group: Path, name: str) -> dict[str, Any] | None:
-    """Return a member's content as if it had its own file, or None if no table has the name."""
+    """Return the content of a table's member, as if the member had its own file; None if no table has the name."""
     for table in _tables(group).values():
         if name in table["rows"]:
             row = dict(table["rows"][name])
@@ -167,7 +172,11 @@ TITLES = {
 
 
 def filled(model: str, gates: Any) -> Any:
-    """Return a model's gates with the scores that their tables print. Gates that already have a score stay unchanged.
+    """Fill in the scores that a model's full-cache gates name, from the papers' tables. Gates with a score stay unchanged.
+
+    A gate is the score of the full cache on a dataset as a paper prints it.
+
+    gates: a list of gates, each with dataset, metric and table.
 
     Raises:
         ConfigError: a table lacks the score that a gate names.
@@ -204,7 +213,8 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], float]]:
-    """Return the full cache's scores in a table: (the paper's model, dataset and metric or group, number)."""
+    """Return the full cache's scores in a paper's table as tuples: the paper's name of the model, dataset and metric or
+    group, number."""
     file = folder / f"{table}.csv"
     if not file.is_file():
         raise ConfigError(

@@ -47,11 +47,11 @@ _SPELLED = {"lam": "lambda"}
 
 
 def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole node of a method: parameters with values, parts with classes, `released`, `later`, `about`.
+    """Return the whole node of a method: parameters with values, parts with classes, `released`, `later` and `about`.
 
     Args:
         name: the method's name, used as `base` if the file has none.
-        document: the file's content as plain data.
+        document: the content of the method's file as plain data, with parts in any of the short forms above.
 
     Raises:
         ConfigError: a part or parameter that does not exist, or a parameter without a value.
@@ -73,7 +73,8 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Map each parameter of an expanded node to (class, argument) of the first part that uses it."""
+    """Map each parameter of a method to the part that uses it, as (class, argument). The first part counts. node: see
+    `expanded`."""
     takers: dict[str, tuple[str, str]] = {}
     for part in FOLDERS:
         for depth, target, argument, value in _arguments(node.get(part), 1):
@@ -85,9 +86,11 @@ def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 @cache
 def defaults(target: str) -> dict[str, Any]:
-    """Map each field of the dataclass with the dotted name `target` to its default (`REQUIRED` if it has none).
+    """Map each field of a dataclass to its default (`REQUIRED` if it has none), fields of base classes first.
 
-    Fields of base classes come first. Empty if this package defines no such dataclass.
+    Empty if this package defines no such dataclass.
+
+    target: the dotted name of the dataclass.
     """
     module, _, name = target.rpartition(".")
     cls = _classes(module).get(name) if module.startswith(f"{_PACKAGE}.") else None
@@ -97,7 +100,7 @@ def defaults(target: str) -> dict[str, Any]:
 
 
 def _classes(module: str) -> dict[str, type]:
-    """Map names to the classes that a module defines, in order; empty if there is no such module."""
+    """Map the name of each class that a module defines to the class, in order; empty if there is no such module."""
     try:
         if find_spec(module) is None:
             return {}
@@ -116,7 +119,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def base_class(part: str) -> type:
-    """Return the class that a part of this name extends."""
+    """Return the base class of all parts of a kind. part: scorer, allocator, selector, reducer or decoding."""
     module = importlib.import_module(f"{_home(part)}.base")
     base: type = getattr(module, "DecodePolicy" if part == "decoding" else part.capitalize())
     return base
@@ -124,7 +127,10 @@ def base_class(part: str) -> type:
 
 @cache
 def part_class(part: str, module: str) -> str | None:
-    """Return the dotted name of the part class that a module defines: its last class that extends the base class of `part`."""
+    """Return the dotted name of the class that a module offers as a method's part; None if it has none.
+
+    It is the last class in the module that extends the base class of the kind `part` (scorer, allocator, ...).
+    """
     name, base = f"{_home(part)}.{module}", base_class(part)
     classes = _classes(name).values() if module.isidentifier() else ()
     parts = [one.__name__ for one in classes if issubclass(one, base) and one is not base]
@@ -132,7 +138,7 @@ def part_class(part: str, module: str) -> str | None:
 
 
 def part_classes(part: str) -> dict[str, str]:
-    """Map each module to the dotted name of its part class, for all parts of one kind."""
+    """Map each module of a kind of parts (scorer, allocator, ...) to the dotted name of its class."""
     files = sorted((Path(__file__).parents[1] / "compression" / FOLDERS[part]).glob("*.py"))
     return {file.stem: target for file in files if (target := part_class(part, file.stem))}
 
@@ -169,7 +175,7 @@ def _spelled_out(method: str, part: str, value: Any) -> Any:
 
 
 def _arguments(spec: Any, depth: int) -> Iterator[tuple[int, str, str, str]]:
-    """Yield (nesting depth, class, argument, text) for each text argument of a part and of parts nested in it."""
+    """Yield each argument of a part that is text, and those of parts nested in it, as (nesting depth, class, argument, text)."""
     for argument, value in spec.items() if isinstance(spec, Mapping) else ():
         if isinstance(value, str) and argument != _TARGET:
             yield depth, str(spec.get(_TARGET, "")), str(argument), value

@@ -18,12 +18,12 @@ from mmkv_bench.errors import folded
 
 
 def _synonyms(entries: Mapping[str, str]) -> dict[str, str]:
-    """Invert a mapping from names to their synonyms: synonym to name."""
+    """Invert a mapping from a name to its synonyms. Return synonym -> name."""
     return {word: name for name, words in entries.items() for word in words.split()}
 
 
 def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Map each word to its answer: text for an error message that says what to type instead."""
+    """Map each foreign word in `field_words.yaml` to the text that tells a user what to type instead."""
     return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
 
 
@@ -44,16 +44,20 @@ FLAG_ANSWERS = _answers(_WORDS["flags"])
 
 
 def alike(name: str, allowed: Iterable[str]) -> str:
-    """Return the one name that this spelling stands for, or the spelling itself if there is no such name or more than one."""
+    """Return the allowed name that a spelling stands for; the spelling itself if there is no such name or more than one.
+
+    A name has the same letters and digits as its spellings (`SnapKV` stands for `snapkv`).
+    """
     allowed = list(allowed)
     same = [one for one in allowed if folded(one) == folded(name)]
     return same[0] if name not in allowed and len(same) == 1 else name
 
 
 def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
-    """Return the name of a config group that a spelling stands for, or the spelling itself if there is none.
+    """Return the name in a config group that a spelling stands for (`SnapKV`: `snapkv`); the spelling itself if there is
+    none.
 
-    A model may be named by the end of its hub id, a dataset by its task of lmms-eval.
+    A model may also be given by the end of its hub id, a dataset by its task of lmms-eval.
 
     Args:
         extra: further config folders.
@@ -72,9 +76,8 @@ def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
 
 
 def chosen(group: str, name: str, extra: tuple[str, ...] = ()) -> list[str]:
-    """Return the names of `conf/` that `name` in `<group>=<name>` stands for. A benchmark of several datasets (`milebench`) gives
-    all of them.
-    """
+    """Return the names of `conf/` that `<group>=<name>` chooses. A benchmark of several datasets (`milebench`) gives all of
+    them."""
     if group == DATASET and name not in options(group, extra):
         benchmarks = benchmark_members()
         if members := benchmarks.get(alike(name, benchmarks)):
@@ -88,8 +91,10 @@ _TABLE = re.compile(
 
 
 def tables(words: str) -> list[str]:
-    """Return the ids of the papers' tables and figures that words name: `MM-ShiftKV Table 1`, `mmshift_table1`. A paper alone
-    gives all its tables, a number alone that table of every paper. Empty if the words name none."""
+    """Return the ids of the papers' tables and figures that a text names: `mmshift_table01` for `MM-ShiftKV Table 1`.
+
+    A paper alone gives all its tables. A number alone gives that table of every paper. Empty if the text names none.
+    """
     match = _TABLE.fullmatch(words)
     papers = {folded(one): key for key, title in TITLES.items() for one in (key, title)}
     paper = papers.get(folded(match["paper"] if match else words), "")
@@ -102,7 +107,7 @@ def tables(words: str) -> list[str]:
 # ---------------------------------------------------------------------- models that cannot be run
 @dataclass(frozen=True)
 class Unavailable:
-    """A model that cannot be run. `unavailable.yaml` explains the fields."""
+    """A model of the papers that cannot be run, and why. `unavailable.yaml` explains the fields."""
 
     title: str
     repository: str
@@ -113,7 +118,7 @@ class Unavailable:
     aliases: tuple[str, ...] = ()
 
     def sentence(self, name: str) -> str:
-        """Return the error message for `model=<name>`."""
+        """Return the error message for `model=<name>`, which explains why the model cannot be run."""
         text = f"model={name} cannot be run: {self.title} ({self.repository}) {self.why}; it would need {self.needed}"
         return f"{text}; the nearest that runs is model={' or model='.join(self.instead)}" if self.instead else text
 
@@ -125,6 +130,7 @@ UNAVAILABLE = {
 
 
 def unavailable(name: str) -> Unavailable | None:
-    """Return the model that cannot be run with this name, in any spelling with the same letters and digits, or None."""
+    """Return the entry of `unavailable.yaml` for this model name, in any spelling with the same letters and digits; None
+    without one."""
     wanted = folded(name)
     return next((one for key, one in UNAVAILABLE.items() if wanted in map(folded, (key, *one.aliases))), None)

@@ -42,7 +42,7 @@ _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Override:
-    """Parse one override. Do not change the result: it is returned again for the same text.
+    """Parse the text of one command-line override. The caller must not change the result, because it is cached.
 
     Raises:
         ConfigError: the override cannot be read, or its lists have more values than Hydra reads in reasonable time.
@@ -82,22 +82,22 @@ def searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
 
 
 def searched(folders: Sequence[str]) -> str:
-    """Return the override that makes the configuration loader search `folders` too, as it searches `conf/`."""
+    """Return the override that makes Hydra search `folders` in addition to `conf/`."""
     return f"{SEARCHPATH}=[{','.join(repr(located(str(folder))) for folder in folders)}]"
 
 
 def located(folder: str) -> str:
-    """Give a folder of the search path the scheme `SCHEME` in place of `file://` or no scheme. Other schemes stay."""
+    """Return the address of a config folder with the scheme `SCHEME`, in place of `file://` or no scheme. Other schemes stay."""
     scheme, divided, rest = folder.partition("://")
     return f"{SCHEME}://{rest if divided else folder}" if not divided or scheme == "file" else folder
 
 
 # ---------------------------------------------------------------------- checks against the configuration of the choices
 def is_users_own(key: str) -> bool:
-    """Tell whether the user may add a key.
+    """Tell whether a user may add a key that the configuration does not have.
 
-    These are `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an argument of outside code (checked
-    by its constructor), a generation setting of a dataset (checked by the decode rules before any work), and a further flag of
+    Such keys are `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an argument of outside code
+    (checked by its constructor), a generation setting of a dataset (checked by the decode rules), and a further flag of
     sbatch (checked by sbatch).
     """
     path = key.split(".")
@@ -143,8 +143,9 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
 
 
 def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
-    """Return the end of an error message about a name that a group lacks: what to type for this common word, the groups that have
-    the name, or a similar name.
+    """Return the end of an error message about a name that a config group lacks, with a suggestion.
+
+    The suggestion is what to type for this common word, the groups that have the name, or a similar name.
     """
     if group == DATASET and (sized := _sized(name, names)):
         return sized
@@ -162,7 +163,7 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
 
 
 def _sized(name: str, names: Sequence[str]) -> str:
-    """Return the remedy if a dataset of pages is named with its size, as tables print it (`pages_walk_large`), else ""."""
+    """Return what to type for a dataset of pages that is given with its size, as in tables (`pages_walk_large`), else ""."""
     word = folded(name)
     for pages, size in ((one, size) for one in names if one.startswith("pages") for size in ("small", "large")):
         if folded(f"{pages}_{size}").startswith(word) and len(word) > len(folded(pages)):
@@ -171,7 +172,10 @@ def _sized(name: str, names: Sequence[str]) -> str:
 
 
 def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
-    """Check that the key of an override exists and its value is of the right kind, and return it in the form for Hydra."""
+    """Check that an override's key exists and its value is of the right kind. Return the override in Hydra's form.
+
+    reference: all keys with their defaults (`compose._reference`).
+    """
     text, path = override.input_line, override.key_or_group.split(".")
     if path[0] == "hydra":
         return "++" + text.lstrip("+") if is_users_own(override.key_or_group) else text
@@ -207,7 +211,7 @@ def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
 
 
 def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
-    """Refuse a decode policy for a method that already has one, and values that are not a policy."""
+    """Refuse to add a decode policy to a method that already has one, and values that are no decode policy."""
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(
             f"methods.{name}.decoding={value} is {_kind(value)}; allowed: null, or {{_target_: <a class of "
@@ -221,7 +225,7 @@ def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
 
 
 def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> None:
-    """Refuse arguments for a method without `args`, and arguments without names."""
+    """Refuse `args` for a method that takes none, and arguments without names. path: the words of the override's key."""
     if "args" not in method:
         raise ConfigError(f"{'.'.join(path)}: {path[1]} has no args; {nearest('args', method)}")
     if len(path) == 3 and not isinstance(value, Mapping):
@@ -231,7 +235,10 @@ def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> N
 
 
 def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, Any]) -> None:
-    """Refuse values of another kind than a setting's default. Settings without a default accept anything."""
+    """Refuse a generation setting of another kind than its default. Settings without a default accept anything.
+
+    path: the words of the override's key.
+    """
     where = ".".join(path[:3])
     values = {path[3]: value} if len(path) > 3 else value
     if not isinstance(values, Mapping):
@@ -258,8 +265,11 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
 
 
 def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -> str:
-    """Return the end of an error message about a key whose first word is unknown: the same key in a group or chosen method (for
-    `window`), a similar key, or a similar method or dataset (for `snapkv.window`)."""
+    """Return the end of an error message about an unknown key, with a suggestion.
+
+    For `window` the suggestion is the same key in a group or chosen method, or a similar key. For `snapkv.window` it is a
+    similar method or dataset.
+    """
     key, inner = path[0], dict[str, list[str]]()
     nodes = {group: reference.get(group) or {} for group in SCHEMAS if group}
     nodes |= {name: node for group in LIST_GROUPS for name, node in reference[f"{group}s"].items()}
@@ -286,7 +296,7 @@ def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> st
 
 
 def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
-    """Refuse unknown keys inside mappings and, if `strict`, values of another kind than the default."""
+    """Refuse unknown keys inside mappings and, if `strict`, values of another kind than the default `old`."""
     if isinstance(value, dict) and isinstance(old, Mapping):
         for key, inner in value.items():
             if str(key) not in old:
@@ -306,8 +316,9 @@ def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
 
 
 def same_kind(value: Any, default: Any, key: str) -> bool:
-    """Tell whether a value may replace this default: it has the same type, or is an integer for a float. A default of null or
-    an interpolation accepts anything.
+    """Tell whether a value may replace a default: it has the same type, or is an integer for a float.
+
+    A default that is null or an interpolation accepts anything.
 
     key: the setting or its path. ``recents`` may be a count or a share.
     """

@@ -23,7 +23,7 @@ _NOT_COMPOSED = "resolved"
 
 
 def run_config(composed: DictConfig) -> RunConfig:
-    """Convert a composed configuration whose absolute interpolations are resolved."""
+    """Convert Hydra's composition to a `RunConfig`. Absolute interpolations must be resolved."""
     resolved = _resolved(composed)
     raw = OmegaConf.to_container(composed, resolve=False)
     values = _values(RunConfig, {**resolved, **{key: raw[key] for key in _UNRESOLVED}})
@@ -31,13 +31,15 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 
 def stored_config(stored: Mapping[str, Any]) -> RunConfig:
-    """Convert a stored configuration. Keys that are newer than the rows get their defaults."""
+    """Convert the configuration in a stored row to a `RunConfig`. Keys that are newer than the row get their defaults."""
     return run_config(OmegaConf.merge(OmegaConf.structured(composed_schema()), stored))
 
 
 def _resolved(composed: DictConfig) -> dict[str, Any]:
-    """Return all keys as plain values. A variant's interpolations refer to keys of its base, so they are kept if they cannot
-    be resolved."""
+    """Return all keys of a composition as plain values.
+
+    An interpolation inside a variant that cannot be resolved is kept, because it may refer to a key of the variant's base.
+    """
     try:
         return OmegaConf.to_container(composed, resolve=True)
     except InterpolationKeyError:
@@ -50,7 +52,8 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
 
 
 def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a dataclass. Lists and single values become tuples if the field is a tuple."""
+    """Return `values` as keyword arguments of the dataclass `schema`. For a tuple field, lists and single values become
+    tuples."""
     types, arguments = get_type_hints(schema), dict[str, Any]()
     for one in fields(schema):
         if one.name == _NOT_COMPOSED:
@@ -66,21 +69,27 @@ def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _several(declared: Any) -> bool:
-    """Tell whether a key takes a value or a list of values."""
+    """Tell whether a key of this declared type takes a value or a list of values."""
     return tuple in (get_origin(declared), *(get_origin(kind) for kind in getattr(declared, "__args__", ())))
 
 
 @cache
 def composed_schema(schema: type = RunConfig) -> type:
-    """Return the schema into which Hydra composes: the same keys, mutable, and `Any` for keys whose type Hydra cannot express
-    (a value or a list, or several types)."""
+    """Return a dataclass into which Hydra can compose: the keys of `schema`, mutable, with `Any` where Hydra cannot express a
+    type.
+
+    Hydra cannot express a value or a list, and several types.
+    """
     types = get_type_hints(schema)
     made = [(one.name, *_composed(one, types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED]
     return make_dataclass(schema.__name__, made)
 
 
 def _composed(one: Field[Any], declared: Any) -> tuple[Any, Any]:
-    """Return type and default of a key in the schema into which Hydra composes."""
+    """Return type and default of one field in the dataclass into which Hydra composes (see `composed_schema`).
+
+    declared: the field's type in `schema.py`.
+    """
     if isinstance(declared, type) and is_dataclass(declared):
         inner = composed_schema(declared)
         return inner, new_field(default_factory=inner)
@@ -99,11 +108,11 @@ _RELATIVE = "${."
 
 
 def settle(config: Container) -> None:
-    """Replace every interpolation by its value.
+    """Replace every absolute interpolation in a composition by its value, and check the relative ones (`${.window}`).
 
-    Relative interpolations (`${.window}`) are checked but kept: a method's parts refer to its parameters, which its reading
-    may still change. Inside a part of a variant they are not even checked, because they refer to keys of its base;
-    `methods.node.under_reading` checks them after the variant is merged with its base.
+    Relative interpolations are kept: a method's parts refer to its parameters, which its reading (the paper's text or the
+        released code) may still change. Those inside a part of a variant are not checked here, because they refer to keys of
+        its base.
 
     Raises:
         ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a value
@@ -120,7 +129,7 @@ def settle(config: Container) -> None:
 
 
 def _leaves(node: Container, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Container, Any]]:
-    """Yield (path, container, key) of all interpolations and missing values below a node."""
+    """Yield every interpolation and missing value below a node, as (path, the container, its key in the container)."""
     for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
         if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key):
             yield (*path, key), node, key

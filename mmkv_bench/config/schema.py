@@ -41,8 +41,10 @@ _COUNT_OR_NULL = f"{_COUNT} or null"
 
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
-    """Declare a documented field. `allowed`: a tuple of allowed words, or a phrase that `ranges` reads, such as `whole numbers
-    >= 1`."""
+    """Declare a field of the configuration with its help text.
+
+    allowed: a tuple of allowed words, or a phrase that `ranges` reads, such as `whole numbers >= 1`.
+    """
     metadata = {"help": help, "allowed": "true, false" if isinstance(default, bool) else allowed}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -127,7 +129,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Gate:
-    """The score of `full` that shows whether model and prompts are set up as in a paper. Tables report it."""
+    """The full cache's score as a paper prints it. If a run reaches it, model and prompts are set up as in the paper."""
 
     expected: float | None = _key(
         None,
@@ -143,9 +145,8 @@ class Gate:
 
 @dataclass(frozen=True)
 class Stream:
-    """Settings of protocol=stream, which reads a video or pictures, or a text in chunks of tokens. The budget caps the cache
-    while the stream is read.
-    """
+    """Settings of protocol=stream, which reads a video, pictures or a text in chunks. The budget caps the cache after each
+    chunk."""
 
     every: int | None = _key(8, "frames or pictures per chunk, or tokens of a text; null = all at once", _COUNT_OR_NULL)
     ask_at: tuple[float, ...] = _key(
@@ -161,13 +162,14 @@ class Stream:
 
     @property
     def settings(self) -> tuple[StreamSettings, ...]:
-        """Return the settings for each value of `ask_at`."""
+        """Return one set of stream settings for each value of `ask_at` (the share of the stream after which the question is
+        asked)."""
         return tuple(StreamSettings(self.every, float(share), self.positions) for share in dict.fromkeys(self.ask_at))
 
 
 @dataclass(frozen=True)
 class Logger:
-    """The tracker of running means and the final table, in addition to the rows."""
+    """Settings of the tracker, which shows running means and the final table."""
 
     kind: str = _key("none", "none or wandb", ("none", "wandb"))
     mode: str = _key("offline", "wandb mode; online checks first that the server answers", ("offline", "online"))
@@ -202,7 +204,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class Selection:
-    """The samples of each dataset that a process answers: the first `limit`, or the named samples, of one shard."""
+    """The samples of each dataset that a process answers: the first `limit` or the named samples, restricted to one shard."""
 
     limit: int | None = None
     samples: tuple[str, ...] | None = None
@@ -394,12 +396,12 @@ class RunConfig:
 
     @property
     def method_config(self) -> MethodConfig:
-        """Return the chosen methods and variants."""
+        """Return the chosen methods and variants, with their readings and the baseline."""
         return MethodConfig(self.methods, self.variants, self.folders, self.reading, self.baseline)
 
     @property
     def grid(self) -> GridConfig:
-        """Return the values at which the methods run."""
+        """Return the datasets, protocols, budgets and seeds whose combinations a method runs at."""
         return GridConfig(tuple(self.datasets), self.protocol, self.budget, self.seed, self.answering)
 
     @property
@@ -408,11 +410,11 @@ class RunConfig:
         return EfficiencyConfig(self.batch_prefill, self.memory_limit, self.new_tokens, self.repeats, self.order_seed)
 
     def labelled(self, labels: Iterable[str]) -> RunConfig:
-        """Return the configuration with its datasets under these labels."""
+        """Return the configuration with its datasets renamed to `labels`, in order."""
         return self.updated(datasets=dict(zip(labels, self.datasets.values(), strict=True)))
 
     def updated(self, **values: Any) -> RunConfig:
-        """Return the configuration with other values, in `resolved` too."""
+        """Return a copy of the configuration in which the given keys have other values, in `resolved` too."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         return replace(self, **values, resolved={**self.resolved, **plain})
 
@@ -422,12 +424,12 @@ SCHEMAS: dict[str, type] = {"": RunConfig, **{group.__name__.lower(): group for 
 
 
 def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:
-    """Map each key of a dataclass to (help, allowed), in order. Nested dataclasses are left out."""
+    """Map each key of a configuration dataclass to (help text, allowed values), in order. Nested dataclasses are left out."""
     return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
 
 
 def words() -> dict[str, tuple[str, ...]]:
-    """Map each key with a fixed set of allowed words to these words."""
+    """Map each key that takes only certain words to these words."""
     allowed_words = {}
     for group, schema in SCHEMAS.items():
         for name, (_, what) in keys(schema).items():
@@ -453,14 +455,14 @@ def ranges() -> dict[str, tuple[type, float, bool, bool]]:
 
 
 def allowed(key: str) -> str:
-    """Return the allowed values of a key as text for a message: `allowed("model.dtype")`."""
+    """Return the allowed values of a key, such as `model.dtype`, as text for a message."""
     group, _, name = key.rpartition(".")
     what = keys(SCHEMAS[group])[name][1]
     return what if isinstance(what, str) else ", ".join(what)
 
 
 def accepts(key: str, value: Any) -> bool:
-    """Tell whether a value has the type that its field declares. Keys outside the schema and fields of other types accept
+    """Tell whether a value has the declared type of a key. Keys outside the schema, and of types that are not checked, accept
     everything."""
     group, _, name = key.rpartition(".")
     kinds = scalars(get_type_hints(SCHEMAS[group]).get(name, Any)) if group in SCHEMAS else None
@@ -477,7 +479,8 @@ def accepts(key: str, value: Any) -> bool:
 
 
 def scalars(declared: Any) -> tuple[type, ...] | None:
-    """Return the types of a key that takes one value: `(int, NoneType)`; None for keys that may take a list or a mapping."""
+    """Return the types that a key of this declared type takes, such as `(int, NoneType)`; None if it may take a list or a
+    mapping."""
     kinds = get_args(declared) or (declared,)
     return kinds if {*kinds} in _SCALARS else None
 

@@ -36,7 +36,8 @@ OBSERVATION = "docs/observation.md lists all that `obs` offers"
 
 
 def spelled_out(parsed: Sequence[Override]) -> list[Override]:
-    """Return the overrides with every short form replaced by the keys of the configuration.
+    """Return the overrides with every short form replaced by the keys of the configuration (`snapkv.window=8`:
+    `methods.snapkv.window=8`).
 
     Raises:
         ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
@@ -55,7 +56,11 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
 
 
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
-    """Expand one override."""
+    """Yield the overrides that one override with a short form stands for.
+
+    files: stem of each method file to its path.
+    extra: further config folders.
+    """
     key, text = override.key_or_group, override.input_line
     stem, _, setting = key.removeprefix("methods.").partition(".")
     if key == "method" and files and not override.is_sweep_override():
@@ -76,8 +81,10 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
 
 # ---------------------------------------------------------------------- files among methods
 def _method_files(parsed: Sequence[Override]) -> list[str]:
-    """List the Python files among the methods. The last choice of methods counts, as in Hydra. Refuse a sweep over files, and two
-    files with one name."""
+    """Return the Python files that are chosen as methods. The last choice of methods counts, as in Hydra.
+
+    A sweep over files, and two files with one name, are refused.
+    """
     files: list[str] = []
     for override in parsed:
         if override.key_or_group != "method" or override.is_delete():
@@ -106,7 +113,7 @@ def _is_file(name: object) -> bool:
 
 
 def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
-    """Refuse a file whose stem cannot be a method's name, or is already one.
+    """Refuse a method file whose stem cannot be a method's name, or is already the name of a method.
 
     Raises:
         ConfigError: the name is not allowed or taken.
@@ -122,8 +129,10 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
 
 
 def _setting(override: Override, stem: str, path: str) -> str:
-    """Return a method file's setting as `<key>=<value>`, without the file's name before the key. Refuse a key that `custom`
-    lacks; parameters of the file's own classes belong into `args`."""
+    """Return a setting of a method file (`mine.window=8`) as `<key>=<value>`, without the file's stem.
+
+    A key that the method `custom` lacks is refused; parameters of the file's own classes belong into `args`.
+    """
     text = override.input_line.lstrip("+~")
     key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
     settings = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
@@ -138,7 +147,7 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 # ---------------------------------------------------------------------- a model's location
 def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Tell whether a model is given by its location: a folder, a GGUF file, or a hub id. Refuse a sweep over locations."""
+    """Tell whether `model=` names a location: a folder, a GGUF file, or a hub id. A sweep over locations is refused."""
     if override.is_sweep_override():
         if "/" in override.input_line:
             places = override.input_line.partition("=")[2]
@@ -155,8 +164,10 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
 
 
 def _model(place: str) -> Iterator[Override]:
-    """Yield the overrides that choose a model by its location. A checkpoint of `conf/model` becomes the choice of that file,
-    with its name and gates."""
+    """Yield the overrides that choose a model by its location (a folder, a GGUF file, or a hub id).
+
+    If a file of `conf/model` has this location, that file is chosen, with its name and gates.
+    """
     named = [name for name in options("model") if content("model", name).get("path") == place]
     if len(named) == 1:
         yield parse(f"model={named[0]}")
@@ -166,7 +177,8 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the group of the name with which a key begins (`snapkv.window`); None if a key or group has that name."""
+    """Return the config group of the name with which a key begins (method for `snapkv.window`); None if a key or group has
+    that name."""
     first, _, rest = key.partition(".")
     if not rest or first in keys() or first in groups():
         return None
@@ -177,7 +189,8 @@ _PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z0-9_./%+-]+", re.IG
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as words of a command line: `{"methods": {"snapkv": {"window": 16}}}` gives `methods.snapkv.window=16`."""
+    """Return nested settings as command-line words: `{"methods": {"snapkv": {"window": 16}}}` gives
+    `methods.snapkv.window=16`."""
     return [f"{key}={_word(value)}" for key, value in _leaves(settings)]
 
 
@@ -190,7 +203,7 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _word(value: Any) -> str:
-    """Write a value in the grammar of overrides, so that it parses to the same value."""
+    """Return a value as text in Hydra's grammar of overrides, which parses to the same value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
@@ -206,10 +219,11 @@ def _word(value: Any) -> str:
 
 # ---------------------------------------------------------------------- words of the field
 def understood(parsed: Sequence[Override], extra: tuple[str, ...]) -> list[Override]:
-    """Return overrides with the keys and names of this package.
+    """Return overrides with this package's keys and names in place of other tools' words (`torch_dtype=bf16`:
+    `model.dtype=bfloat16`).
 
     Raises:
-        ConfigError: words of the field whose meaning depends on more than the word. The message says what to type for each.
+        ConfigError: words whose translation depends on more than the word. The message says what to type for each.
     """
     answered = [(KEY_ANSWERS[_folded_key(one)], one.input_line) for one in parsed if _folded_key(one) in KEY_ANSWERS]
     if answered:
@@ -234,7 +248,7 @@ def _understood(override: Override, extra: tuple[str, ...]) -> Override:
 
 
 def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
-    """Return an override that chooses by name (`model=...`) with the spelling of `conf/`."""
+    """Return an override that chooses a file by name (`model=...`) with the name's spelling in `conf/`."""
     group, value = override.key_or_group, override.value()
     sweep = override.is_sweep_override()
     given = [*override.sweep_string_iterator()] if sweep else as_list(value)
@@ -250,14 +264,14 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
 
 
 def _is_elsewhere(group: str, name: str) -> bool:
-    """Tell whether a choice is no name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
+    """Tell whether a choice is not a name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
     return (
         name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
     )
 
 
 def filled(answer: str, value: str) -> str:
-    """Insert the user's value into an answer of `field_words`, a text with placeholders.
+    """Return an error text of `field_words` with its placeholders replaced by the user's value.
 
     Args:
         value: the text after the `=`.
@@ -281,7 +295,7 @@ def _listed(texts: list[str]) -> str:
 
 
 def _share(text: str) -> float | None:
-    """Return a share between 0 and 1, given as 0.1 or 10%; None for other text."""
+    """Convert `0.1` or `10%` to a share between 0 and 1; None for other text."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -290,7 +304,7 @@ def _share(text: str) -> float | None:
 
 
 def _minutes(text: str) -> str:
-    """Return a time of Slurm (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) in minutes, rounded up."""
+    """Convert a time in Slurm's notation (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) to minutes, rounded up."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if match is None:
         return "<minutes>"

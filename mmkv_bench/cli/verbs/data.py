@@ -24,7 +24,7 @@ _KEYS = ("model", "model.frames", "model.min_pixels", "model.max_pixels", "model
 
 
 def data(given: argparse.Namespace) -> int:
-    """List or check datasets. Return 0 if all are ready, 2 if something is refused or missing."""
+    """Carry out `mmkv-bench data`: list datasets, or check whether their data exist. Return 0 if all are ready, else 2."""
     if given.what == "check":
         return _check(given.names, given.json, given.online)
     if given.names:
@@ -146,7 +146,7 @@ def _bytes(count: int) -> str:
 
 # ---------------------------------------------------------------------- tokens
 def tokens(given: argparse.Namespace) -> int:
-    """Print visual tokens and the bytes of their cache per size, and their sum.
+    """Carry out `mmkv-bench tokens`: print the visual tokens of images, and the bytes of their KV cache, per size and in sum.
 
     Raises:
         ConfigError: words that are neither sizes nor settings, a model without a processor, limits without effect.
@@ -196,7 +196,10 @@ def _tokens(count: int, per_token: int) -> str:
 
 
 def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits: PixelLimits) -> None:
-    """Refuse limits that a run refuses, and limits without effect on the sizes."""
+    """Refuse pixel limits that a run refuses, and limits that change nothing for this processor.
+
+    kind: the model's type.
+    """
     from mmkv_bench.families.qwen_vl import area
     from mmkv_bench.families.registry import family
 

@@ -22,7 +22,7 @@ OF_DATASETS = ("draw", "instruction")
 
 
 def calibrate(given: argparse.Namespace) -> int:
-    """Write a method's calibration artefact, measured on samples or imported from released files."""
+    """Carry out `mmkv-bench calibrate`: write a method's calibration artefact, measured on samples or imported. Return 0."""
     given = with_defaults(given)
     if given.overrides and given.method == "sparsemm":
         raise ConfigError(
@@ -41,7 +41,7 @@ def calibrate(given: argparse.Namespace) -> int:
 
 
 def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
-    """Fill in the method's defaults and return the options.
+    """Fill in the options of `mmkv-bench calibrate` that were not given by the method's defaults, and return them.
 
     Raises:
         ConfigError: a flag of another method, or of another source of samples (pages, a text, a dataset, released files).
@@ -77,7 +77,8 @@ OF_METHODS = ("coverage", "feature_error")
 
 
 def diagnose(given: argparse.Namespace) -> int:
-    """Measure what is missing, store it sample by sample, and print the folder."""
+    """Carry out `mmkv-bench diagnose`: measure what is missing, store it sample by sample, and print the folder. Return the
+    exit code."""
     from mmkv_bench.config.compose import compose
     from mmkv_bench.diagnostics.analysis import diagnose, methods_of
     from mmkv_bench.diagnostics.dataset_samples import KEYS, of_dataset

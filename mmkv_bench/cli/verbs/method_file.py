@@ -15,7 +15,8 @@ from mmkv_bench.errors import ConfigError
 
 
 def new(given: argparse.Namespace) -> int:
-    """Write a method file to start from, and print what to do next. An existing file is not changed."""
+    """Carry out `mmkv-bench new`: write a method file to start from, and print what to do next. An existing file is not
+    changed."""
     from mmkv_bench.methods import method_file
 
     method_file.write(given.file, given.part)
@@ -27,7 +28,10 @@ def new(given: argparse.Namespace) -> int:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Check all promises. Return 0 if all are kept, 1 if one is broken. A file that cannot be used at all is refused."""
+    """Carry out `mmkv-bench check`: test a method file. Return 0 if it keeps all promises of a method, 1 if it breaks one.
+
+    A file that cannot be used at all is refused.
+    """
     if given.file.startswith("model="):
         command = f"python -m tools.check_model {given.file.removeprefix('model=')}"
         raise ConfigError(f"check takes a method file; models are checked by `{command}` in a checkout")

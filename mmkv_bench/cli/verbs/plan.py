@@ -24,7 +24,7 @@ _UNITS = {"device_memory": 2**30, "bandwidth": 1e9, "matmul": 1e12}
 
 
 def plan(given: argparse.Namespace) -> int:
-    """Print the plan. No model and no data are opened, and no connection is made.
+    """Carry out `mmkv-bench plan`: print what a run would do. No model and no data are opened, and no connection is made.
 
     Raises:
         ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe the prompts.
@@ -67,11 +67,11 @@ def plan(given: argparse.Namespace) -> int:
 def print_plan(
     plan: Plan, launcher: Mapping[str, Any] | None, given: argparse.Namespace | None = None
 ) -> dict[str, Any]:
-    """Print the plan of a run, and return it as data.
+    """Print the plan of a run, and return its content as data for JSON.
 
     Args:
         launcher: `hydra.launcher` if Slurm runs the jobs, else None.
-        given: this verb's flags, by default none.
+        given: flags of `mmkv-bench plan`, by default none.
     """
     from mmkv_bench.forecast import prefill_counts, throughput
     from mmkv_bench.forecast.forecast import forecast, workloads_of
@@ -106,7 +106,11 @@ def print_plan(
 def _print_passes(
     plan: EfficiencyPlan, given: argparse.Namespace, launcher: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Print the plan of scenario=efficiency, and return it as data."""
+    """Print the plan of a run with scenario=efficiency, and return its content as data for JSON.
+
+    given: flags of `mmkv-bench plan`.
+    launcher: `hydra.launcher` if Slurm runs the jobs, else None.
+    """
     from mmkv_bench.cli.deployment import deployment_of
     from mmkv_bench.efficiency import planned_workloads as passes
     from mmkv_bench.efficiency.run import missing, stored_outcomes
@@ -154,7 +158,7 @@ def _peaks(
 
 
 def _memory(forecasts: Forecast, peaks: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, Any]:
-    """Print the peaks of a dry run, and return them as data."""
+    """Print the memory peaks of a dry run, and return them as data for JSON."""
     from mmkv_bench.forecast import memory
 
     print(memory.text(peaks, notes, forecasts.given.memory))
@@ -162,10 +166,10 @@ def _memory(forecasts: Forecast, peaks: Sequence[CellPeaks], notes: Sequence[str
 
 
 def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
-    """Return the flags' numbers, completed from a measured device.
+    """Return what a forecast assumes about prompts and device: the numbers in the flags, completed from a measured device.
 
-    The device is the one that `--device` or `--measure` names. If no number is given, it is the only measured device of the
-    planned kind. Numbers of two devices are mixed only if one is named.
+    The measured device is the one that `--device` or `--measure` names. If the flags give no number, it is the only measured
+    device of the planned kind. Numbers of two devices are mixed only if a device is named.
     """
     from mmkv_bench.forecast import device_speed
     from mmkv_bench.forecast.forecast import Assumptions
@@ -196,7 +200,7 @@ def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, A
 
 
 def _kind(plan: Plan, launcher: Mapping[str, Any] | None) -> str | None:
-    """Return `cpu` or `cuda`, the kind of device that the plan will use; None if torch will choose."""
+    """Return the kind of device that the plan will use, `cpu` or `cuda`; None if torch will choose."""
     from mmkv_bench.devices.requirements import sign_here
 
     if plan.model.device != "auto":
@@ -210,7 +214,7 @@ def _kind(plan: Plan, launcher: Mapping[str, Any] | None) -> str | None:
 
 
 def _prompts(given: argparse.Namespace) -> tuple[list[int], int | None, list[tuple[int, int]]]:
-    """Return the lengths of prompts, their number of visual tokens, and the sizes of images."""
+    """Return what the flags state about prompts: their lengths, their number of visual tokens, and their image sizes."""
     try:
         lengths = [count(text) for text in given.prompt_tokens or ()]
     except argparse.ArgumentTypeError as error:

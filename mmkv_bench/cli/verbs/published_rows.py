@@ -20,7 +20,7 @@ RESULTS = Path("results/tiny")
 
 
 def pack(given: argparse.Namespace) -> int:
-    """Pack each folder and print its sizes before and after."""
+    """Carry out `mmkv-bench pack`: rewrite each folder of rows as few files, and print its sizes before and after. Return 0."""
     from mmkv_bench.diagnostics.receipt import files_beside
     from mmkv_bench.store.compact import pack
     from mmkv_bench.store.publish import check_empty, publish
@@ -58,7 +58,7 @@ def _mib(folder: Path) -> float:
 
 
 def fetch(given: argparse.Namespace) -> int:
-    """Fetch, check and open published rows, and print their size; or fetch a model's weights."""
+    """Carry out `mmkv-bench fetch`: fetch and check published rows, or a model's weights, and print their size. Return 0."""
     if given.model is not None:
         return _fetch_model(given)
     if given.accept_terms:
@@ -88,8 +88,10 @@ def _fetch_model(given: argparse.Namespace) -> int:
 
 
 def verify(given: argparse.Namespace) -> int:
-    """Make answers again. Return 0 if all are equal, 1 if an answer differs, 2 if none could be made again, 130 if
-    interrupted."""
+    """Carry out `mmkv-bench verify`: generate stored answers again and compare. Return the exit code.
+
+    Exit codes: 0 all are equal, 1 an answer differs, 2 none could be generated again, 130 interrupted.
+    """
     from mmkv_bench.diagnostics.receipt import EXIT_CODES, lines, receipt, verdict
     from mmkv_bench.diagnostics.reproduction import draw, make_again
 
@@ -111,10 +113,10 @@ def verify(given: argparse.Namespace) -> int:
 
 
 def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
-    """Return the cells and the sample that the words choose; None for all.
+    """Return the cells (hashes) and the sample that words of the command line choose. None means all.
 
     Raises:
-        ConfigError: words without exactly one folder before them, or that match no cell and no sample.
+        ConfigError: words without exactly one folder of rows before them, or words that match no cell and no sample.
     """
     from mmkv_bench.report.show import StoreCells
     from mmkv_bench.store.store import Store
@@ -132,7 +134,8 @@ def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | Non
 
 
 def stores_with_answers(folder: Path) -> list[Path]:
-    """Return the stores below a folder that have answers. Passes and diagnostics are never made again."""
+    """Return the result stores directly below a folder that have answers, sorted. Stores with only timings or diagnostics are
+    left out."""
     return sorted(file.parent for file in folder.glob("*/store.json") if any(file.parent.glob("responses/*.parquet")))
 
 
@@ -142,7 +145,11 @@ FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
 
 
 def accept(given: argparse.Namespace) -> int:
-    """Print a line per check. Return 0 if nothing is refused, otherwise 1."""
+    """Carry out `mmkv-bench accept`: check an experiment's bundle and print a line per check. Return 0 if nothing is refused,
+    else 1.
+
+    A bundle is an experiment's published rows, tables, remade answers and environment.
+    """
     from mmkv_bench.diagnostics.acceptance import NOT_CHECKED, REFUSED, findings
     from mmkv_bench.plan.validate import validated_jobs
     from mmkv_bench.store.publish import place

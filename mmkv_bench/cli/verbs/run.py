@@ -47,7 +47,7 @@ def usage() -> str:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run a configuration, or print it. Return 1 if some row is a failure."""
+    """Carry out `mmkv-bench run`: run a configuration, or print it. Return 1 if a row is a failure, else 0."""
     overrides = overrides_of(given)
     if given.cfg or given.info or given.resolve or given.package:
         from mmkv_bench.config.compose import print_composed
@@ -96,7 +96,7 @@ def _carried_out(config: RunConfig) -> int:
 
 
 def _refuse_keys_of_hydra(overrides: Sequence[str]) -> None:
-    """Refuse settings of Hydra itself, which only jobs on Slurm read."""
+    """Raise ConfigError for settings `hydra.*` that only jobs on Slurm read."""
     from mmkv_bench.config.compose import for_hydra
 
     for text in for_hydra(overrides):
@@ -107,7 +107,7 @@ def _refuse_keys_of_hydra(overrides: Sequence[str]) -> None:
 
 
 def _refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
-    """Refuse keys that a run on this machine would ignore."""
+    """Raise ConfigError for settings that only jobs on Slurm read (`shards`, `dry`). remedy: end of the message."""
     for key, changed in (("shards", shards != 1), ("dry", dry)):
         if changed:
             raise ConfigError(f"{key} only affects a sweep on Slurm; {remedy}, or drop it")
@@ -115,12 +115,12 @@ def _refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
 
 # ---------------------------------------------------------------------- sweep
 def sweep(given: argparse.Namespace) -> int:
-    """Check every job, then run all. Return the highest exit code."""
+    """Carry out `mmkv-bench sweep`: check the configuration of every job, then run all. Return the highest exit code."""
     return run_sweep(overrides_of(given))
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
-    """Run the jobs of a sweep here one after another, or on Slurm."""
+    """Run the jobs of a sweep, here one after another or on Slurm. Return the highest exit code."""
     from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.plan.validate import validated_jobs
 
@@ -151,7 +151,8 @@ def run_sweep(overrides: Sequence[str]) -> int:
 
 
 def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
-    """Run all jobs in this process. A job that fails does not stop the others. Return the highest exit code."""
+    """Run the jobs (overrides, configuration) in this process. Return the highest exit code. A failed job does not stop the
+    others."""
     print(f"mmkv_bench: {len(jobs)} jobs", file=sys.stderr)
     failures: list[tuple[str, int, str]] = []
     for words, config in jobs:
@@ -172,8 +173,10 @@ def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
 def _print_sweep(
     overrides: Sequence[str], jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any] | None
 ) -> int:
-    """Print the plan of each job and the total number of prefills. If Slurm runs the jobs, print its scripts too. No data set
-    is opened."""
+    """Print the plan of each job and the total number of prefills, and for Slurm the jobs' scripts. Return the exit code.
+
+    No data set is opened.
+    """
     from mmkv_bench.cli.verbs.plan import print_plan
     from mmkv_bench.config.compose import compose, expand_sweep, forked
     from mmkv_bench.forecast.forecast import prefills
@@ -198,7 +201,7 @@ def _print_sweep(
 
 # ---------------------------------------------------------------------- launch, score
 def launch(given: argparse.Namespace) -> int:
-    """Generate in N processes, then score once."""
+    """Carry out `mmkv-bench launch`: generate answers in several processes, then score once. Return the exit code."""
     from mmkv_bench.run.launch import launch
 
     for text in given.overrides:
@@ -208,7 +211,7 @@ def launch(given: argparse.Namespace) -> int:
 
 
 def score(given: argparse.Namespace) -> int:
-    """Score what is stale and print the tables."""
+    """Carry out `mmkv-bench score`: score answers without a current score, and print the tables. Return the exit code."""
     overrides = overrides_of(given)
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "stage" and text.partition("=")[2] != "score":
@@ -222,7 +225,7 @@ _AGAIN = (signal.SIGUSR2, signal.SIGUSR1)
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One run, called by submitit on its node.
+    """A Slurm job that does one run; submitit calls it on its node.
 
     A stop signal ends it between two samples and queues it again. It then continues at the first missing sample.
 
@@ -241,7 +244,8 @@ class SlurmJob:
             sys.exit(code)
 
     def checkpoint(self) -> Any:
-        """Return the submission that replaces this job. It is the same job, because rows show what is missing."""
+        """Return the submission that submitit queues again after a stop: the same job, because stored rows show what is
+        missing."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -271,9 +275,9 @@ class SlurmJob:
 
 
 def _bound() -> Callable[[int, Any], NoReturn]:
-    """Make both user signals queue the job again, even while a model is loaded or answers are scored. Return the handler.
+    """Make both user signals (USR1, USR2) queue the job again at any moment. Return the signal handler.
 
-    submitit binds only one of these signals; the other would just end the job.
+    submitit binds only one of these signals; the other would end the job.
     """
     submitits = next((found for number in _AGAIN if callable(found := signal.getsignal(number))), None)
     again = partial(_queue_again, submitits)
@@ -283,8 +287,10 @@ def _bound() -> Callable[[int, Any], NoReturn]:
 
 
 def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame: Any) -> NoReturn:
-    """Call submitit's handler, which queues the job again and ends the process. If it cannot, in an image without scontrol,
-    the exit code makes the job's script queue it again."""
+    """Queue the job again by submitit's handler of the signal `number`, and end the process.
+
+    If submitit cannot (in an image without scontrol), the exit code makes the job's script queue it again.
+    """
     from mmkv_bench.slurm.submission import REQUEUE
 
     if submitits is not None and shutil.which("scontrol") is not None:
@@ -293,8 +299,10 @@ def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame
 
 
 def _wanted() -> bool | None:
-    """Tell whether Slurm lists this job as running: then TERM means preemption; otherwise the job was cancelled. Return None
-    if Slurm cannot be asked, as in an image."""
+    """Tell whether Slurm still lists this job as running; None if Slurm cannot be asked.
+
+    After a TERM signal, a running job was preempted and any other job was cancelled.
+    """
     from submitit.slurm.slurm import SlurmJobEnvironment
 
     from mmkv_bench.slurm.queue import ask

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Show rows. With --remake return 1 if a remade answer differs from the stored one, 2 if none could be remade."""
+    """Carry out `mmkv-bench show`: print the rows of a store. Return the exit code.
+
+    With --remake the code is 1 if a remade answer differs from the stored one, and 2 if none could be remade.
+    """
     from mmkv_bench.report.show import StoreCells, show_cell, show_sample, show_store
     from mmkv_bench.report.terminal import console
     from mmkv_bench.store.store import Store
@@ -46,8 +49,10 @@ def _remake(
     other_versions: bool,
     run_code: bool,
 ) -> int:
-    """Make the answers of cells again. Print which visual tokens each cell kept and whether the answer is the same. Return the
+    """Generate stored answers again. Print which visual tokens each cell kept, and whether its answer is the same. Return the
     exit code.
+
+    shown: cell to sample ids.
     """
     from mmkv_bench.diagnostics.reproduction import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show
@@ -74,7 +79,8 @@ def _remake(
 
 
 def report(given: argparse.Namespace) -> int:
-    """Make the report. Print the path of its first page, its size and what it leaves out."""
+    """Carry out `mmkv-bench report`: write the report's pages. Print its first page, its size and what it leaves out. Return
+    0."""
     from mmkv_bench.diagnostics.receipt import receipts_of
     from mmkv_bench.report.build import build_report
 
@@ -85,7 +91,7 @@ def report(given: argparse.Namespace) -> int:
 
 
 def plot(given: argparse.Namespace) -> int:
-    """Draw the picture. Print the files' names and what the picture leaves out."""
+    """Carry out `mmkv-bench plot`: draw a figure of rows. Print the files' names and what the figure leaves out. Return 0."""
     from mmkv_bench.api.pictures import PlotRequest, draw
     from mmkv_bench.tables.figure import save
 
@@ -98,7 +104,7 @@ def plot(given: argparse.Namespace) -> int:
 
 
 def _stem(path: Path) -> Path:
-    """Return the path without `.png` or `.svg`, because both files are made. Other kinds of pictures are refused."""
+    """Return the path of a figure without `.png` or `.svg`; both files will be written. Other endings are refused."""
     if path.suffix.lower() in (".pdf", ".jpg", ".jpeg", ".eps"):
         raise ConfigError(
             f"--out {path}: pictures are made as PNG and SVG only; write --out {path.with_suffix('')}, which makes both"

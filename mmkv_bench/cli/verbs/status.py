@@ -36,7 +36,7 @@ UNFINISHED = (
 
 
 def status(given: argparse.Namespace) -> int:
-    """Print the state of the stores. Always return 0."""
+    """Carry out `mmkv-bench status`: print how many answers of each store are done, failed and missing. Return 0."""
     from mmkv_bench.store.store import Store
 
     if given.watch is not None and (given.json or not given.watch > 0):
@@ -53,7 +53,7 @@ def status(given: argparse.Namespace) -> int:
 
 
 def _print(stores: Sequence[Store], given: argparse.Namespace) -> int:
-    """Print the state once and return the number of missing answers."""
+    """Print the state of the stores once. Return the number of missing answers."""
     from mmkv_bench.tables.status import failed_rows, status
 
     states = [(status(store), failed_rows(store) if given.failed else []) for store in stores]
@@ -80,7 +80,10 @@ def _counts(jobs: Mapping[str, int]) -> str:
 
 
 def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines about one store: its folder, its datasets, its failures by kind, and the failed samples if asked for."""
+    """Return lines of text about one store: its folder, its datasets, its failures by kind, and failed samples.
+
+    failed: rows of failed samples to list, empty if they were not asked for.
+    """
     rows = [
         (
             one.dataset,
@@ -110,7 +113,7 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pace(status: Status) -> list[str]:
-    """Return a line with the writing processes, their rate, and the time left; or no line."""
+    """Return a line with the number of writing processes, their rate, and the time left; no line if none is writing."""
     parts = []
     if status.writers:
         processes = f"{status.writers} process{'es' * (status.writers > 1)}"
@@ -152,8 +155,10 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
 
 # ---------------------------------------------------------------------- Slurm: the queue tells who may still add rows
 def jobs() -> Mapping[str, int] | str | None:
-    """Count this user's jobs in each state (`RUNNING`, `PENDING`, ...), where each task of an array counts as one job. Return a
-    sentence if the queue cannot be asked, None if there is no Slurm."""
+    """Count this user's queued and running Slurm jobs by state (`RUNNING`, `PENDING`, ...). Each task of an array counts.
+
+    Return a sentence if the queue cannot be asked, None if there is no Slurm.
+    """
     from mmkv_bench.slurm.queue import ask
 
     if shutil.which("squeue") is None:
@@ -168,8 +173,10 @@ def jobs() -> Mapping[str, int] | str | None:
 
 
 def ended() -> Mapping[str, int]:
-    """Count this user's jobs that ended in a state of `UNFINISHED` within a day, by Slurm's accounting. Empty if a site keeps
-    no accounting, as many do."""
+    """Count this user's Slurm jobs that ended within a day without finishing (states `UNFINISHED`), by state.
+
+    Empty if the cluster keeps no accounting.
+    """
     from mmkv_bench.slurm.queue import ask
 
     words = ["--allocations", f"--user={os.getuid()}", "--starttime=now-1days", "--noheader", "--parsable2"]
@@ -179,8 +186,9 @@ def ended() -> Mapping[str, int]:
 
 
 def _counted(lines: str, between: str) -> Mapping[str, int]:
-    """Count this package's jobs per state. lines: a state, the separator `between`, and a job's name; of "CANCELLED by 1000" the
-    first word is the state.
+    """Count this package's jobs by state in the output of a Slurm command.
+
+    lines: one job per line: its state, the separator `between`, its name. The state of "CANCELLED by 1000" is its first word.
     """
     rows = (line.partition(between) for line in lines.splitlines())
     return Counter(state.split()[0] for state, _, name in rows if name.startswith(JOB))

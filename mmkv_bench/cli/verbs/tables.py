@@ -25,7 +25,7 @@ STAND_INS = "standins"
 
 
 def tables(given: argparse.Namespace) -> int:
-    """Print tables of scores, then tables of costs."""
+    """Carry out `mmkv-bench tables`: print tables of scores, then tables of costs. Return 0."""
     from mmkv_bench.tables.cost_rows import divided
     from mmkv_bench.tables.formats import write
     from mmkv_bench.tables.table import captioned, renamed
@@ -48,7 +48,10 @@ def tables(given: argparse.Namespace) -> int:
 
 
 def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
-    """Raise ConfigError for options without effect on the output, and for combinations that no format supports."""
+    """Raise ConfigError for options without effect on the output, and for combinations that no format supports.
+
+    names: the requested metrics.
+    """
     from mmkv_bench.tables.score_text import GROUP, among
 
     of_scores = [name for name in _OF_SCORES if getattr(given, name)]
@@ -82,7 +85,7 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
 
 
 def _fidelity_alone(given: argparse.Namespace, names: Sequence[str]) -> bool:
-    """Tell whether the output is the one table of all metrics of fidelity."""
+    """Tell whether the requested output is just the table with all metrics of fidelity. names: the requested metrics."""
     return list(names) == ["fidelity"] and given.format != "csv"
 
 
@@ -127,7 +130,8 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost], filters: dict
 
 # ---------------------------------------------------------------------- papers
 def papers(given: argparse.Namespace) -> int:
-    """Print tables, or write them and print their files' names."""
+    """Carry out `mmkv-bench papers`: print the papers' tables filled from rows, or write them and print the files' names.
+    Return 0."""
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
     from mmkv_bench.papers.table import SUFFIXES, render
 
@@ -161,7 +165,10 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
 
 
 def _filled(given: argparse.Namespace) -> list[FilledTable]:
-    """Fill the tables. Stand-ins (tables of the embedded model) use rows below `results/tiny` unless --rows is given."""
+    """Return the papers' tables filled from rows.
+
+    Tables of the embedded model (stand-ins) use rows below `results/tiny` unless --rows is given.
+    """
     from mmkv_bench.config.files import conf_dir
     from mmkv_bench.papers.evidence import Evidence
     from mmkv_bench.papers.judgement import fill
