@@ -329,7 +329,7 @@ def written(program: str, words: Sequence[str]) -> str:
 
 
 def joined(*sentences: str) -> str:
-    """Join sentences to one text, each ended by a period unless it ends in a question mark."""
+    """Join sentences to one text, with periods between them. After a question mark there is no period."""
     return ". ".join(sentences).replace("?. ", "? ")
 
 

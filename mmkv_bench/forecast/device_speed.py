@@ -68,7 +68,7 @@ class DeviceSpeed:
 
     @property
     def slug(self) -> str:
-        """Name of the device's file, and value of `--device`."""
+        """Short name of the device, for its file and for `--device`."""
         return slug_of(self.name, self.kind, self.threads)
 
     def __str__(self) -> str:
@@ -81,24 +81,24 @@ class DeviceSpeed:
 
 
 def slug_of(name: str, kind: str, threads: int) -> str:
-    """Return a device's slug: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments are as in `DeviceSpeed`."""
+    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments are as in `DeviceSpeed`."""
     words = name if kind != "cpu" else f"{name} {threads} threads"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 def folder() -> Path:
-    """Return the folder with the files of measured devices."""
+    """Return the folder that stores the speeds of measured devices, one file per device."""
     return cache_dir() / "devices"
 
 
 def stored() -> dict[str, DeviceSpeed]:
-    """Map slugs to stored speeds, sorted. Files that are unreadable or of another version are left out."""
+    """Map the short name of each measured device to its stored speed, sorted. Unreadable files are left out."""
     files = sorted(folder().glob("*.json"))
     return {file.stem: speed for file in files if (speed := _read(file)) is not None}
 
 
 def named(slug: str) -> DeviceSpeed:
-    """Return the stored speed with this slug. Raises ConfigError: the device was not measured."""
+    """Return the stored speed of the device with this short name. Raises ConfigError: the device was not measured."""
     speeds = stored()
     if slug not in speeds:
         help = nearest(slug, speeds) if speeds else "none was measured"
@@ -111,9 +111,10 @@ def named(slug: str) -> DeviceSpeed:
 
 
 def save(speed: DeviceSpeed) -> Path:
-    """Write a speed to its file, and replace an earlier measurement of the same device.
+    """Write a device's speed to its file and return the path. An earlier measurement of the device is replaced.
 
-    Raises ConfigError: the folder cannot be written."""
+    Raises ConfigError: the folder cannot be written.
+    """
     file = folder() / f"{speed.slug}.json"
     try:
         replace_json(file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
@@ -138,8 +139,9 @@ def _read(file: Path) -> DeviceSpeed | None:
 
 
 def measured(setting: str, again: bool = False) -> DeviceSpeed:
-    """Return the speed of a device of this machine. If it is not stored, or was measured under a clearly higher load, measure and
-    store it.
+    """Return the speed of this machine's device, stored or measured now.
+
+    It is measured if it is not stored, or if it was stored under a clearly higher load of the machine.
 
     Args:
         setting: `cpu`, `cuda`, or `auto`.
@@ -170,12 +172,12 @@ def _load() -> float | None:
 
 
 def measure(place: torch.device, block: int | None = None, width: int | None = None) -> DeviceSpeed:
-    """Measure a device with torch's present number of threads.
+    """Measure memory bandwidth and matrix product rates of a device, with torch's present number of threads.
 
     Args:
         place: the device.
-        block: bytes to read.
-        width: width of the square matrices. Smaller values than the defaults are faster and less reliable.
+        block: bytes to read for the bandwidth.
+        width: width of the square matrices. Smaller values of `block` and `width` are faster and less reliable.
     """
     import torch
 
@@ -198,7 +200,7 @@ def measure(place: torch.device, block: int | None = None, width: int | None = N
 
 
 def _bandwidth(device: Device, block: int) -> float:
-    """Return the bandwidth in bytes per second."""
+    """Return a device's read-only memory bandwidth [bytes/s]. block: bytes to read."""
     import torch
 
     x = torch.ones(max(1, block // 4 // _COLUMNS), _COLUMNS, device=device.place)
@@ -208,10 +210,11 @@ def _bandwidth(device: Device, block: int) -> float:
 
 
 def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
-    """Return operations per second, for random numbers: with constant ones a GPU uses less power and clocks higher.
+    """Return the rate of large matrix products of a dtype [operations/s].
 
-    Widths double up to `width` and end at the first slow product. Without instructions for bfloat16 a processor needs minutes
-    for the widest."""
+    Widths double up to `width` and end at the first slow product, because a processor without instructions for bfloat16 needs
+    minutes for the widest. The numbers are random: with constant ones a GPU uses less power and clocks higher.
+    """
     import torch
 
     draw, rate = torch.Generator(device.place).manual_seed(0), 0.0
@@ -225,7 +228,7 @@ def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
 
 
 def _seconds(run: Callable[[], object], device: Device) -> float:
-    """Return the least time of one call, over rounds with enough calls to be timed."""
+    """Return the shortest time of one call of `run` [s], over rounds with enough calls to be timed."""
     run()
     calls = 1
     while (taken := _round(run, calls, device)) < _LEAST_S / _ROUNDS:

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class Kernels(TorchFunctionMode):
-    """Replacements for kernels that behave differently with fake tensors than on a real device.
+    """Replaces kernels that behave differently with fake tensors (which have a shape but no values) than on a real device.
 
-    A device's fused attention kernel allocates its output and one number per query row, but no scores. With fake tensors torch
-    would use plain products with T x T scores, which fit on no device. `torch.tensor(numbers, device=...)` makes the tensor on
-    the host and moves it.
+    A device's fused attention kernel allocates its output and one number per query row, but no scores. With fake tensors
+    torch would use plain products with T x T scores, which fit on no device. `torch.tensor(numbers, device=...)` makes the
+    tensor on the host and moves it.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -66,20 +66,22 @@ class Kernels(TorchFunctionMode):
 
     @staticmethod
     def _back_to_back(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return output, row sums and random state like the kernel for sequences of different lengths, stored back to back."""
+        """Stand in for the attention kernel of sequences stored back to back. Return output, row sums and random state."""
         rows, heads = query.shape[:2]
         sums = query.new_empty(heads, rows, dtype=torch.float32)
         return query.new_empty(rows, heads, value.shape[-1]), sums, query.new_empty(2, dtype=torch.uint64)
 
 
 def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Allocate what transformers' grouped expert products allocate, and return their output. The original sorts rows by numbers
-    that fake tensors lack.
+    """Stand in for transformers' grouped expert products: allocate the same tensors, and return an output of the same shape.
+
+    The original sorts rows by numbers, which fake tensors lack.
 
     Args:
         module: the experts' module.
         hidden: `[tokens, E]`.
-        index, weights: `[tokens, k]`, the experts of each token and the weights of their outputs.
+        index: `[tokens, k]`, the experts of each token.
+        weights: `[tokens, k]`, the weights of the experts' outputs.
     """
 
     def products(rows: Tensor, name: str) -> Tensor:
@@ -93,8 +95,11 @@ def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
 
 
 class DryPeaks(Peaks):
-    """Peaks of a dry run. Numbers are made up in selection, reduction and decoding, which read them. They are not made up in
-    scoring, which reads none and runs only some of its blocks."""
+    """Memory peaks by phase of a dry run, whose fake tensors have no values.
+
+    Values are made up in selection, reduction and decoding, which read values. They are not made up in scoring, which reads
+    none and runs only some of its blocks.
+    """
 
     def __init__(self, counters: Counters, made_up: FakeValuesMode):
         super().__init__(counters)
@@ -102,7 +107,7 @@ class DryPeaks(Peaks):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the peak of a phase (see `Peaks`), and make up numbers if the phase reads them."""
+        """Count the memory peak of the phase `name` inside the block, with made-up values if the phase reads values."""
         before, self.made_up.invents = self.made_up.invents, name in (SELECT, REDUCE, DECODE)
         try:
             with super().phase(name):
@@ -113,21 +118,24 @@ class DryPeaks(Peaks):
 
 @contextmanager
 def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
-    """Enter a context in which new tensors are fake. `counter` counts the storages on its kind of device. Yield the mode that
-    makes up numbers."""
+    """Enter a context in which new tensors are fake, with a shape but no values. Yield the mode that makes up values on
+    request.
+
+    counter: counts the storages on its kind of device.
+    """
     made_up = FakeValuesMode()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up
 
 
 class DryModel:
-    """A model without weights, for counting the memory of prompts. Use it within `without_numbers`.
+    """A model without weights, on fake tensors, that counts the memory of prompts. Use it within `without_numbers`.
 
     Args:
         config: transformers config.
         dtype, attention: as for a run.
         counter: counts all storages of the model.
-        made_up: the mode that makes numbers up.
+        made_up: the mode that makes up tensor values.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, attention: str, counter: LiveStorages, made_up: FakeValuesMode):
@@ -154,14 +162,15 @@ class DryModel:
         reserve: int = 32,
         chunk: int = 0,
     ) -> dict[str, int]:
-        """Map each phase to the largest number of bytes held, for one prompt.
+        """Run one prompt with a method. Map each phase (prefill, decode, ...) to its peak memory [bytes].
 
         Args:
-            compressor, budget: the method.
-            types: int `[1, T]`, 0 text, 1 image, 2 video, with numbers.
-            inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower runs.
+            compressor, budget: the method and its budget.
+            types: token types, int `[1, T]`, 0 text, 1 image, 2 video; a tensor with values.
+            inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower
+                runs.
             reserve: see `one_pass.run`.
-            chunk: tokens per chunk if the prompt is read as a stream of text; 0: no stream.
+            chunk: tokens per chunk if the prompt is read as a stream of text; 0 for no stream.
         """
         place = self.counter.place
         given = self._text(types) if inputs is None or chunk else inputs
@@ -186,14 +195,15 @@ class DryModel:
 
 @contextmanager
 def dry_model(config: Any, dtype: str, attention: str, kind: str) -> Iterator[DryModel]:
-    """Yield a model whose storages on a kind of device (`cuda`, `cpu`) are counted; other arguments are as in `DryModel`."""
+    """Yield a `DryModel` whose memory on a kind of device (`cuda`, `cpu`) is counted. Other arguments are as in `DryModel`."""
     counter = LiveStorages(torch.device(kind))
     with without_numbers(counter) as made_up:
         yield DryModel(config, getattr(torch, dtype), attention, counter, made_up)
 
 
 def prompt_types(tokens: int, visual: int) -> Tensor:
-    """Return token types, int64 `[1, tokens]`, with numbers: a few words, an image of `visual` tokens, a question."""
+    """Return the token types of a made-up prompt: a few words, an image of `visual` tokens, a question. int64 `[1, tokens]`,
+    with values."""
     with _disable_current_modes():
         types = torch.zeros(1, tokens, dtype=torch.int64)
         first = min(tokens // 10, tokens - visual)

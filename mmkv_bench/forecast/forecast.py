@@ -36,13 +36,15 @@ _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Facts about prompts and the device, given by the user or measured before. None or empty means unknown.
+    """What a forecast assumes about prompts and device, given by the user or measured before. None or empty means unknown.
 
     Attributes:
         prompt_tokens: prompt lengths to plan for.
         visual_tokens: visual tokens of each prompt.
         images: width and height in pixels of a prompt's images; the images and a question then determine the prompt's length.
-        memory, bandwidth, rate: of the device: bytes, bytes per second, operations per second.
+        memory: memory of the device [bytes].
+        bandwidth: memory bandwidth of the device [bytes/s].
+        rate: rate of the device [operations/s].
         device: name of the device.
     """
 
@@ -57,21 +59,21 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts of one length, and the work on them.
+    """The work that a plan has on prompts of one length.
 
     Attributes:
         length: length of each prompt.
         new_tokens: most tokens of an answer; None if unknown.
-        cells: cells that read the prompts.
+        cells: cells (methods at their budgets) that answer the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
-        fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a chunk of a
-            context that is fed again, or a turn of a conversation.
+        fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a chunk
+            of a context that is fed again, or a turn of a conversation.
         weight_reads: number of times that decoding reads the weights; None if the length of answers is unknown.
-        entry_reads: number of cache entries that decoding reads; None in the same case.
+        entry_reads: number of cache entries that decoding reads; None if the length of answers is unknown.
         streams: pairs (cap, number of prompts), for prompts that are read as streams. The cap is None without a limit.
         chunk: tokens of a stream's chunk.
-        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the last. The
-            stream after the last share is never read.
+        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the last.
+            The stream after the last share is never read.
         batch: number of sequences decoded together.
         together: whether the prompts of a batch are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
@@ -95,7 +97,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class BudgetForecast:
-    """Forecast of one budget at one length and batch.
+    """The forecast for methods with one budget, at one prompt length and batch size.
 
     Attributes:
         label: the budget, or `full`.
@@ -125,9 +127,9 @@ class BudgetForecast:
 
 @dataclass(frozen=True)
 class DatasetForecast:
-    """Forecast of one dataset at one length and batch.
+    """The forecast for one dataset, at one prompt length and batch size.
 
-    source: see `PromptLength`.
+    source: source of the prompt length, see `PromptLength`.
     sequences: number of sequences decoded together.
     prefill_hours, decode_hours: None if unknown.
     chunk: tokens of a stream's chunk; 0 without streams.
@@ -147,9 +149,10 @@ class DatasetForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of a plan.
+    """The forecast for a plan: memory, decode times and hours of each dataset.
 
-    held, read: bytes of weights on the device, and bytes of weights that a decode step reads; None if unknown.
+    held: bytes of weights on the device; None if unknown.
+    read: bytes of weights that a decode step reads; None if unknown.
     missing: sentences about what is unknown or not counted.
     """
 
@@ -164,8 +167,12 @@ class Forecast:
 
 
 def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, notes: Sequence[str] = ()) -> Forecast:
-    """Forecast the cost of a plan's workloads. For a run, `workloads_of` makes the workloads. notes: extra sentences about what
-    is not counted."""
+    """Compute the forecast for a plan: bytes, least decode times and hours of each workload.
+
+    workloads: the work on prompts of each length, from `workloads_of` for a run.
+    given: what is assumed about prompts and device.
+    notes: extra sentences about what is not counted.
+    """
     sizes = model_sizes(plan.model)
     model = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     missing = [sizes.missing] if sizes.missing else []
@@ -181,9 +188,12 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
 
 
 def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumptions) -> list[Workload]:
-    """Return the remaining work of a run for each dataset, at each planned prompt length.
+    """Return the work that a run still has to do: one workload for each dataset and planned prompt length.
 
-    Raises ConfigError: a prompt is longer than the model's context, or has fewer tokens than visual tokens."""
+    coverage: which answers are stored.
+
+    Raises ConfigError: a prompt is longer than the model's context, or has fewer tokens than visual tokens.
+    """
     _check(plan, given)
     if given.images:
         lengths = [prompt_length.of_images(plan, given.images)]
@@ -200,20 +210,23 @@ def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumption
 
 
 def kept_entries(budget: Budget | None, tokens: int) -> int:
-    """Return the number of entries per KV head that are kept of a prompt."""
+    """Return the number of entries per KV head that a budget keeps of a prompt with `tokens` tokens. None stands for the full
+    cache."""
     return tokens if budget is None else min(tokens, budget.entries_for(tokens))
 
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
-    """Count the prompts that a run prefills for the missing answers."""
+    """Return the number of prompts that a run must prefill to generate the missing answers."""
     made = [passes(plan, part, coverage.missing(part)) for part in plan.parts]
     return sum(each.prefills + sum(each.streams.values()) for each in made)
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
-    """Return the work on one dataset, with `samples` samples to answer. Cells that share a prefill decode in batches of
-    `fork_batch`, with all questions of a document if they share it. A step reads the weights once per batch, and the entries
-    of every cell."""
+    """Return the work on one dataset with `samples` samples to answer, for prompts of one length.
+
+    Cells that share a prefill decode in batches of `fork_batch`, with all questions of a document if the questions share a
+    prefill. A step reads the weights once per batch, and the entries of every cell.
+    """
     forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
     made = passes(plan, part, samples)
@@ -249,7 +262,11 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
 
 
 def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Return `Workload.fed`, from chunks of contexts and turns of `turn` tokens."""
+    """Return `Workload.fed`: (tokens, entries before them) -> number of pieces fed after a prefill.
+
+    made: number of contexts and turns that are fed again.
+    turn: tokens of a conversation's turn.
+    """
     fed: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -262,7 +279,7 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
 
 
 def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
-    """Return the tokens of a stream's chunk; all tokens of the prompt if the tokens of a frame are unknown."""
+    """Return the number of tokens of a stream's chunk. If the tokens of a frame are unknown, it is the whole prompt."""
     every = cell.stream.every
     if every is None:
         return length.tokens
@@ -342,11 +359,16 @@ def _budget(
 
 
 def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
-    """Return the bytes needed in addition to the weights, the most of three moments: at the end of the answers; while caches that
-    were prefilled one by one are joined layer by layer, with one layer held twice; and while the last prompt is prefilled.
+    """Return the memory that a batch needs in addition to the weights [bytes].
 
-    The last prompt holds its keys and values (with a method of scope `layer`, one whole layer at a time) and the tensors
-    of one MLP, in addition to the kept entries of the sequences before it. Uncompressed layers hold their states at all times."""
+    It is the largest of three moments: the end of the answers; the joining of caches that were prefilled one by one, layer by
+        layer, with one layer held twice; the prefill of the last prompt. The last prompt holds its keys and values (with a
+        method of scope `layer`, of one layer at a time) and the tensors of one MLP, in addition to the kept entries of
+        earlier sequences. Uncompressed layers hold their states at all times.
+
+    scope: when the method compresses, see `BudgetForecast`.
+    kept: entries per KV head kept of a prompt.
+    """
     decoder, states = model.decoder, model.state_bytes(work.length.tokens)
     if scope == STREAM:
         return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token
@@ -363,9 +385,13 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 
 
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
-    """Return the bytes needed in addition to the weights while a stream is read. Every layer has slots for the kept entries and a
-    chunk, one layer is copied while entries are evicted, and one MLP works on a chunk. Without a cap nothing is evicted.
-    Questions before the stream's end are answered from copies of the cache."""
+    """Return the memory that reading a stream needs in addition to the weights [bytes].
+
+    Every layer has slots for the kept entries and a chunk, one layer is copied while entries are evicted, and one MLP works
+    on a chunk. Without a cap nothing is evicted. Questions before the stream's end are answered from copies of the cache.
+
+    kept: entries per KV head under the stream's cap.
+    """
     capped = kept < work.length.tokens
     *copies, slots = (min(kept, math.ceil(share * work.length.tokens)) + work.chunk * capped for share in work.ask_at)
     layers = model.decoder.compressed + capped
@@ -375,7 +401,8 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Group the methods by budget and scope (see `BudgetForecast`), `full` first."""
+    """Group cells by budget and scope (when a method compresses). Return (budget, scope, methods' names) per group, `full`
+    first."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
@@ -386,7 +413,11 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """Return a sentence if the model is spread over several devices, or has to be because its weights exceed one."""
+    """Return a sentence if the model is spread over several devices, or must be because its weights exceed one. Else nothing.
+
+    weights: bytes of all weights.
+    memory: bytes of one device.
+    """
     if device_map is not None:
         return [
             f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "
@@ -401,7 +432,7 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
-    """Return a sentence about streams whose chunk is counted as the whole prompt."""
+    """Return a sentence if a stream's chunk is counted as the whole prompt because its size is unknown. Else nothing."""
     whole = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
     names = dict.fromkeys(work.dataset for work in whole if all(cell.stream.every is not None for cell in work.cells))
     sentence = (
@@ -412,7 +443,7 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
 
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:
-    """Return sentences about cells whose bytes do not follow from their budget alone."""
+    """Return sentences about cells whose memory does not follow from their budget alone."""
     quantised = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
     evicting = dict.fromkeys(
         cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises

@@ -45,7 +45,7 @@ QUESTION = "What is the total that the last row of the table on this page states
 
 @dataclass(frozen=True)
 class DryPrompt:
-    """A prompt of a dry run.
+    """A prompt of a dry run (the real code on tensors without values).
 
     types: token types, int `[1, T]`.
     inputs: a processor's output for a prompt with media.
@@ -59,11 +59,12 @@ class DryPrompt:
 
 @dataclass(frozen=True)
 class CellPeaks:
-    """Peak bytes of one cell at one length and batch.
+    """Memory peaks of one cell (method at a budget) at one prompt length and batch size, from a dry run.
 
     peaks: phase -> bytes, in the order of `PHASES`.
     error: one sentence if there are no peaks.
-    fits, largest_batch: None if the device's memory is unknown.
+    fits: whether the peaks fit on the device; None if its memory is unknown.
+    largest_batch: most sequences that fit; None if the device's memory is unknown.
     """
 
     cell: str
@@ -87,11 +88,12 @@ def count_peaks(
     reserve: int = 32,
     tell: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> tuple[list[CellPeaks], list[str]]:
-    """Count the peaks of every different cell at every length and batch of the forecast. Return them with notes.
+    """Count memory peaks in dry runs: one for every different cell (method at a budget), prompt length and batch size. Return
+    peaks and notes.
 
     Args:
         plan, forecast: the plan and its forecast.
-        prompts: prompts instead of the forecast's lengths.
+        prompts: prompts to use instead of the forecast's lengths.
         reserve: slots for an answer's tokens.
         tell: called before each dry run with the number done, the number of all, and a label.
 
@@ -132,9 +134,10 @@ def count_peaks(
 
 
 def without_weights(plan: Plan) -> LoadedModel:
-    """Load a plan's model as far as prompts need it: its processor and its facts, without weights.
+    """Load the processor and the facts of a plan's model, which suffice to make prompts. Weights are not loaded.
 
-    Raises ConfigError: the model's shape or processor is not on this machine."""
+    Raises ConfigError: the model's shape or processor is not on this machine.
+    """
     from transformers import AutoProcessor
 
     from mmkv_bench.models.load import LoadedModel, device_of, limit
@@ -170,7 +173,7 @@ def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) 
 
 
 def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
-    """Format the peaks for a terminal: one line per cell, in GiB."""
+    """Return the peaks as a table for a terminal: one line per cell, in GiB. memory: bytes of the device, None if unknown."""
     shown = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
     heads = ["cell", *shown, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
     lines = ["", "peak memory in GiB, counted in a dry run without numbers"]
@@ -191,17 +194,21 @@ def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | Non
 
 
 def document(counted: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, Any]:
-    """Return the peaks and notes as data, in bytes."""
+    """Return peaks [bytes] and notes as data for JSON."""
     rows = [vars(one) | {"largest": one.largest or None, "error": one.error or None} for one in counted]
     return {"measured": "planned", "cells": rows, "notes": list(notes)}
 
 
 def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: int) -> CellPeaks:
-    """Return the peaks of a batch, from those of one sequence. If prompts are prefilled together, each sequence holds everything
-    except the weights. If they are prefilled one by one, each prefill comes on top of the kept entries of the sequences before
-    it. At the end the caches are joined layer by layer.
+    """Compute the peaks of a batch from the peaks of one sequence.
 
-    slots: bytes of one answer's slots, which are allocated when caches are joined."""
+    If prompts are prefilled together, each sequence holds everything except the weights. If they are prefilled one by one,
+    each prefill comes on top of the kept entries of earlier sequences, and at the end the caches are joined layer by layer.
+
+    slots: bytes of one answer's slots, which are allocated when caches are joined.
+    together: whether prompts are prefilled together.
+    layers: number of layers.
+    """
     if batch == 1 or not one.peaks:
         return replace(one, batch=batch)
     load = one.peaks[LOAD]
@@ -217,7 +224,7 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
 
 
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
-    """Return a prompt for each length of a forecast, with images if their sizes are given."""
+    """Return one prompt for a dry run per prompt length of a forecast. It has images if their sizes are given."""
     if forecast.given.images:
         prompt = _blank_prompt(config, plan.model, forecast.given.images)
         return [replace(prompt, chunk=max((one.chunk for one in forecast.datasets), default=0))]
@@ -255,7 +262,10 @@ def _transformers_config(plan: Plan) -> Any:
 
 
 def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
-    """Map labels to (method, budget, whether the cell reads a stream). Dataset, seed and other protocols change no peak."""
+    """Return the cells whose memory differs: label -> (method, budget, whether the cell reads a stream).
+
+    Dataset, seed and other protocols change no peak.
+    """
     built = {
         (method.name, method.compressor.reading): method.compressor for method in build_methods(plan.entries, stand_ins)
     }
@@ -270,8 +280,11 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
 
 
 def _held(plan: Plan, cache: int, observed: int) -> list[str]:
-    """Describe what a run holds beside one cell's peaks. cache: bytes of the longest prompt's whole cache; observed: see
-    `observed_bytes`."""
+    """Return sentences about the memory that a run holds besides one cell's peaks.
+
+    cache: bytes of the longest prompt's full cache.
+    observed: see `observed_bytes`.
+    """
     answering, prefilling = caches_held(plan)
     notes = []
     if answering:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Passes:
-    """Number of times that prompts are fed to the model.
+    """How often prompts or parts of them are fed to the model, besides decoding.
 
     Attributes:
         prefills: number of prefills of whole prompts or contexts, without streams.
@@ -41,7 +41,7 @@ class Passes:
 
 
 def questions_per_document(part: DatasetShare) -> float | None:
-    """Return the mean number of questions per document, as stated in the dataset's file (`about.samples`).
+    """Return a dataset's mean number of questions per document, from the dataset's file (`about.samples`).
 
     Returns:
         1.0 for a dataset with one question per document, None if the file does not state the number.
@@ -53,8 +53,10 @@ def questions_per_document(part: DatasetShare) -> float | None:
 
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
-    """Count what is fed to the model for `samples` samples of a dataset, assuming that they include all questions of each
-    document."""
+    """Count the prefills and replays that `samples` samples of a dataset need.
+
+    The samples are assumed to include all questions of each document.
+    """
     made = Passes()
     if not plan.answering.shares_prefill:
         for cell in part.cells:
@@ -96,9 +98,11 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
-    """Count the uncompressed document caches that a run holds while questions are answered, and during one more prefill.
+    """Return the number of full document caches that a run holds while questions are answered, and the number during one more
+    prefill.
 
-    If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol."""
+    If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
+    """
     several = {part.dataset for part in plan.parts if part.spec.questions_key}
     rules = {cell.protocol: cell.rule for cell in plan.cells if cell.dataset in several}
     once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]
@@ -108,13 +112,15 @@ def caches_held(plan: Plan) -> tuple[int, int]:
 
 
 def observed_bytes(plan: Plan, tokens: int, hidden: int) -> int:
-    """Return the bytes of the statistics that a run holds while a document is prefilled for all of its questions together.
+    """Return the memory of attention statistics that a run holds while a document is prefilled for all of its questions
+    [bytes].
 
-    What scorers read of a layer is usually freed after the layer. Under `query_joint` it stays, of every layer, until the last
-    question was fed behind the document.
+    What scorers read of a layer is usually freed after the layer. Under `query_joint` the statistics of every layer stay
+    until the last question was fed behind the document.
 
     Args:
-        tokens: tokens of the document. hidden: size of the attention modules' input.
+        tokens: tokens of the document.
+        hidden: size of the attention modules' input.
     """
     several = {part.dataset for part in plan.parts if part.spec.questions_key}
     cells = [cell for cell in plan.cells if cell.dataset in several and cell.rule.knows == "joint"]
@@ -146,7 +152,10 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return a key of the prefill that protocols may share: what they prefill of a prompt of four tokens, two of them context."""
+    """Return a key that is equal for protocols that can share a prefill.
+
+    The key is what the protocol prefills of a prompt of four tokens, two of which are context.
+    """
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     states = plan.family is not None and bool(plan.family.states.layers)
@@ -154,7 +163,7 @@ def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
 
 
 def _replaying(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell for each scorer that needs the context fed again. cells: cells of one protocol."""
+    """Return one cell for each scorer that needs the context fed to the model again. cells: cells of one protocol."""
     return list({cell.compressor.eviction.scorer: cell for cell in cells if _replays(cell)}.values())
 
 

@@ -38,11 +38,12 @@ _SHAPES = ((336, 336), (1344, 896), (300, 1500))
 
 @dataclass(frozen=True)
 class PromptLength:
-    """Number of tokens of a prompt, the visual tokens among them if known, and their source.
+    """The expected number of tokens of a prompt, how many of them are visual tokens (if known), and the source of these
+    numbers.
 
-    source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the embedded
-    pages), `picture` (a model that scales every image to one size), `dataset` (stated in the file of a dataset of texts),
-    `lengths` (setting of scenario=efficiency), `assumed`.
+    source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the
+        embedded pages), `picture` (a model that scales every image to one size), `dataset` (stated in the file of a dataset
+        of texts), `lengths` (setting of scenario=efficiency), `assumed`.
     frames: number of frames or pictures that a stream would read; None if unknown.
     """
 
@@ -53,7 +54,7 @@ class PromptLength:
 
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
-    """Return median lengths of stored prompts by dataset, for the plan's model with the same image settings and any method."""
+    """Map each dataset to the median length of its stored prompts, for the plan's model and image settings, under any method."""
     shown = [getattr(plan.model, name) for name in _SHOWN]
     cells = store.cells(columns=("cell", "base", "model_fingerprint", "config"))
     cells = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
@@ -80,8 +81,11 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
 
 
 def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
-    """Return the length that follows from a dataset's images: drawn pages, or one image if the model scales all images to one
-    size. Otherwise return the length that a dataset of texts states, or else an assumed length."""
+    """Return the expected prompt length of a dataset that has no stored answers.
+
+    It follows from the images of drawn pages, or from one image if the model scales all images to one size. Otherwise it is
+    the length in the file of a dataset of texts, or else an assumed length.
+    """
     spec, family = part.spec, plan.family
     prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _SHAPES]
     one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
@@ -99,8 +103,12 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
 
 
 def _stated(about: Mapping[str, Any]) -> int | None:
-    """Return the tokens of a text as its dataset's file states them (`about.size`; the middle of a range) plus a question;
-    None if the prompts have media or the file states no tokens."""
+    """Return the prompt tokens that follow from a text's size in its dataset's file (the middle of a range) plus a question.
+
+    None if the prompts have media or the file states no tokens.
+
+    about: `about` of the dataset's file.
+    """
     match = _TOKENS.search(str(about.get("size") or ""))
     if match is None or about.get("media") != "none":
         return None
@@ -109,7 +117,7 @@ def _stated(about: Mapping[str, Any]) -> int | None:
 
 
 def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
-    """Return the length of a prompt with images of these sizes and a question.
+    """Return the length of a prompt with images of these sizes (width, height in pixels) and a question.
 
     Raises:
         ConfigError: the settings of the model's processor are unknown.
@@ -120,7 +128,7 @@ def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
 
 
 def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
-    """Count the visual tokens of a prompt's images, given as width and height in pixels. Raises the errors of `of_images`."""
+    """Return the number of visual tokens of a prompt's images (width, height in pixels). Raises the errors of `of_images`."""
     model = plan.model
     settings = model.processor or _folder_processor(Source.of(model))
     if not settings or plan.family is None:
@@ -132,7 +140,7 @@ def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
 
 
 def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Return the image sizes in pixels of a prompt with drawn pages; one image if a task mixes kinds with one and several."""
+    """Return the sizes (width, height in pixels) of the drawn pages in a task's prompt; of one image if the number varies."""
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 
@@ -143,7 +151,7 @@ def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
 
 
 def _folder_processor(source: Source) -> Mapping[str, Any]:
-    """Return the settings of the processor in a model's folder, in the form of `model.processor`; empty without any."""
+    """Return the processor settings in a model's folder, in the form of `model.processor`; empty if the folder has none."""
     try:
         values = json.loads((Path(source.place) / "processor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

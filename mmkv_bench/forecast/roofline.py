@@ -48,7 +48,7 @@ _COUNTED = {
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Bytes of a model before it is loaded.
+    """Sizes in bytes of a model that is not loaded.
 
     Attributes:
         decoder: shape of the text model.
@@ -65,7 +65,7 @@ class ModelBytes:
     kv_per_token: int
 
     def state_bytes(self, tokens: int) -> int:
-        """Return the bytes of sliding windows, convolutions and recurrent states of one sequence of `tokens` tokens."""
+        """Return the bytes of one sequence's sliding windows, convolutions and recurrent states, after `tokens` tokens."""
         return self.decoder.states.nbytes(tokens, self.decoder.entry, self.itemsize)
 
     @classmethod
@@ -89,9 +89,10 @@ def model_sizes(model: Any) -> Sizes:
 
 
 def weights_text(plan: Plan, loaded: int | None = None) -> str:
-    """Describe the weights: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
+    """Return a text about a model's weights: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
 
-    loaded: bytes of all parameters, if the model is loaded."""
+    loaded: bytes of all parameters, if the model is loaded.
+    """
     model, sizes = plan.model, model_sizes(plan.model)
     known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     weights = known.weights if loaded is None and known is not None else loaded
@@ -106,10 +107,10 @@ def weights_text(plan: Plan, loaded: int | None = None) -> str:
 
 # ---------------------------------------------------------------------- limits
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
-    """Return the useful bytes of one decode step.
+    """Return the bytes that one decode step must read: the weights once, and the KV cache of every sequence.
 
     Args:
-        weights: bytes of `Decoder.read` parameters.
+        weights: bytes of the weights that a step reads.
         kv: bytes of keys and values of ONE sequence.
         batch: number of sequences.
     """
@@ -117,33 +118,43 @@ def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
 
 
 def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
-    """Return the operations of one decode step: its matrices and the head, two products with each stored entry, and three with
-    each number of a recurrent state.
+    """Return the arithmetic operations of one decode step.
 
-    entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`)."""
+    They are the products with weight matrices and the head, two products with each cache entry, and three with each number of
+    a recurrent state.
+
+    entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`).
+    """
     products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
     return batch * (products + 4 * sum(one.count * one.queries for one in decoder.shapes) * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
-    """Return the operations of the text model for a causal prompt of `tokens`, with the logits of only the last token and without
-    the vision tower.
+    """Return the text model's arithmetic operations for the prefill of a prompt, with the logits of the last token only.
 
-    cap, chunk: for a stream: it is read `chunk` tokens at a time, and a KV head keeps at most `cap` entries after each."""
+    cap, chunk: for a prompt read as a stream: `chunk` tokens are read at a time, and a KV head keeps at most `cap` entries
+        after each chunk.
+    """
     unseen = tokens * (tokens + 1) // 2 - stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
     saved = 4 * decoder.queries(near=False) * unseen
     return fed_operations(decoder, tokens, 0) - saved + last_operations(decoder, tokens)
 
 
 def last_operations(decoder: Decoder, tokens: int) -> float:
-    """Return the operations for only the last of `tokens` tokens: the logits, and layers that read another layer's keys."""
+    """Return the operations that a prefill does for its last token only: the logits, and layers that reuse another layer's
+    keys.
+
+    tokens: length of the prompt.
+    """
     pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(tokens, decoder.states.window + 1)
     return 2 * (decoder.multiplied - decoder.prefilled + decoder.table) + 4 * pairs
 
 
 def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
-    """Return the text model's operations for a causal piece of `tokens` after `before` entries per KV head, without those
-    of `last_operations`."""
+    """Return the text model's operations for `tokens` tokens that are fed behind `before` entries per KV head.
+
+    Those of `last_operations` are not included.
+    """
     window = decoder.states.window + 1
     near = min(tokens, max(window - before, 0))  # tokens whose window begins before the first stored entry
     products = decoder.queries(near=False) * (tokens * before + tokens * (tokens + 1) // 2)
@@ -152,32 +163,45 @@ def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
 
 
 def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
-    """Count the (query, key) pairs in one layer and head of a stream, each query's own key included."""
+    """Return the number of (query, key) pairs in one layer and head while a stream is read, each query's own key included.
+
+    chunk: tokens read at a time.
+    cap: most entries of a KV head after each chunk.
+    """
     sizes = [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
     held = [min(cap, number * chunk) for number in range(len(sizes))]
     return sum(size * before + size * (size + 1) // 2 for size, before in zip(sizes, held, strict=True))
 
 
 def _recurrent(decoder: Decoder) -> int:
-    """Return the operations of one token on the recurrent states, each read twice and written once."""
+    """Return the operations of one token on the recurrent states, each of which is read twice and written once."""
     return 6 * decoder.states.linear * decoder.states.recurrent
 
 
 def roofline_ms(nbytes: float, bandwidth: float, operations: float = 0.0, rate: float | None = None) -> float:
-    """Return the least milliseconds of a step that reads `nbytes` at `bandwidth` (bytes/s). If `rate` (operations/s) is
-    given, it computes `operations` at the same time."""
+    """Return the least time of a step [ms]: the longer of reading `nbytes` and of computing `operations`.
+
+    bandwidth: bytes per second.
+    rate: operations per second; None ignores the operations.
+    """
     return MS * max(nbytes / bandwidth, operations / rate if rate else 0.0)
 
 
 def speed_up_allowed(weights: float, kv_full: float, kv_kept: float, batch: int = 1) -> float:
-    """Return how much faster a step with `kv_kept` bytes per sequence can be than one with `kv_full`, if only reading takes
-    time. No method at this budget and batch can exceed this factor."""
+    """Return the largest possible speed-up of a decode step: its reading time with the full cache over that with the kept
+    cache.
+
+    No method at this budget and batch can exceed this factor if reading takes all of the time.
+
+    weights: bytes of the weights that a step reads.
+    kv_full, kv_kept: bytes of one sequence's cache, full and compressed.
+    """
     return step_bytes(weights, kv_full, batch) / step_bytes(weights, kv_kept, batch)
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Limits of one model on one device.
+    """Hardware limits of one model on one device.
 
     Attributes:
         decoder: shape of the text model.
@@ -201,7 +225,7 @@ class Roofline:
         return self.decoder.read * self.itemsize
 
     def step_ms(self, useful: float, batch: int = 1) -> float:
-        """Return the least milliseconds of a decode step. useful: bytes of keys, values, windows and states of all sequences
+        """Return the least time of a decode step [ms]. useful: bytes of keys, values, windows and states of all sequences
         together."""
         linear = self.decoder.states.linear_bytes(self.itemsize)
         entries = self.decoder.mean_entries((useful / batch - linear) / self.itemsize)
@@ -209,17 +233,17 @@ class Roofline:
         return roofline_ms(self.weights + useful, self.bandwidth, operations, self.rate)
 
     def step_s(self, useful: float, batch: int) -> float:
-        """Return the least seconds of a decode step. Arguments as in `step_ms`."""
+        """Return the least time of a decode step [s]. Arguments are as in `step_ms`."""
         return self.step_ms(useful, batch) / MS
 
     @classmethod
     def of(cls, decoder: Decoder, dtype: str, speed: DeviceSpeed) -> Roofline:
-        """Return the limits on a measured device."""
+        """Return the roofline of a model (its text model's shape and dtype) on a device with a measured speed."""
         return cls(decoder, ITEMSIZE[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug, speed.load)
 
 
 def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None:
-    """Return the roofline of a run's device; measure the device now if it was never measured.
+    """Return the roofline of a model on the device of a run. The device is measured now if it was never measured.
 
     Args:
         model: the `model` node of a configuration.
@@ -243,23 +267,29 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
 
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
-    """Return the roofline of timed rows from a stored measurement of their device; None without one, or with several."""
+    """Return the roofline of timed rows, from a stored measurement of their device; None without one, or with several
+    devices."""
     rooflines = set(stored_rooflines(store, rows).values())
     return rooflines.pop() if len(rooflines) == 1 else None
 
 
 def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
-    """Return a function from a table's context (such as model and device) to its roofline, None if unknown. Rows are read at the
-    first call."""
+    """Return a function from a table's context (such as model and device) to a roofline; it returns None if unknown.
+
+    The store's rows are read at the first call of this function.
+    """
     rooflines = cache(lambda: stored_rooflines(store, store.timings()))
     return lambda context: rooflines().get(tuple(context[name] for name in _KEY))
 
 
 def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
-    """Map the values of the columns `_KEY` to a roofline, for timed cells whose model's shape is on this machine and whose device
-    was measured before.
+    """Return the rooflines of timed cells, by the values of the columns `_KEY` (model, device, ...).
 
-    No connection is made, and nothing is measured. rows: rows of the table `timings`."""
+    A cell is included if its model's shape is on this machine and its device was measured before. No connection is made, and
+    nothing is measured.
+
+    rows: rows of the table `timings`.
+    """
     from mmkv_bench.config.run_config import stored_config
     from mmkv_bench.forecast.device_speed import slug_of, stored
 

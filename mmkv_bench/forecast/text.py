@@ -36,9 +36,10 @@ _BOUNDS = (
 
 
 def text(forecast: Forecast, tables: str | None = None) -> str:
-    """Format the forecast for a terminal: the device, a table per group of datasets with equal numbers, and notes.
+    """Return a forecast as text for a terminal: the device, a table per group of datasets with equal numbers, and notes.
 
-    tables: text to print instead of these tables."""
+    tables: text to print in place of these tables.
+    """
     given = forecast.given
     lines = [f"device     {_device(given)}"] if forecast.read is not None else []
     sections = [_section(datasets, given) for datasets in _alike(forecast.datasets)]
@@ -53,7 +54,7 @@ def text(forecast: Forecast, tables: str | None = None) -> str:
 
 
 def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
-    """Group datasets whose tables would be equal."""
+    """Group datasets whose tables would be equal. Return the groups."""
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
         alike = next((group for group in groups if _table(group[0]) == _table(one)), None)

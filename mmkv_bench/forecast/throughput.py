@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rate:
-    """Rate at which one dataset's missing rows will probably be made, from commits of stored rows.
+    """The time per row at which one dataset's missing rows will probably be generated, estimated from stored rows.
+
+    Rows are stored in commits; the rows of a commit share a prefill.
 
     Attributes:
         missing: number of missing rows.
         seconds: time per row, the median over commits; None if no stored row has times.
-        commits, rows: number of commits, and median number of rows per commit.
+        commits: number of commits.
+        rows: median number of rows per commit.
         own: whether the commits belong to this dataset, not to other datasets of the model.
         alike: whether the commits have about as many rows as this plan's commits will have.
         slim: number of the model's stored rows without times.
@@ -51,12 +54,15 @@ class Rate:
 
     @property
     def hours(self) -> float | None:
-        """Hours for all missing rows, in one process."""
+        """Hours that the missing rows will take in one process."""
         return None if self.seconds is None else self.missing * self.seconds / HOUR
 
 
 def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
-    """Return one rate per dataset of the plan, from all stored rows of the plan's model."""
+    """Return one `Rate` (time per row) per dataset of the plan, estimated from all stored rows of the plan's model.
+
+    coverage: which answers are stored.
+    """
     cells = store.cells(columns=("cell", "model_fingerprint", "device"))
     mine = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
     stored = store.responses(mine["cell"].to_pylist(), ("dataset", "worker", "committed_at", "slim"))
@@ -77,13 +83,17 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
 
 
 def _median(seconds: np.ndarray, sizes: np.ndarray, questions: float) -> float:
-    """Return the median time per row of as many consecutive commits as a document has questions."""
+    """Return the median time per row over windows of as many consecutive commits as a document has questions.
+
+    seconds, sizes: duration and number of rows of each commit.
+    """
     together = np.ones(min(round(questions), len(seconds)))
     return float(np.median(np.convolve(seconds, together, "valid") / np.convolve(sizes, together, "valid")))
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:
-    """Return one line per dataset with missing rows and a rate, and a total; or one line if no dataset has a rate."""
+    """Return lines of text: one per dataset with missing rows and a known rate, and a total. Without any rate, return one
+    line."""
     todo = [rate for rate in rates if rate.missing]
     if todo and all(rate.hours is None for rate in todo):
         why = "no rows of this model are stored there"
@@ -109,9 +119,10 @@ def _line(rate: Rate) -> str:
 
 
 def _commit_intervals(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return dataset, seconds since the previous commit, and number of rows of each commit.
+    """Return three arrays with one value per commit: dataset, seconds since the previous commit, and number of rows.
 
-    The previous commit is that of the same writer and dataset; a writer's first commit to a dataset is left out."""
+    The previous commit is that of the same writer and dataset. The first commit of a writer to a dataset is left out.
+    """
     named = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
     dataset, worker = (np.asarray(one.indices, np.int64) for one in named)
     when = rows["committed_at"].cast(pa.int64()).to_numpy()

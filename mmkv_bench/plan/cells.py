@@ -34,15 +34,15 @@ _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity only if
 
 @dataclass(frozen=True)
 class DatasetIdentity:
-    """Identity of a dataset, as part of a cell's identity.
+    """What a dataset adds to the identity of a cell (one model x dataset x method x budget configuration).
 
     Attributes:
         fingerprint: checksum of the content.
         prompt: what shapes a prompt (lmms-eval task, prompt texts, version).
         generation: generation settings.
         context: `context_key` of the dataset. Part of the identity only if the protocol cuts the prompt.
-        questions: `questions_key` of the dataset. Part of the identity in the same case, because with such a key `query_agnostic`
-            compresses once per document.
+        questions: `questions_key` of the dataset. Part of the identity only if the protocol cuts the prompt; with such a key
+            `query_agnostic` compresses once per document.
     """
 
     fingerprint: str
@@ -54,7 +54,7 @@ class DatasetIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """Facts outside the configuration that planning needs.
+    """Facts about model files and datasets that cells' hashes cover in addition to the configuration.
 
     Attributes:
         model_fingerprint: checksum of weights, configuration and processor files.
@@ -75,7 +75,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: the identity columns of its row in `cells`, and the objects that run it."""
+    """One cell: a model, dataset, method, budget, protocol, reading and seed, with the objects that run it.
+
+    Its fields are the identity columns of its row in the table `cells`.
+    """
 
     cell: str
     model: str
@@ -106,13 +109,14 @@ class Cell:
     calibrations: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def row(self) -> dict[str, Any]:
-        """Return the identity columns of the row in `cells`; the runner adds configuration and provenance."""
+        """Return the cell's row of the table `cells`, with the identity columns only. The runner adds configuration and
+        provenance."""
         apart = ("compressor", "budget", "calibrations")
         return {key: value for key, value in self.__dict__.items() if key not in apart}
 
     def told(self) -> dict[str, Any]:
-        """Return additions to a row's configuration: the data behind the method's calibrations, and the bytes of a budget that
-        was given in bytes."""
+        """Return what the cell adds to the configuration in its row: the samples that calibrated its method, and the bytes of
+        a budget given in bytes."""
         made = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
         asked = None if self.budget is None else self.budget.in_bytes
         return made if asked is None else {**made, "budget_in_bytes": asked}
@@ -124,7 +128,7 @@ class Cell:
 
     @property
     def stream(self) -> protocols.StreamSettings:
-        """Return the stream settings in the cell's generation settings; the defaults if there are none."""
+        """Return the cell's settings for protocol=stream, by default those without a stream."""
         return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
 
     @property
@@ -140,11 +144,12 @@ class Cell:
 def stored_rows(
     cells: Iterable[Cell], resolved: Mapping[str, Any], provenance: Mapping[str, Any], prompt_format: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return rows of the table `cells`: cells, provenance, and the run's configuration.
+    """Return rows of the table `cells`, one per cell, to be stored by a run.
 
-    resolved: `RunConfig.resolved`.
+    resolved: the run's configuration (`RunConfig.resolved`).
     provenance: the result of `identity.provenance`.
-    prompt_format: prompt format of the loaded model."""
+    prompt_format: prompt format of the loaded model.
+    """
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
     return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
@@ -152,11 +157,11 @@ def stored_rows(
 
 @dataclass(frozen=True)
 class Method:
-    """One method of a run under one reading (a paper's text or its released code).
+    """A built method of a run under one reading: as the paper's text says, or as its released code does.
 
     plain: the effective node (see `build.identity_form`), with the checksums of the calibrations that were used.
     decoding: text of a decode policy that the user set.
-    calibrations: checksum -> data behind the calibration.
+    calibrations: checksum -> the samples of that calibration.
     """
 
     name: str
@@ -173,9 +178,10 @@ class Method:
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One method of a configuration under one reading (a paper's text or its released code).
+    """A method of a configuration, not built yet, under one reading: as the paper's text says, or as its released code does.
 
-    node, default: parameters and parts with the run's overrides, and without.
+    node: parameters and parts with the run's overrides.
+    default: parameters and parts without them.
     """
 
     name: str
@@ -217,18 +223,22 @@ def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = N
 def expand(
     grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], lacking: list[str] | None = None
 ) -> tuple[list[Cell], list[str]]:
-    """Return all cells of a run, and notes about merged cells.
+    """Return all cells of a run, and notes about cells that turned out to be equal.
+
+    A cell is one combination of dataset, protocol, method, reading, budget and seed for the run's model.
 
     Args:
         grid: datasets, protocols, budgets and seeds of the run.
         identity: facts that the hash covers besides the configuration.
         entries: the run's methods.
-        lacking: gets a sentence per method that lacks its calibration. The hashes of such a method's cells belong to no run.
+        lacking: filled by this function: one sentence per method whose calibration is missing. The hashes of such a method's
+            cells belong to no run.
 
     Returns:
         Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and `ask_at` of a
-        stream. One sentence per pair of spellings or names that turned out to be the same cell, and one per
-        method that reading=released does not change.
+        stream.
+        Notes: one sentence per pair of spellings or names that are the same cell, and one per method that reading=released
+            does not change.
 
     Raises:
         ConfigError: two cells with one name, a method that cannot be built.
@@ -261,7 +271,7 @@ def expand(
 
 
 def _without_release(method: Method) -> str | None:
-    """Return a note if reading=released applies to a method whose file has no released values."""
+    """Return a note if a method runs under reading=released but its file has no values of the released code; else None."""
     if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
         return None
     return f"reading=released changes no parameter of {method.name}, whose file has no released values (see docs/methods.md)"
@@ -273,8 +283,11 @@ def build_methods(
     dtype: str | None = None,
     lacking: list[str] | None = None,
 ) -> list[Method]:
-    """Build methods. Raises the errors of `expand`, which explains `lacking`. Without `calibrations`, a method that reads one can
-    be checked but not run."""
+    """Build the compressors of a run's methods. Raises the errors of `expand`.
+
+    calibrations: the model's calibration artefacts. None builds methods that can be checked but not run.
+    lacking: see `expand`.
+    """
     methods = []
     for entry in entries:
         try:
@@ -290,7 +303,8 @@ def build_methods(
 
 
 def bases(methods: Iterable[str], variants: Mapping[str, Node]) -> list[str]:
-    """Return the names of the method files whose defaults a run needs: chosen methods, variants' bases, and `full`."""
+    """Return the names of all method files whose defaults a run needs: those of chosen methods, of variants' bases, and
+    `full`."""
     return list(dict.fromkeys([*map(str, methods), *(str(node["base"]) for node in variants.values()), FULL]))
 
 
@@ -309,8 +323,11 @@ def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | N
 def _untouched(
     entry: MethodEntry, plain: Mapping[str, Any], compressor: Compressor, dtype: str | None
 ) -> Mapping[str, Any]:
-    """Return the effective node without the run's parameters. The choice of a file or press is not tuning. If such a method
-    cannot be built without arguments, return `plain`, so that nothing counts as tuned."""
+    """Return the effective node of a method without the run's parameters, to find out which parameters were tuned.
+
+    The choice of a file or press is no tuning. If the method cannot be built without arguments, return `plain`, so that
+    nothing counts as tuned.
+    """
     name, default, reading = entry.name, entry.default, entry.reading
     code_parameters = OUTSIDE.get(str(default["base"]))
     if code_parameters is None:
@@ -323,7 +340,7 @@ def _untouched(
 
 
 def _variant(changes: Node, base: Node) -> Node:
-    """Return a variant's node: its base with its changes. The base includes the run's overrides."""
+    """Return the node of a variant: the node of its base (with the run's overrides), changed by `changes`."""
     # a decode policy is replaced whole: two policies have different parameters
     start = {**base, DECODING: None} if DECODING in changes else base
     return merged(start, {key: value for key, value in changes.items() if key != "base"})
@@ -404,7 +421,7 @@ def _cell(
 
 
 def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of an effective node that can change answers."""
+    """Return the part of an effective method node that can change answers, which the hash covers."""
     if plain.get("base") == FULL:
         return {"base": FULL}
     return {key: value for key, value in plain.items() if key not in ("reading", "released", "later", "about")}

@@ -32,10 +32,15 @@ UNKNOWN = "unknown"
 
 
 def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
-    """Gather everything that planning needs besides the configuration.
+    """Return the facts that cells' hashes cover besides the configuration: checksums of the model and of the datasets, and
+    the dtype.
 
-    specs: dataset label -> task. Datasets other than pages are opened for their checksums.
-    Raises ConfigError: the model is missing or of an unsupported family, or the commit of a hub id cannot be determined."""
+    Datasets other than pages are opened for their checksums.
+
+    specs: dataset label -> task.
+
+    Raises ConfigError: the model is missing or of an unsupported family, or the commit of a hub id cannot be determined.
+    """
     source = Source.of(model)
     fingerprint, commit = source.fingerprint()
     dtype = resolve_dtype(model.dtype, source.described, source.path)
@@ -50,10 +55,14 @@ def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
 
 
 def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
-    """Gather an `Identity` without a connection and without opening data. What neither the configuration nor the model's files
-    state is taken from the newest cells of a store; if these lack it, it is UNKNOWN.
+    """Return the facts of `gather` without a connection and without opening data.
 
-    specs: dataset label -> task. stored: the store's table `cells`."""
+    Facts that neither the configuration nor the model's files state are taken from the newest cells of a store. If these lack
+    a fact, it is UNKNOWN.
+
+    specs: dataset label -> task.
+    stored: the store's table `cells`.
+    """
     described, fingerprint, commit = Source.of(model).outlined()
     columns = ("model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint", "created_at")
     rows = sorted(stored.select(columns).to_pylist(), key=itemgetter("created_at"))  # the newest row wins
@@ -73,9 +82,12 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
 
 
 def provenance(model: Model, dtype: str) -> dict[str, Any]:
-    """Return the provenance columns of the `cells` rows, for a run that generates in the precision `dtype`.
+    """Return the columns of the table `cells` that say on what a run computes: code, versions, device.
 
-    Raises ConfigError: model.device=cuda without a CUDA device. The message states the memory of the weights."""
+    dtype: precision of the run.
+
+    Raises ConfigError: model.device=cuda without a CUDA device. The message states the memory of the weights.
+    """
     from mmkv_bench.store.provenance import collect
 
     source = Source.of(model)
@@ -83,12 +95,13 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
 
 def state_cost(family: ModelFacts, dtype: str) -> StateCost:
-    """Return the bytes of an entry per KV head in all compressed layers, and of windows and recurrent states, in `dtype`."""
+    """Return the bytes of a model's state: of one entry per KV head in all compressed layers, and of windows and recurrent
+    states."""
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 
 def cost_of(described: Any, dtype: str) -> StateCost | None:
-    """Return `state_cost` of a described model, or None if its shape or its precision is unknown."""
+    """Return `state_cost` of a model, or None if its shape or its precision is unknown. described: from `Source.described`."""
     return None if described is None or dtype == UNKNOWN else state_cost(model_facts(described), dtype)
 
 
@@ -99,10 +112,12 @@ def _installed() -> dict[str, str]:
 
 
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
-    """Return the identity that a dataset adds to its cells. `count` and `limit` are not part of it, so a run with a larger
-    limit reuses the stored rows.
+    """Return what a dataset adds to the identity of its cells.
 
-    fingerprint: checksum of the content; None: compute it."""
+    The number of samples is not part of it, so a run with a larger `limit` reuses stored rows.
+
+    fingerprint: checksum of the content; None computes it.
+    """
     from mmkv_bench.evaluation import documents, fingerprints
 
     if fingerprint is None:
@@ -120,10 +135,11 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
 
 
 def usable_device(model: Model, dtype: str) -> str:
-    """Return the kind of device for a run that generates.
+    """Return the kind of device (`cpu`, `cuda`) on which a run generates.
 
     Raises ConfigError: model.device=cuda without a CUDA device (the message states the memory of the weights), or an error of
-    `check_meant`."""
+        `check_meant`.
+    """
     check_meant(model.device)
     device = devices.kind_of(model.device)
     if model.device != "cuda" or device == "cuda":
@@ -132,10 +148,13 @@ def usable_device(model: Model, dtype: str) -> str:
 
 
 def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
-    """Return the dtype in which a model will be loaded. `auto` is its configuration's dtype, or else that of its first stored
-    weight.
+    """Return the dtype in which a model will be loaded.
 
-    config: from `Source.described`. path: folder or hub id; None for random weights."""
+    `auto` is the dtype in the model's configuration, or else that of its first stored weight.
+
+    config: from `Source.described`.
+    path: folder or hub id; None for random weights.
+    """
     if setting != "auto":
         return setting
     if path and is_gguf(path):

@@ -35,7 +35,8 @@ COLUMNS = ("cell", "sample_id", "status", "measured")
 
 @dataclass(frozen=True)
 class DatasetShare:
-    """One dataset's part of a plan: its task, its cells, and the ids of the samples within limit and shard, in order.
+    """The part of a plan that one dataset has: its task, its cells (methods at their budgets), and the ids of its samples in
+    this run.
 
     Attributes:
         name: name in the configuration.
@@ -57,7 +58,7 @@ class DatasetShare:
 
 
 class Coverage:
-    """The rows that exist for some cells.
+    """Which answers of a plan are stored: per cell and sample a status, or no row.
 
     Args:
         rows: rows of the table `responses`, at least with `COLUMNS`.
@@ -68,7 +69,8 @@ class Coverage:
         self.rows, self.retry = rows, tuple(retry)
 
     def statuses(self, part: DatasetShare) -> np.ndarray:
-        """Return the status of each cell and sample, int8 [cells, samples]: -1 without a row, else a position in `STATUSES`."""
+        """Return the status of each cell and sample of a dataset, int8 [cells, samples]: -1 without a row, else an index of
+        `STATUSES`."""
         cells = [cell.cell for cell in part.cells]
         statuses = np.full([len(cells), len(part.samples)], -1, np.int8)
         cell, sample, status = (
@@ -80,7 +82,7 @@ class Coverage:
         return statuses
 
     def answered(self, part: DatasetShare) -> np.ndarray:
-        """Tell for each cell and sample whether it has a row whose status `retry` does not repeat: bool [cells, samples]."""
+        """Tell which answers of a dataset are stored, bool [cells, samples]. Rows with a status in `retry` do not count."""
         statuses = self.statuses(part)
         answered = statuses >= 0
         for status in self.retry:
@@ -93,24 +95,25 @@ class Coverage:
         return answered
 
     def done(self, part: DatasetShare) -> dict[str, set[str]]:
-        """Map each cell to the ids of the part's samples that are answered."""
+        """Map each cell of a dataset to the ids of the samples whose answers are stored. Rows with a status in `retry` do not
+        count."""
         samples = np.array(part.samples, object)
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
     def count(self, part: DatasetShare) -> int:
-        """Count the answered rows."""
+        """Return the number of stored answers of a dataset. Rows with a status in `retry` do not count."""
         return int(self.answered(part).sum())
 
     def missing(self, part: DatasetShare) -> int:
-        """Count the samples that lack a row in some cell."""
+        """Return the number of samples of a dataset that lack an answer in at least one cell."""
         return int((~self.answered(part)).any(0).sum())
 
     def left(self, part: DatasetShare) -> int:
-        """Count the missing rows."""
+        """Return the number of answers (cell and sample) of a dataset that are not stored yet."""
         return int((~self.answered(part)).sum())
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
-        """Map each of these cells to its number of ok answers. Cells without ok answers are left out."""
+        """Map each of these cells to its number of answers with status ok. Cells without any are left out."""
         names = sorted(cells)
         of_cell = places(self.rows["cell"], pa.array(names, pa.string()))
         ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
@@ -118,13 +121,13 @@ class Coverage:
         return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
 
     def failed(self, part: DatasetShare) -> int:
-        """Count the part's failed rows, whichever run made them."""
+        """Return the number of failed rows of a dataset, whichever run made them."""
         return int((self.statuses(part) > 0).sum())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Typed facts about a run.
+    """Everything that is known about a run before its model is loaded: settings, cells, and datasets with their samples.
 
     Attributes:
         out: folder of the run's rows.
@@ -134,9 +137,9 @@ class Plan:
         retry: statuses of stored rows that do not count as done.
         resolved: the configuration for rows and trackers, with datasets under their labels.
         entries: the methods.
-        cells: all cells, sorted by dataset.
-        parts: the work of this process, per dataset.
-        notes: sentences for the card, about merged cells and about what an outline could not read.
+        cells: all cells, sorted by dataset. A cell is one model, dataset, method, budget, protocol, reading and seed.
+        parts: the datasets, with their cells and the samples that this process answers.
+        notes: sentences to print, about merged cells and about what an outline could not read.
         family: facts about the model; None if an outline could not read its files.
         uncalibrated: for an outline, a sentence per method that lacks its calibration.
     """
@@ -159,7 +162,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig, entries: Sequence[MethodEntry], cells: Sequence[Cell], **facts: Any) -> Self:
-        """Make the plan of a configuration whose cells are known."""
+        """Return the plan of a configuration whose methods and cells are known. facts: the other fields of the plan."""
         return cls(
             out=Path(config.out).expanduser(),
             stage=config.stage,
@@ -177,7 +180,7 @@ class Plan:
 
     @property
     def model(self) -> Model:
-        """Settings of the model."""
+        """Settings of the model in the configuration."""
         return self.answering.model
 
     @property
@@ -197,17 +200,22 @@ class Plan:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Provenance columns of the cells' rows. Computed on request, because only a run that makes rows needs them, and they
-        look for the device. Raises the errors of `check_device`."""
+        """Provenance columns of the cells' rows (code, versions, device).
+
+        Computed on request, because this looks for the device and only a run that makes rows needs it. Raises the errors of
+        `check_device`.
+        """
         return identities.provenance(self.model, self.cells[0].dtype)
 
     def check_device(self) -> None:
-        """Raise ConfigError if the device does not exist."""
+        """Raise ConfigError if the configured device does not exist on this machine."""
         identities.usable_device(self.model, self.cells[0].dtype)
 
     def check_machine(self) -> None:
-        """Refuse a device, a compiler or an attention kernel that the plan needs and this machine lacks. Raises ConfigError or
-        UnsupportedError."""
+        """Raise an error if this machine lacks a device, a compiler or an attention kernel that the plan needs.
+
+        Raises ConfigError or UnsupportedError.
+        """
         from mmkv_bench.compression.flash import check  # torch
 
         self.check_device()
@@ -216,28 +224,30 @@ class Plan:
         check(self.model.attention, devices.kind_of(self.model.device), self.cells[0].dtype, compiled)
 
     def load(self) -> LoadedModel:
-        """Load the model. Raises the errors of `Source.load`, and of `Source.confirm` if files changed since planning."""
+        """Load the plan's model and return it. Raises the errors of `Source.load`, and of `Source.confirm` if files changed
+        since planning."""
         source = Source.of(self.model)
         loaded = source.load()
         source.confirm(self.cells[0].model_fingerprint)
         return loaded
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
-        """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.
+        """Return which answers of the plan a store has. Rows with a status in the plan's `retry` count as missing.
 
-        rows: rows of the plan's cells, if they were read already (see `Coverage`)."""
+        rows: rows of the plan's cells, if they were read already (see `Coverage`).
+        """
         held = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
         return Coverage(held, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Count the samples that lack a row in some cell. After a split run this is 0 unless a process failed."""
+        """Return the number of samples that lack an answer in some cell. After a split run it is 0 unless a process failed."""
         coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
         return sum(coverage.missing(part) for part in self.parts)
 
     def at_stage(self, stage: str) -> Plan:
-        """Return the same plan for another `stage`."""
+        """Return a copy of the plan with another `stage` (generate, score or both)."""
         return replace(self, stage=stage, resolved={**self.resolved, "stage": stage})
 
     def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
-        """Return the same plan, in which the stored answers `changed` (cell -> ids of samples) are to be made again."""
+        """Return a copy of the plan that generates some stored answers again. changed: cell -> ids of samples."""
         return replace(self, parts=[replace(part, changed=changed) for part in self.parts])

@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Make the plan of a validated configuration. The model's files are read, but weights are not loaded. Data are opened if
-    their content is not known otherwise. No page is drawn.
+    """Return the plan of a validated configuration.
 
-    Raises MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them."""
+    The model's files are read, but weights are not loaded. Data are opened if their checksum is not known otherwise. No page
+    is drawn.
+
+    Raises MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them.
+    """
     from mmkv_bench.datasets.sources import preflight
 
     specs = _checked_tasks(config)
@@ -57,13 +60,15 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
-    """Make the plan of a validated configuration as far as possible without a connection and without opening data.
+    """Return the plan of a validated configuration as far as it is known without a connection and without opening data.
 
-    If part of a cell's identity is unknown (`identity.UNKNOWN`), its hash matches no run, but labels and the number of cells are
-    right.
+    If part of a cell's identity is unknown (`identity.UNKNOWN`), its hash matches no run, but labels and the number of cells
+    are right.
 
     facts: fields of `Identity` from stored rows, which replace those of this machine.
-    Raises MMKVError: methods or protocols that do not work with the model, or files that are not a model's."""
+
+    Raises MMKVError: methods or protocols that do not work with the model, or files that are not a model's.
+    """
     specs = _checked_tasks(config)
     names = list(config.datasets)
     config = config.labelled(specs)
@@ -90,7 +95,8 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
 
 
 def _checked_tasks(config: RunConfig) -> dict[str, TaskSpec]:
-    """Return dataset label -> task, after the checks that need no model. Keep libraries offline if nothing is on a hub."""
+    """Return dataset label -> task, after the checks that need no model. If nothing of the run is on a hub, libraries are
+    kept offline."""
     if config.scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
@@ -103,7 +109,11 @@ def _checked_tasks(config: RunConfig) -> dict[str, TaskSpec]:
 
 
 def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cell], family: ModelFacts | None) -> None:
-    """Refuse cells that the model or the datasets do not support. family: None if the model's files are unknown."""
+    """Refuse a plan whose methods or protocols do not work with the model or the datasets.
+
+    specs: dataset label -> task.
+    family: facts about the model; None if its files are unknown.
+    """
     uncut = [name for name, spec in specs.items() if not spec.context_key]
     if family is not None:
         compressors = {(cell.method, cell.reading): cell.compressor for cell in cells}
@@ -114,7 +124,8 @@ def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cel
 
 
 def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
-    """Return a note if no dataset was chosen for a model other than the embedded one, for which the default dataset was made."""
+    """Return a note if the user chose a model but no dataset, because the default dataset was made for the embedded model.
+    Else nothing."""
     if list(datasets) != ["pages"] or str(model.path).startswith(PACKAGE_SCHEME):
         return []
     return [
@@ -125,10 +136,14 @@ def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
 
 # ---------------------------------------------------------------------- datasets
 def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str, TaskSpec]:
-    """Map dataset labels to tasks, in the order of the configuration. A label contains page size and split, so two sizes never
-    share a table.
+    """Map dataset labels to tasks, in the order of the configuration.
 
-    Raises ConfigError: a dataset is given twice, or its settings make no task."""
+    A label contains page size and split, so two sizes never share a table.
+
+    datasets: name -> the dataset's node in the configuration.
+
+    Raises ConfigError: a dataset is given twice, or its settings make no task.
+    """
     from mmkv_bench.datasets.specs import spec_from_config
 
     specs: dict[str, TaskSpec] = {}
@@ -141,7 +156,8 @@ def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str,
 
 
 def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
-    """Keep the Hugging Face libraries offline if nothing of this run is on a hub. Call it before they are imported."""
+    """Keep the Hugging Face libraries offline if neither model nor data of the run are on a hub. Call this before they are
+    imported."""
     from mmkv_bench.evaluation.environment import go_offline
 
     if all(spec.offline for spec in specs.values()) and Source.of(model).kind != HUB:
@@ -149,7 +165,11 @@ def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
 
 
 def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -> DatasetShare:
-    """Return a dataset's part of a plan. Data other than pages are opened."""
+    """Return the part of a plan that one dataset has: its cells, and the samples that this process answers. Data other than
+    pages are opened.
+
+    name: name of the dataset in the configuration.
+    """
     from mmkv_bench.datasets.specs import limited
     from mmkv_bench.evaluation.documents import documents, sample_refs
     from mmkv_bench.evaluation.question_groups import check_questions
@@ -172,10 +192,11 @@ def _share(
 def _outlined_part(
     name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig
 ) -> tuple[DatasetShare, list[str]]:
-    """Return a dataset's part of a plan without opening data, and notes about what is unknown then.
+    """Return the part of a plan that one dataset has, without opening data, and notes about what is unknown.
 
-    Pages are known exactly. For other datasets the number of samples is read from the footers of local parquet files,
-    or from the dataset's file (`about.samples`); a shard counts as the whole dataset."""
+    Pages are known exactly. For other datasets the number of samples comes from the footers of local parquet files, or from
+    the dataset's file (`about.samples`). A shard counts as the whole dataset.
+    """
     from mmkv_bench.datasets.specs import limited
 
     if spec.is_pages:
@@ -196,7 +217,11 @@ def _outlined_part(
 
 
 def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
-    """Return a dataset's number of samples, its source (see `DatasetShare.counted`), and a note about it or None."""
+    """Return a dataset's number of samples without opening its data, the number's source (see `DatasetShare.counted`), and a
+    note or None.
+
+    stated: `about.samples` of the dataset's file.
+    """
     from mmkv_bench.datasets.sources import local_rows
 
     try:
@@ -213,26 +238,35 @@ def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
 
 # ---------------------------------------------------------------------- samples
 def index_of(cluster: str, count: int) -> int:
-    """Return the index of the shard, of `count` shards, to which samples of this cluster (image, document, video or page) belong.
-    It does not depend on the limit or the order of samples."""
+    """Return the shard to which all samples of a cluster belong: a number from 0 to `count` - 1.
+
+    It does not depend on the limit or the order of samples.
+
+    cluster: the image, document, video or page of the samples.
+    """
     return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
 
 
 def longest_first(costs: Mapping[str, float]) -> list[str]:
-    """Sort names by falling cost, equal costs by name, so that the last process to end does something short."""
+    """Return names sorted by falling cost, equal costs by name, so that the last process to end does something short."""
     return sorted(costs, key=lambda name: (-costs[name], name))
 
 
 def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
-    """Return the samples that a selection includes: those with its ids (if any are given) and in its shard."""
+    """Return the samples of `refs` that are in a selection: with one of its ids, if it has ids, and in its shard."""
     named, (index, count) = selection.samples, parse_shard(selection.shard)
     return [ref for ref in refs if (named is None or ref.sample_id in named) and index_of(ref.cluster, count) == index]
 
 
 def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
-    """Raise a selection's limit so that it includes all samples that are given by id. Datasets that are not pages are opened.
+    """Return a selection whose limit is raised so that all samples that it names by id are included.
 
-    Raises ConfigError: a sample is in none of the datasets, or a dataset has none of the samples."""
+    Datasets that are not pages are opened.
+
+    specs: dataset label -> task.
+
+    Raises ConfigError: a sample is in none of the datasets, or a dataset has none of the samples.
+    """
     if selection.samples is None:
         return selection
     from mmkv_bench.evaluation.documents import sample_refs

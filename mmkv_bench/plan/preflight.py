@@ -27,10 +27,10 @@ ROW = 4096
 
 @dataclass(frozen=True)
 class MissingInput:
-    """An input that a run lacks.
+    """Something that a run needs and this machine lacks.
 
     kind: weights, data, calibration, judge or disk.
-    what: a sentence that describes the input.
+    what: a sentence that describes it.
     """
 
     kind: str
@@ -39,10 +39,11 @@ class MissingInput:
 
 @dataclass(frozen=True)
 class Disk:
-    """Disk space for a run.
+    """Disk space for a run's missing rows.
 
     rows: bytes that the missing rows will take.
-    row: bytes per row; `measured`: taken from the store's rows, not assumed.
+    row: bytes per row.
+    measured: whether `row` was measured on the store's rows, not assumed.
     free: free bytes at the store.
     """
 
@@ -53,7 +54,8 @@ class Disk:
 
 
 def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
-    """List what must be there before this plan can run without a connection."""
+    """List what this machine lacks to carry out a plan without a connection: weights, data, calibrations, a judge, disk
+    space."""
     missing = weights_lacking(plan.model)
     missing += [MissingInput("data", what) for what in _data(plan)]
     missing += [MissingInput("calibration", what) for what in plan.uncalibrated]
@@ -65,7 +67,7 @@ def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
 
 
 def weights_lacking(model: Model) -> list[MissingInput]:
-    """List files of a model's hub repository that the cache lacks."""
+    """List the files of a model's hub repository that are missing from the local cache."""
     source = Source.of(model)
     if source.kind != HUB:
         return []  # planning has read the files of a folder; random weights are generated
@@ -103,7 +105,8 @@ def _judges(plan: Plan) -> Iterator[str]:
 
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
-    """Return the disk space that the missing rows need, and the free space at the store."""
+    """Return the disk space that a plan's missing rows need, and the free space at the store. coverage: which rows are
+    stored."""
     missing = sum(map(coverage.left, plan.parts))
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
@@ -116,7 +119,7 @@ def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
 
 
 def _bytes(file: Path) -> int:
-    """Return the bytes of a file; 0 if it was removed meanwhile, such as a journal of a job that just published its rows."""
+    """Return the size of a file in bytes; 0 if it was removed meanwhile (as a job removes the journal that it has published)."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -124,12 +127,12 @@ def _bytes(file: Path) -> int:
 
 
 def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
-    """Describe disk space and missing inputs as lines of a plan's text."""
+    """Return lines of text for `mmkv-bench plan`: the disk space of the rows at `place`, and the missing inputs."""
     how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"assumed {ROW:,} bytes each, none is stored"
     lines = [f"disk       {size(disk.rows)} for the missing rows ({how}); {size(disk.free)} free at {place}"]
     return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
 
 
 def said(lacks: list[MissingInput]) -> list[str]:
-    """Describe missing inputs as lines of a plan's text."""
+    """Return lines of text for `mmkv-bench plan` about missing inputs."""
     return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]

@@ -31,10 +31,14 @@ _NAMED = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
-    """Return the stored answers of the plan's cells whose prompts have changed, of any shard, which this run must make again.
-    Also return notes about such answers in other cells, which the run leaves unchanged.
+    """Find stored answers of a plan's cells whose prompts have changed since, because a picture or a text file did.
 
-    Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out."""
+    Returns:
+        The answers that this run must generate again, of any shard: cell to sample ids.
+        Notes about such answers in other cells, which the run leaves unchanged.
+
+    Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
+    """
     found: Samples = {}
     notes = []
     for part in plan.parts:
@@ -62,7 +66,7 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
 
 
 def _beside(store: Store, part: DatasetShare) -> list[str]:
-    """Return the store's other cells with the same prompts as the part's cells."""
+    """Return the cells of a store that are not part of the plan but have the same prompts as the dataset's cells in the plan."""
     ours = {cell.cell for cell in part.cells}
     data = part.dataset, part.cells[0].dataset_fingerprint
     others = []
@@ -94,7 +98,12 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
 def differing_prompts(
     store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None
 ) -> tuple[pa.Table, pa.Table]:
-    """Return the stored answers whose prompts have changed, and those whose prompts cannot be made again."""
+    """Make the prompts of stored answers again and compare them with the stored `prompt_hash`.
+
+    Return two tables: the answers whose prompts have changed, and those whose prompts cannot be made again.
+
+    limit: number of samples to compare; None compares all.
+    """
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
     if not rows.num_rows:
@@ -123,7 +132,7 @@ _VERSIONS = ("torch", "transformers", "numerics_version", "method_version")
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
-    """Return a note if cells of the plan have no answers yet, but the store has the same cells of other versions."""
+    """Return a note if the plan's cells have no answers but the store has the same cells of another version; else nothing."""
     asked: dict[tuple[Any, ...], Any] = {tuple(cell.row()[name] for name in _ASKED): cell for cell in plan.cells}
     stored = store.cells(columns=("cell", *_ASKED, *_VERSIONS)).to_pylist()
     here = {row["cell"] for row in stored}

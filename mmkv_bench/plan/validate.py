@@ -40,7 +40,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 def validate(config: RunConfig) -> None:
     """Check a composed configuration as far as possible without torch and the model's weights.
 
-    Raises ConfigError: the first mistake, exit code 2."""
+    Raises ConfigError for the first mistake.
+    """
     from mmkv_bench.compression.budget import Budget, StateCost
     from mmkv_bench.store.store_notes import PrimaryEndpoint
 
@@ -72,7 +73,7 @@ def validated(overrides: Sequence[str]) -> RunConfig:
 
 
 def validated_jobs(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]]:
-    """Return the jobs of a sweep, each with its composed configuration.
+    """Return the jobs of a sweep as pairs: the job's overrides, and its composed and checked configuration.
 
     Raises:
         ConfigError: a job that cannot run.
@@ -89,8 +90,10 @@ def validated_jobs(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]
 
 
 def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
-    """Check every variant: its name must not be another method's. Its parameters must exist in its base's file and have values of
-    the defaults' types.
+    """Check every variant (a method with changed parameters under its own name).
+
+    Its name must not be another method's. Its parameters must exist in its base's file and have values of the defaults'
+    types. Raises ConfigError.
 
     Args:
         variants: name -> changes.
@@ -117,7 +120,8 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
 
 
 def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
-    """Refuse kernels that do not support windows, recurrent states or learned sinks. Raises UnsupportedError."""
+    """Refuse attention kernels that do not support the model's sliding windows, recurrent states or learned sinks. Raises
+    UnsupportedError."""
     if family.sinks and answering.model.attention != "eager":
         raise UnsupportedError(
             f"model.attention={answering.model.attention}: {family.name} has learned sinks, which only eager attention "
@@ -135,9 +139,14 @@ def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
 def validate_combinations(
     names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor], uncut: Sequence[str]
 ) -> None:
-    """Refuse methods and protocols (`names`) that this model family cannot run. uncut: datasets without `context_key`.
+    """Refuse methods and protocols that a model family cannot run. Raises UnsupportedError.
 
-    Raises UnsupportedError: for example, visual tokens are needed and the model has none."""
+    For example, a method needs visual tokens and the model has none.
+
+    names: names of protocols.
+    compressors: the methods.
+    uncut: datasets whose prompts cannot be cut after a document (without `context_key`).
+    """
     compressors = list(compressors)
     for name, compressor in product(names, compressors):
         rule = protocols.protocol(name)
@@ -176,10 +185,16 @@ def validate_combinations(
 
 
 def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
-    """Refuse protocols that need several questions per document if a dataset has only one, and protocols in which each cell
-    has its own prefill if a dataset measures more than answers. names: protocols. specs: dataset -> task.
+    """Refuse protocols that do not fit a dataset.
 
-    Raises ConfigError: a dataset has one question per document, or settings of the answers do not work with such protocols."""
+    These are protocols that need several questions per document, if a dataset has only one, and protocols in which each cell
+    has its own prefill, if a dataset measures more than answers.
+
+    names: names of protocols.
+    specs: dataset -> task.
+
+    Raises ConfigError: a dataset has one question per document, or settings of the answers do not work with such protocols.
+    """
     needing = [name for name in names if protocols.protocol(name).needs_questions]
     single = [name for name, spec in specs.items() if not spec.questions_key]
     if needing and single:
@@ -211,11 +226,12 @@ def validate_stream(
     family: ModelFacts | None,
     uncut: Sequence[str],
 ) -> None:
-    """Refuse what protocol=stream cannot do.
+    """Refuse combinations of method, budget, model and dataset that protocol=stream cannot run.
 
     Args:
+        decode: how tokens are decoded (`decode` of the configuration).
         streamed: compressor and budget of each cell under this protocol.
-        family: None if unknown.
+        family: facts about the model; None if unknown.
         uncut: datasets without `context_key`, whose streams are pictures or videos.
 
     Raises:
@@ -237,7 +253,7 @@ def validate_stream(
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Parse `i/n`, part i (from 0) of n. Raises ConfigError: not of the form i/n with 0 <= i < n."""
+    """Parse `i/n` (shard i, from 0, of n shards) to (i, n). Raises ConfigError: not of the form i/n with 0 <= i < n."""
     match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if not match or int(match[1]) >= int(match[2]):
         raise ConfigError(
@@ -247,7 +263,10 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
-    """Convert an amount of memory to bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no limit."""
+    """Convert an amount of memory to bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no limit.
+
+    key: name of the setting, for the error message.
+    """
     if value is None:
         return None
     from mmkv_bench.compression.budget import UNITS
@@ -260,7 +279,7 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
 
 
 def _check_values(config: RunConfig) -> None:
-    """Check every key that has a list of allowed values or a range of numbers."""
+    """Check the value of every key that has a list of allowed words or a range of numbers. Raises ConfigError."""
     from mmkv_bench.compression.budget import LARGEST
 
     for key, words in schema.words().items():
@@ -294,7 +313,10 @@ def _check_values(config: RunConfig) -> None:
 
 
 def _stream(given: schema.Stream, names: Sequence[str]) -> None:
-    """Check `ask_at`, and refuse stream settings that differ from the defaults unless a protocol reads streams."""
+    """Check the settings of protocol=stream, and refuse changed ones if no chosen protocol reads streams.
+
+    names: names of the chosen protocols.
+    """
     beyond = [share for share in given.ask_at if share > 1]
     if beyond:
         raise ConfigError(
@@ -316,7 +338,7 @@ def _stream(given: schema.Stream, names: Sequence[str]) -> None:
 
 
 def _written(value: Any) -> str:
-    """Return a setting as a command line states it: `0.5`, `[0.5,1]`, `null`."""
+    """Return a value as it is written on a command line: `0.5`, `[0.5,1]`, `null`."""
     if isinstance(value, tuple):
         shares = ",".join(f"{share:g}" for share in value)
         return shares if len(value) == 1 else f"[{shares}]"
@@ -340,7 +362,8 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
 
 
 def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
-    """Check gate.expected. The number is one score, so the run needs exactly one dataset, with real data and a metric."""
+    """Check `gate.expected` (the full cache's score in a paper). It is one score, so the run needs one dataset, with real
+    data and a metric."""
     if gate.expected is None:
         return
     given = f"gate.expected={gate.expected}"
@@ -437,10 +460,13 @@ def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
 
 # ---------------------------------------------------------------------- missing devices and packages
 def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
-    """Refuse at once model.device=cuda without a driver, decode=compiled without a compiler, and flash-attn without its package.
-    With an existing store nothing is refused yet, because the run needs none of these if no row is missing.
+    """Refuse a configuration that this machine cannot run: model.device=cuda without a driver, decode=compiled without a
+    compiler, or flash-attn without its package.
 
-    Raises ConfigError: see `no_cuda` and `devices/requirements.py`."""
+    If the store at `out` exists, nothing is refused yet, because no row may be missing.
+
+    Raises ConfigError: see `no_cuda` and `devices/requirements.py`.
+    """
     model = answering.model
     if stage == "score" or (Path(out).expanduser() / "store.json").exists():
         return
@@ -453,9 +479,10 @@ def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
 
 
 def no_cuda(model: Model, dtype: str) -> ConfigError:
-    """Return the error for model.device=cuda on a machine without CUDA. The message states the memory of the weights.
+    """Return the error for model.device=cuda on a machine without CUDA. Its message states the memory of the weights.
 
-    dtype: `auto` if it is not known yet."""
+    dtype: precision of the weights; `auto` if it is not known yet.
+    """
     parameters = (model.about or {}).get("parameters")
     size = ""
     if parameters and model.layers is None:
