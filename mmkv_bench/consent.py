@@ -28,11 +28,12 @@ class CodeOfRowsError(ConfigError):
 
 @contextmanager
 def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
-    """Refuse to run files inside the block, except files with one of these checksums. For work on rows from strangers.
+    """Forbid inside the block to run code files that stored rows name, except files with one of these checksums.
+
+    For work on rows from strangers.
 
     Args:
-        digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file
-            runs.
+        digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file runs.
     """
     _ALLOWED.append(frozenset(digest for digest in digests if len(digest) >= DIGITS))
     try:
@@ -42,7 +43,9 @@ def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
 
 
 def require(path: Path | str, digest: str | None) -> None:
-    """Refuse a file that is about to run if rows named it without the user's consent; otherwise print its path once.
+    """Check that a code file may run. Inside `rows_name_files`, other files than the allowed ones are refused.
+
+    If the file may run, its path is printed once.
 
     Args:
         path: the file, or the folder of a task's code.
@@ -76,8 +79,7 @@ def require(path: Path | str, digest: str | None) -> None:
 
 
 def require_folder(folder: str) -> None:
-    """Refuse a config folder named by rows unless it is a plain folder: Hydra would import the module of a `pkg://`
-    address.
+    """Check that a config folder named by rows is a plain folder. For a `pkg://` address Hydra would import a module.
 
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the folder is such an address.

@@ -7,14 +7,16 @@ from typing import Any
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Parse a YAML document. The C parser is used if PyYAML has it, because every command waits for this."""
+    """Parse a YAML document and return its value. The faster C parser is used if PyYAML has it."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
 
 
 def declared(module: str, name: str = "") -> Any:
-    """Return the content of the YAML file beside a module: the file of the same stem, or `name`. module: the module's
-    `__file__`."""
+    """Return the value of a YAML file beside a module: the file `name`, by default the file with the module's stem.
+
+    module: the module's `__file__`.
+    """
     file = Path(module).with_name(name) if name else Path(module).with_suffix(".yaml")
     return read_yaml(file.read_bytes())

@@ -69,9 +69,11 @@ class GenerationTimeout(MMKVError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an exception means that memory ran out. Python and numpy raise MemoryError, the operating system an OSError
-    with an errno. PyTorch has an exception class for devices only; its CPU allocator and its libraries raise a RuntimeError,
-    recognised by its text."""
+    """Tell whether an exception means that memory ran out.
+
+    Python and numpy raise MemoryError, the operating system an OSError with an errno. PyTorch has an exception class for
+    devices; its CPU allocator and its libraries raise a RuntimeError, recognised by its text.
+    """
     if isinstance(error, (MemoryError, OSError)):
         unmapped = any(words in str(error) for words in _UNMAPPED)
         return isinstance(error, MemoryError) or error.errno == errno.ENOMEM or unmapped
@@ -79,12 +81,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def check_output() -> None:
-    """Refuse a closed standard output, as the first step of every command. Otherwise the next opened file, perhaps one with rows,
-    would get the descriptor of standard output, and libraries would print into it. A closed standard error is replaced by the
-    null device.
+    """Raise ConfigError if standard output was closed when the process began. Every command calls this first.
 
-    Raises:
-        ConfigError: standard output was closed when the process began.
+    Otherwise the next opened file, perhaps one with rows, would get the descriptor of standard output, and libraries would
+    print into that file. A closed standard error is replaced by the null device.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
@@ -101,13 +101,13 @@ _NEAR, _ALIKE = 0.75, 0.05
 
 
 def folded(name: str) -> str:
-    """Return a name without case, separators and the `v` of a version: `LLaVA-v1.5-7B` -> `llava157b`."""
+    """Return a name without case, separators and the `v` of a version, to compare spellings: `LLaVA-v1.5-7B` -> `llava157b`."""
     return re.sub(r"v(?=\d)", "", re.sub(r"[\W_]", "", name.lower()))
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return a 'did you mean' clause if an allowed name is similar, otherwise the allowed names, or their number if there
-    are many."""
+    """Return the end of an error message about an unknown name: a similar allowed name, or else the allowed names or their
+    number."""
     allowed = sorted(allowed)
     if not allowed:
         return "it takes none"
@@ -117,8 +117,10 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def near(name: str, allowed: Iterable[str]) -> list[str]:
-    """Return the allowed names of which `name` may be a misspelling, best first: those that begin with it, or that share
-    its first letter and most others. Return nothing if no name is similar, because a wrong suggestion misleads."""
+    """Return the allowed names of which `name` may be a misspelling, best first; empty if none is similar.
+
+    A similar name begins with `name`, or has its first letter and most of its other letters.
+    """
     word, names = folded(name), {one: folded(one) for one in allowed}
     begun = [one for one, text in names.items() if len(word) > 2 and text.startswith(word)]
     same = [one for one in begun if names[one] == word]
@@ -149,7 +151,7 @@ def first_line(error: BaseException) -> str:
 
 
 def own_line(error: BaseException, file: str) -> int | None:
-    """Return the line number at which an exception's traceback last passes through a file, or None if it does not."""
+    """Return the line of `file` that an exception's traceback last passes through; None if it passes through none."""
     number, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:

@@ -35,7 +35,10 @@ SETTLED_NS = 2_000_000_000
 
 
 class State(NamedTuple):
-    """Device, inode, time of change and of modification [ns], and size [bytes] of a file."""
+    """The state of a file: device, inode, time of change and of modification [ns], and size [bytes].
+
+    Equal states mean equal content, with the exceptions in the module's docstring.
+    """
 
     device: int
     inode: int
@@ -45,23 +48,23 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> State:
-        """Return the state in a result of `os.stat`."""
+        """Return the state that a result of `os.stat` contains."""
         return cls(status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size)
 
     @property
     def settled(self) -> bool:
-        """Tell whether the last change is so long ago that a further one would change the state."""
+        """Tell whether the file's last change is so long ago that another change would give another state."""
         return time.time_ns() - self.changed > SETTLED_NS
 
 
 def state_of(file: str | Path) -> State:
-    """Return the state of a file, which is opened for this. Raises OSError."""
+    """Return the state of a file. The file is opened, so that network file systems ask their server. Raises OSError."""
     with open(file, "rb") as stream:
         return State.of(os.fstat(stream.fileno()))
 
 
 def outlives_the_process(file: str | Path, state: State) -> bool:
-    """Tell whether an equal state in another process means equal content; the module's docstring lists the exceptions."""
+    """Tell whether a file with an equal state, read by a later process, has equal content (see the module's docstring)."""
     if os.name == "nt" or not state.settled:
         return False
     read_only = os.statvfs(file).f_flag & os.ST_RDONLY
@@ -76,7 +79,7 @@ def cache_dir() -> Path:
 
 
 def replace_json(file: Path, value: Any, indent: int | None = None) -> None:
-    """Write a value as JSON; one rename replaces an earlier file. Raises OSError."""
+    """Write a value as JSON to a file. An earlier file is replaced in one step. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}")
     with os.fdopen(handle, "w") as stream:
@@ -94,22 +97,23 @@ def installed() -> tuple[Path, ...]:
 
 
 def is_installed(file: Path) -> bool:
-    """Tell whether a resolved path is below one of the folders of `installed()`."""
+    """Tell whether a file belongs to the standard library, an installed package, or this package. file: a resolved path."""
     return any(file.is_relative_to(folder) for folder in installed())
 
 
 # ---------------------------------------------------------------------- checksums
 def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:
-    """Return the sha256 (hex) over names and contents of files, in the order given.
+    """Return the sha256 (hex) over the names and contents of files, in the order given.
 
-    The checksum of each file is cached with the file's state. A cache that cannot be written only costs time.
+    The checksum of each file is cached together with the file's state. A cache that cannot be written only costs time.
 
     Args:
         files: pairs (name, path).
         cache: the cache's folder, `cache_dir()` by default.
 
     Raises:
-        ConfigError: a file changes while it is read. OSError: a file cannot be read.
+        ConfigError: a file changes while it is read.
+        OSError: a file cannot be read.
     """
     memory = Checksums((cache or cache_dir()) / "checksums.json")
     combined = hashlib.sha256()
@@ -120,7 +124,7 @@ def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> s
 
 
 class Checksums:
-    """A cache of file checksums in one JSON file, replaced by a rename: path -> the file's state and its sha256."""
+    """A cache of file checksums in one JSON file: path -> the file's state and its sha256."""
 
     here: ClassVar[dict[str, list[Any]]] = {}
     """The checksums that this process has computed. They include those that may not be written to the cache, so that files
@@ -139,7 +143,7 @@ class Checksums:
         return entries if isinstance(entries, dict) else {}
 
     def remembered(self, file: Path) -> str | None:
-        """Return the cached checksum of a file, or None if its state is not cached. Raises OSError."""
+        """Return the cached sha256 of a file; None if the file changed since or was never hashed. Raises OSError."""
         path, state = str(file.resolve()), state_of(file)
         for entry in (self.here.get(path), self.known.get(path)):
             if isinstance(entry, list) and entry[:-1] == list(state):
@@ -147,7 +151,8 @@ class Checksums:
         return None
 
     def digest(self, file: Path) -> str:
-        """Return the sha256 (hex) of a file's content. Raises what `digest_of` raises."""
+        """Return the sha256 (hex) of a file's content, from the cache if the file is unchanged. Raises what `digest_of`
+        raises."""
         path, state = str(file.resolve()), state_of(file)
         checksum = self.remembered(file)
         if checksum is not None:
@@ -164,13 +169,13 @@ class Checksums:
         return checksum
 
     def save(self) -> None:
-        """Add the new checksums to the file, and keep those that other processes wrote."""
+        """Write the new checksums to the cache's file. Checksums that other processes wrote are kept."""
         if self.new:
             with suppress(OSError):
                 replace_json(self.file, self._read() | self.new)
 
 
 def file_sha256(file: Path) -> str:
-    """Return the sha256 (hex) of a file's content; always reads the file."""
+    """Return the sha256 (hex) of a file's content, without a cache."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -32,22 +32,22 @@ class Lengths:
 
     @property
     def fed(self) -> int:
-        """Count the prompt tokens that are fed on the reduced cache, before the answer's."""
+        """Number of prompt tokens that are fed on the reduced cache, before the answer's tokens."""
         return self.prompt - self.candidates
 
     @property
     def refed(self) -> int:
-        """Count the fed tokens whose entries are part of C."""
+        """Number of fed prompt tokens whose cache entries count against the budget C."""
         return self.reduced - self.candidates
 
     @property
     def appended(self) -> int:
-        """Count the fed tokens whose entries are not part of C."""
+        """Number of fed prompt tokens whose cache entries do not count against the budget C."""
         return self.prompt - self.reduced
 
     @property
     def forgotten(self) -> int:
-        """Count the prefilled tokens whose entries are dropped before anything is fed."""
+        """Number of prefilled tokens whose cache entries are dropped before anything is fed."""
         return self.prefilled - self.candidates
 
 
@@ -82,16 +82,18 @@ class Protocol(ABC):
 
     @property
     def needs_questions(self) -> bool:
-        """Tell whether scores know other questions of the document than the one that is answered."""
+        """Tell whether the scores of cache entries depend on other questions about the document than the one that is
+        answered."""
         return self.knows in OF_THE_DOCUMENT
 
     @property
     def apart(self) -> bool:
-        """Tell whether each cell needs a prefill of its own, because what it evicts changes the states of later tokens."""
+        """Tell whether each cell (method at a budget) needs its own prefill, because what it evicts changes the states of
+        later tokens."""
         return self.streams or self.converses
 
     def serves_all_questions(self, reads_answer: bool) -> bool:
-        """Tell whether a document with several questions is compressed once for all of them.
+        """Tell whether one compressed cache of a document serves all questions about it.
 
         Args:
             reads_answer: whether the method's scores use the full cache's answer.
@@ -100,8 +102,8 @@ class Protocol(ABC):
 
     @property
     def feeds_once(self) -> bool:
-        """Tell whether each prompt token passes the model once, so that stock `generate()` on the reduced cache follows
-        this protocol."""
+        """Tell whether each prompt token passes the model once, so that transformers' `generate()` on the reduced cache
+        follows this protocol."""
         return not (self.prefills_again or self.streams) and self.lengths(3, 2).forgotten == 0
 
     def _cut(self, context: int | None) -> int:
@@ -112,7 +114,11 @@ class Protocol(ABC):
 
     @abstractmethod
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
-        """Split a prompt of `prompt` tokens; a protocol that cuts splits after the first `context` tokens."""
+        """Return the token counts of a prompt under this protocol.
+
+        prompt: tokens of the whole prompt.
+        context: tokens before the question, where protocols that cut the prompt split it.
+        """
 
 
 OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase", "turns")
@@ -120,8 +126,10 @@ OF_THE_DOCUMENT = ("first", "joint", "generic", "paraphrase", "turns")
 
 
 class Paper(Protocol):
-    """The papers' protocol: prefill, score, reduce; nothing is fed again. One-token answers are the full cache's under
-    every method."""
+    """The papers' protocol: prefill, score, reduce; nothing is fed again.
+
+    The first answer token comes from the full prefill, so a one-token answer is the full cache's under every method.
+    """
 
     name = "paper"
     about = "the first token comes from the full prefill, as in the papers: what later tokens lose"
@@ -242,8 +250,8 @@ class Masked(Strict):
 class QueryFirst(QueryAware):
     """A protocol that compresses a document for its first question, then asks all of its questions.
 
-    Documents take turns in which of their questions comes first, so that every ordered pair of questions is equally
-    frequent. The row of the first question itself is the control: it equals the row under `query_aware`.
+    Which question comes first changes from document to document, so that every ordered pair of questions is equally frequent.
+    The row of the first question itself is the control: it equals the row under `query_aware`.
     """
 
     name = "query_first"
@@ -288,9 +296,10 @@ class QueryParaphrase(QueryAware):
 class Turns(QueryAware):
     """A protocol that asks the questions of a document in turn, in one conversation with the model's own answers.
 
-    The first turn equals `query_aware`. After each answer every KV head is cut back to the budget: the document's entries and
-    those of earlier questions and answers compete, scored by the queries of the turn that has ended. The next question is fed on
-    what is left, kept whole and counted separately. Documents take turns in which of their questions comes first.
+    The first turn equals `query_aware`. After each answer every KV head is cut back to the budget: the entries of the
+    document, of earlier questions and of earlier answers compete, scored by the queries of the turn that has ended. The next
+    question is fed on the kept entries, kept whole and counted separately. Which question comes first changes from document
+    to document.
     """
 
     name = "turns"

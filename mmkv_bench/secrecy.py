@@ -35,13 +35,14 @@ _GIVEN = re.compile(r"([\w-]+)\s*:\s*([^\s,}\]]+)")  # key: value inside a mappi
 
 
 def known_secrets() -> list[str]:
-    """Return the values of the environment variables whose names are those of secrets."""
+    """Return the values of environment variables whose names mark them as secrets, such as API keys."""
     return [value for name, value in os.environ.items() if _VARIABLE.search(name) and name.upper() != "OLDPWD"]
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
-    """Return the key of the first override that contains a secret in plain text, or None. Such an override is refused, because a
-    file of the job would store the secret.
+    """Return the key of the first override whose value is a secret in plain text, or None.
+
+    The caller refuses such an override, because a file of the job would store the secret.
 
     Args:
         overrides: `key=value`; a value with an interpolation is not a secret.
@@ -61,8 +62,8 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
     """Return `value` (text, or nested mappings and lists) with secrets replaced by `<redacted>`.
 
     Args:
-        secrets: values to look for; None = `known_secrets()`. Values shorter than 8 characters are left.
-        also: applied to every text whose key is not the name of a secret.
+        secrets: values to look for; None = `known_secrets()`. Values shorter than 8 characters are not replaced.
+        also: a function applied to every text whose key is not the name of a secret.
     """
     pattern = _pattern(known_secrets() if secrets is None else secrets)
 
@@ -85,14 +86,16 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
 
 
 def _pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches any form of any secret and prefers longer ones; None without secrets."""
+    """Return a regular expression for any form of any of the secrets, longer forms first; None without secrets."""
     forms = {form for secret in secrets if len(secret) >= SHORTEST for form in _forms(secret)}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the forms of a secret: plain, as written by JSON (once and twice) and Python, in a URL, in HTML, in
-    hexadecimal digits, and in both alphabets of base64."""
+    """Return the encodings in which a secret may occur in text.
+
+    They are plain text, JSON (once and twice), Python, URL, HTML, hexadecimal digits, and both alphabets of base64.
+    """
     raw = secret.encode("utf-8", errors="surrogateescape")
     written = json.dumps(secret)[1:-1]
     forms = {secret, written, json.dumps(written)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], escape(secret)}

@@ -22,14 +22,16 @@ _ENTERING = ("contextlib", __name__)
 
 @contextmanager
 def time_limit(seconds: float | None, what: str) -> Iterator[None]:
-    """Run a block for at most `seconds` (None: no limit).
+    """Limit the time of a block to `seconds` (None: no limit).
 
-    In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into
-    compiled code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked
-    when the block has ended. An alarm that somebody else had set is set again afterwards, with the rest of its time.
+    In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into compiled
+    code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked when the block
+    has ended. An alarm that was set before is set again afterwards, with the rest of its time.
+
+    what: what the block does, for the message.
 
     Raises:
-        GenerationTimeout: `what` ran past the limit; also if the block swallowed the alarm's exception.
+        GenerationTimeout: the block took longer; also if the block swallowed the alarm's exception.
     """
     if seconds is None:
         yield
@@ -43,7 +45,7 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
 
 @contextmanager
 def _alarm(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` in the block after `seconds`, if this thread and system have alarms."""
+    """Raise `error` in the block after `seconds`. Without alarms (other threads, other systems) do nothing."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,8 +81,8 @@ _received: list[int] = []
 
 
 class Stopped(BaseException):
-    """The run was asked to end, and ended between two samples. Not an `Exception`, so that code for a sample's failure does
-    not catch it.
+    """Raised to end a run between two samples after a stop signal. Not an `Exception`, so no handler of a sample's failure
+    catches it.
 
     Attributes:
         signal: the number of the first signal received.
@@ -93,10 +95,10 @@ class Stopped(BaseException):
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Remember stop signals inside the block for `check_stop`. A signal after the last check is raised at the end of the block.
+    """Catch stop signals (as of a batch system) inside the block without interrupting it; `check_stop` then raises `Stopped`.
 
-    Afterwards the earlier handlers are restored. In other threads than the main thread, where Python allows no handlers,
-    nothing changes.
+    A signal after the last check is raised at the end of the block. Afterwards the earlier handlers are restored. In other
+    threads than the main thread, where Python allows no handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -113,6 +115,6 @@ def deferred() -> Iterator[None]:
 
 
 def check_stop() -> None:
-    """Raise Stopped if a stop signal has come. Called where rows are stored and no work is half done."""
+    """Raise `Stopped` if a stop signal has come. Called between samples, where no work is half done."""
     if _received:
         raise Stopped(_received[0])

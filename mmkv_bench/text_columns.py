@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Return lines of aligned columns, headings first, indented by two spaces. The first `words` columns are aligned left,
-    the others (numbers) right."""
+    """Return a table as lines of text with aligned columns, headings first, indented by two spaces.
+
+    words: number of leading columns that are aligned left; the others (numbers) are aligned right.
+    """
     lines = [heads, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -21,7 +23,7 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
 
 
 def size(number: float) -> str:
-    """Format a number of bytes, as `1.5 MiB`."""
+    """Return a number of bytes as text, such as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if number < 1024 or unit == "TiB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.4g} {unit}"

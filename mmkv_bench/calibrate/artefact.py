@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
 @dataclass(frozen=True)
 class Artefact:
-    """One calibration.
+    """One calibration: measurements of a model that a method needs, as stored in a JSON file.
 
     Attributes:
         method: one of `METHODS`.
@@ -66,10 +66,10 @@ class Artefact:
 
     @classmethod
     def make(cls, digits: int | None = DIGITS, **fields: Any) -> Artefact:
-        """Return an artefact with its checksum.
+        """Return an artefact with these fields, and with its checksum.
 
         Args:
-            digits: decimals of the data's numbers; None: unrounded.
+            digits: decimals to which the data's numbers are rounded; None does not round.
             fields: all attributes except `format` and `checksum`.
         """
         fields["data"] = fields["data"] if digits is None else rounded(fields["data"])
@@ -94,7 +94,7 @@ def digest(fields: Mapping[str, Any]) -> str:
 
 
 def committed(method: str, model_name: str) -> Path:
-    """Return the path of the artefact that `auto` selects.
+    """Return the path of the artefact that `calibration=auto` reads for a method and a model.
 
     Raises:
         CalibrationError: the model name is not a plain name.
@@ -156,13 +156,12 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
 
 
 class Calibrations:
-    """Artefacts of one model for the methods of a run. An artefact is read once; its checksum goes into rows.
+    """Loads the calibration artefacts of one model for the methods of a run, each once. Their checksums go into rows.
 
     Attributes:
-        used: method -> shortened checksum of the artefact that the method read since the last call of `taken`, as rows
-            store it.
-        seen: shortened checksum -> description of the artefact's samples: `dataset`, number of `samples`, and
-            `instruction`, if the samples were selected by the length of their text.
+        used: method -> shortened checksum of its artefact, for methods that read one since the last call of `taken`.
+        seen: shortened checksum -> description of the artefact's samples: `dataset`, number of `samples`, and `instruction`,
+            if the samples were selected by the length of their text.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str):
@@ -172,7 +171,7 @@ class Calibrations:
         self._loaded: dict[tuple[str, str], Artefact] = {}
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return the data of a method's artefact, and record its checksum in `used`; see `load` for the arguments."""
+        """Return the data of a method's artefact, and record its checksum in `used`. See `load` for the arguments."""
         key = (method, str(spec))
         if key not in self._loaded:
             self._loaded[key] = load(method, spec, self.model_name, self.model_fingerprint)
@@ -184,7 +183,7 @@ class Calibrations:
         return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:
-        """Return method -> checksum of the artefacts that were used since the last call."""
+        """Return method -> checksum of the artefacts that were read since the last call of this function."""
         used, self.used = self.used, {}
         return used
 
@@ -213,7 +212,7 @@ def _short(path: Path) -> str:
 
 
 def _readable(value: Any, depth: int = 0) -> str:
-    """Return JSON with one line per innermost list, so that the diff of two artefacts is readable."""
+    """Return a value as JSON text with one line per innermost list, so that the diff of two artefacts is readable."""
     if isinstance(value, dict):
         names = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -228,11 +227,12 @@ def _readable(value: Any, depth: int = 0) -> str:
 
 
 class StandIns(Calibrations):
-    """A model's calibrations for a dry run. A missing calibration is replaced by made-up data of the right shape, equal
-    for all layers and heads.
+    """Calibrations for a dry run, in which a missing artefact is replaced by made-up data of the right shape.
+
+    The made-up data are equal for all layers and heads.
 
     Attributes:
-        made_up: methods that got a made-up calibration.
+        made_up: methods that got made-up data.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str, family: ModelFacts):
@@ -241,7 +241,7 @@ class StandIns(Calibrations):
         self.made_up: set[str] = set()
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return data like `Calibrations.data`.
+        """Return the data of a method's artefact, made up if it is missing.
 
         Raises:
             CalibrationError: the artefact is missing and cannot be made up.

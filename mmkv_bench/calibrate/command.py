@@ -35,7 +35,7 @@ SHOW_EVERY = 10.0
 
 
 def run(options: argparse.Namespace, questions: PromptSamples | None = None) -> Path:
-    """Measure or import an artefact, write it and return its path.
+    """Carry out `mmkv-bench calibrate`: measure or import an artefact, write it, and return its path.
 
     Args:
         options: options of the command line.
@@ -59,19 +59,20 @@ def run(options: argparse.Namespace, questions: PromptSamples | None = None) -> 
 
 
 def _file(options: argparse.Namespace) -> Path:
-    """Return the path of the artefact."""
+    """Return the path of the artefact to write."""
     return options.out or committed(options.method, options.model or options.name)
 
 
 def _check_file(path: Path) -> None:
-    """Raise ConfigError if the artefact cannot be written to `path`. Nothing is left behind."""
+    """Raise ConfigError if no file can be written to `path`. Nothing is left behind."""
     if path.is_dir():
         raise ConfigError(f"--out {path} is a folder; name a file in it, for example {path / 'artefact.json'}")
     check_folder(path.parent, 1 << 20, "folder of --out")
 
 
 def measured(options: argparse.Namespace, questions: PromptSamples | None = None) -> Artefact:
-    """Measure the samples that the options select, and return the artefact."""
+    """Measure the samples that the options select, and return the artefact. questions: samples of a dataset, used instead of
+    pages."""
     questions = questions or _samples(options)
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)  # refuse a name that `auto` cannot find before any work
@@ -107,7 +108,7 @@ def measured(options: argparse.Namespace, questions: PromptSamples | None = None
 
 
 def imported_artefact(options: argparse.Namespace) -> Artefact:
-    """Return the artefact of released files; only the model's files are read, no weights are loaded."""
+    """Return the artefact made from released files of a paper. Only the model's files are read, no weights are loaded."""
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)
     quiet_transformers()
@@ -128,8 +129,11 @@ def _identity(source: Any) -> dict[str, Any]:
 
 
 def _samples(options: argparse.Namespace) -> PromptSamples:
-    """Return the pages, or the passages of a text, that the options select. CalibrationError: an unknown kind of page, both pages
-    and text, or no text; when they are read, also pages for a model that reads no images."""
+    """Return the pages, or the passages of a text, that the options select.
+
+    Raises CalibrationError: an unknown kind of page, both pages and text, or no text. When pages are read, also for a model
+        that reads no images.
+    """
     text, size, count = getattr(options, "text", None), options.size, options.samples
     if text is not None and options.kinds:
         raise CalibrationError("--kinds selects pages, but --text replaces pages; give only one of the two options")
@@ -157,7 +161,7 @@ def _samples(options: argparse.Namespace) -> PromptSamples:
 
 
 def _model(options: argparse.Namespace) -> Model:
-    """Return the `model` node of a run with the options' model.
+    """Return the `model` settings of a run with the options' model.
 
     Raises:
         CalibrationError: the name is not in conf/model.

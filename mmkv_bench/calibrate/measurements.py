@@ -47,7 +47,7 @@ QUANTILES = tuple(i / 20 for i in range(21))
 
 # ---------------------------------------------------------------- a model layer by layer
 class LayerReader:
-    """A session's listener that stores `read(observation)` of each layer and compresses nothing."""
+    """A listener of a prefill that stores `read(observation)` of each layer and compresses nothing."""
 
     def __init__(self, needs: Needs, read: Callable[[Observation], Any]):
         self.needs, self.read = needs, read
@@ -71,12 +71,13 @@ def read_layers(
     read: Callable[[Observation], Any],
     identity: str = "prompt",
 ) -> list[Any]:
-    """Return `read(observation)` of every layer, in order, from one prefill of one sequence with the full cache.
+    """Prefill one sequence with the full cache, and return `read(observation)` of every layer, in order.
 
     Args:
         inputs: arguments of the model's forward, batch 1, without padding.
-        types: int `[1, T]`.
+        types: token types, int `[1, T]`.
         needs: statistics that `read` uses.
+        read: function from a layer's observation (its attention statistics) to a value.
         identity: the sample's identity, which seeds its random streams.
     """
     reader = LayerReader(needs, read)
@@ -86,12 +87,12 @@ def read_layers(
 
 
 def with_answer(inputs: dict[str, Tensor], types: Tensor, answer: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Return inputs and types of T + n tokens: a prompt followed by an answer's tokens as text.
+    """Append an answer's tokens to a prompt as text. Return the model inputs and the token types of T + n tokens.
 
     Args:
         inputs: inputs of one prompt, without an attention mask.
-        types: int `[1, T]`.
-        answer: int64 `[n]`.
+        types: token types of the prompt, int `[1, T]`.
+        answer: tokens of the answer, int64 `[n]`.
     """
     length = inputs["input_ids"].shape[1]
     text = torch.zeros(1, len(answer), dtype=types.dtype, device=types.device)
@@ -106,8 +107,10 @@ def with_answer(inputs: dict[str, Tensor], types: Tensor, answer: Tensor) -> tup
 
 # ---------------------------------------------------------------- PrefixKV
 def prefix_shares(loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]) -> list[list[float]]:
-    """Measure the fraction ``R_l`` of one sample's entries that PrefixKV keeps in each layer (arXiv 2412.03409, section
-    3.3, algorithm 1). Only a prefill is needed, no answer.
+    """Measure the fraction ``R_l`` of one sample's entries that PrefixKV keeps in each layer (arXiv 2412.03409, section 3.3,
+    algorithm 1).
+
+    Only a prefill is needed, no answer.
 
     Returns:
         For every budget of `GRID` a list of one fraction per layer.
@@ -122,12 +125,14 @@ def prefix_shares(loaded: LoadedModel, sample: PromptSample, settings: Mapping[s
 
 
 def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """Summarise `prefix_shares` of all samples: shares are averaged, then scaled to add up to the budget.
+    """Average `prefix_shares` over all samples, and scale the averages so that they add up to the budget.
+
+    measured: the result of `prefix_shares` for each sample.
 
     Returns:
-        ``{"layers": L, "grid": [rho, ...], "ratios": [[R_l] per rho], "std": [[...] per rho]}``. ratios: share of the prompt
-        that a layer keeps, mean over samples; they add up to ``L * rho`` except for rounding. std: population standard
-        deviation over samples before the scaling (the paper's table 7).
+        The artefact's data, ``{"layers": L, "grid": [rho, ...], "ratios": [[R_l] per rho], "std": [[...] per rho]}``.
+        ratios: share of the prompt that a layer keeps, mean over samples; they add up to ``L * rho`` except for rounding.
+        std: population standard deviation over samples before the scaling (the paper's table 7).
     """
     ratios, std = [], []
     for rho, samples in zip(GRID, zip(*measured, strict=True), strict=True):
@@ -140,8 +145,11 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 
 # ---------------------------------------------------------------- HybridKV
 def head_sparsity(loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]) -> list[list[float]]:
-    """Measure HybridKV's sparsity score S* in one sample (arXiv 2604.05887, equation 3), by the code of the method: per
-    layer one number per KV head."""
+    """Measure HybridKV's sparsity score S* in one sample (arXiv 2604.05887, equation 3). Return per layer one number per KV
+    head.
+
+    The code of the method computes the score.
+    """
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
     prompt = encoded(loaded, sample)
@@ -154,15 +162,18 @@ def head_sparsity(loaded: LoadedModel, sample: PromptSample, settings: Mapping[s
 def sparsity_threshold(
     measured: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int
 ) -> dict[str, Any]:
-    """Summarise `head_sparsity` of all samples.
+    """Compute HybridKV's sparsity threshold from `head_sparsity` of all samples.
 
     The paper calls its threshold "quantile-based, tuned on a validation set" and states one number, 0.9, for its models.
     Other models concentrate attention differently, so the threshold here is a quantile of the measured model's S*.
 
+    measured: the result of `head_sparsity` for each sample.
+
     Returns:
-        ``{"theta": ..., "sparsity": [[mean S* per KV head] per layer], "std": [[...]], "quantiles": {"0.05": ...}}``:
-        theta is the requested quantile (linear interpolation) of all S* of all heads and samples; std is the population
-        standard deviation over the samples.
+        The artefact's data, ``{"theta": ..., "sparsity": [[mean S* per KV head] per layer], "std": [[...]], "quantiles":
+        {"0.05": ...}}``.
+        theta: the requested quantile (linear interpolation) of all S* of all heads and samples.
+        std: the population standard deviation over the samples.
     """
     heads = [[list(values) for values in zip(*layer, strict=True)] for layer in zip(*measured, strict=True)]
     values = [value for sample in measured for layer in sample for value in layer]
@@ -176,10 +187,11 @@ def sparsity_threshold(
 
 # ---------------------------------------------------------------- MM-ShiftKV
 def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
-    """Return the elementwise mean ``[E]`` of the prompt, and the population standard deviations of prompt and answer.
+    """Return the elementwise mean ``[E]`` of a prompt's states, and the population standard deviations of prompt and answer.
 
-    states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt. Each deviation is taken over all values of all
-    its tokens together.
+    Each deviation is taken over all values of all its tokens together.
+
+    states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt, the others the answer.
     """
     prompt, answer = states[:length].double(), states[length:].double()
     return prompt.mean(0).tolist(), float(prompt.std(correction=0)), float(answer.std(correction=0))
@@ -188,7 +200,8 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 def state_moments(
     loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]
 ) -> list[tuple[list[float], float, float]]:
-    """Measure `moments` of the input of every layer's query projection, for a prompt followed by its reference answer."""
+    """Return `moments` of the input of every layer's query projection, for a sample's prompt followed by its reference
+    answer."""
     prompt = encoded(loaded, sample)
     answer = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
     longer, types = with_answer(prompt.inputs, prompt.types, answer)
@@ -196,11 +209,15 @@ def state_moments(
 
 
 def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """Summarise `state_moments` of all samples, for MM-ShiftKV's ablations (the method needs no calibration).
+    """Average `state_moments` over all samples, for MM-ShiftKV's ablations (the method needs no calibration).
+
+    measured: the result of `state_moments` for each sample.
 
     Returns:
-        ``mean``: E floats per layer (table 11, global mean centring). ``gamma``: per layer the ratio of the states' spread
-        while the answer is decoded to the spread over the prompt (table 10, layer-wise expansion; figure 1a).
+        The artefact's data.
+        ``mean``: E floats per layer (table 11, global mean centring).
+        ``gamma``: per layer the ratio of the states' spread while the answer is decoded to the spread over the prompt (table
+            10, layer-wise expansion; figure 1a).
         ``std_prompt`` and ``std_answer``: the mean standard deviations whose ratio is gamma.
     """
     layers = [list(zip(*layer, strict=True)) for layer in zip(*measured, strict=True)]
@@ -219,7 +236,7 @@ WORD_MARK = "\u2581"
 
 @dataclass(frozen=True)
 class SampleHits:
-    """Hits of one sample.
+    """How often each query head attends to the answer on the page, in one sample (SparseMM's visual head score).
 
     Attributes:
         hits: per layer one number per query head.
@@ -233,7 +250,8 @@ class SampleHits:
 
 
 def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> Tensor:
-    """Return hits of one layer's query heads in one sample: float64 ``[Hq]`` on the CPU.
+    """Return the hits (attention on the right visual tokens) of one layer's query heads in one sample: float64 ``[Hq]`` on
+    the CPU.
 
     Args:
         query: ``[Hq, n, D]``, rotated queries of the last n of S tokens; the i-th answer token follows row i.
@@ -241,8 +259,8 @@ def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> T
         regions: per row the indices among the S tokens that count as hits; empty for a row without a known position.
 
     Returns:
-        Sum of ``1 / len(region)`` over the rows whose largest causal attention (of equal ones the lower index) is in the
-        row's region.
+        Per head the sum of ``1 / len(region)`` over the rows whose largest causal attention is in the row's region. Of equal
+        attentions the one with the lower index counts.
     """
     heads, rows, dim = query.shape
     total = key.shape[1]
@@ -260,11 +278,11 @@ def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> T
 def layer_hits(
     model: nn.Module, inputs: dict[str, Tensor], types: Tensor, answer: Tensor, regions: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """Return `head_hits` of every layer: rows of one number per query head.
+    """Return `head_hits` of every layer in one sample, as lists of one number per query head.
 
     Args:
         inputs: arguments of the model's forward for one prompt of T tokens, without padding.
-        types: int ``[1, T]``.
+        types: token types, int ``[1, T]``.
         answer: int64 ``[n]``, the true answer's tokens.
         regions: per answer token indices of prompt tokens.
     """
@@ -275,11 +293,10 @@ def layer_hits(
 
 
 def answer_cells(tokenizer: Any, page: PromptSample) -> tuple[list[int], list[list[Cell]]]:
-    """Return the answer's token ids, and for each token the page's cells that show its characters (an empty list for a token
-    without characters).
+    """Return the token ids of a page's answer, and for each token the cells of the page's grid that show its characters.
 
-    Llama's tokenizers put a word mark before the answer, which may be a separate token. The offsets of that token span the first
-    character, which belongs to the next token.
+    A token without characters has no cells. Llama's tokenizers put a word mark before the answer, which may be a separate
+    token. The offsets of that token span the first character, which belongs to the next token.
     """
     encoding = tokenizer(page.answer, add_special_tokens=False, return_offsets_mapping=True)
     pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
@@ -291,7 +308,7 @@ def answer_cells(tokenizer: Any, page: PromptSample) -> tuple[list[int], list[li
 
 
 def visual_hits(loaded: LoadedModel, page: PromptSample, settings: Mapping[str, Any]) -> SampleHits:
-    """Measure the hits of one sample.
+    """Measure how often each query head attends to the answer on one page.
 
     Raises:
         UnsupportedError: the model reads no images, or the positions of its visual tokens are unknown.
@@ -309,10 +326,12 @@ def visual_hits(loaded: LoadedModel, page: PromptSample, settings: Mapping[str, 
 
 
 def head_scores(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """Summarise `visual_hits` of all samples: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
+    """Average `visual_hits` over all samples: return ``{"scores": [[one per query head] per layer], "kv_heads"}``.
 
-    If the family's crop hides answer tokens, ``"hidden": {"tokens", "of"}`` states their number and the number of all
-    answer tokens with a known position.
+    If the family's crop hides answer tokens, ``"hidden": {"tokens", "of"}`` states their number and the number of all answer
+    tokens with a known position.
+
+    measured: the result of `visual_hits` for each sample.
 
     Raises:
         CalibrationError: no visual token shows any answer token.
@@ -330,8 +349,12 @@ def head_scores(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_
 
 
 class CalibrationMeasurement(NamedTuple):
-    """The functions that calibrate one method: `measure` one sample, `summarise` all samples; `options`: names of the
-    command's options that affect the data."""
+    """The functions that calibrate one method.
+
+    measure: measures one sample.
+    summarise: computes the artefact's data from the measurements of all samples.
+    options: names of the command's options that affect the data.
+    """
 
     measure: Callable[[LoadedModel, Any, Mapping[str, Any]], Any]
     summarise: Callable[[Sequence[Any], Mapping[str, Any], int], dict[str, Any]]

@@ -32,7 +32,7 @@ _HEAD = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
 
 
 def imported(method: str, files: Sequence[Path], family: ModelFacts) -> dict[str, Any]:
-    """Import released files for a model. Return an artefact's fields `dataset`, `settings` and `data`.
+    """Convert files that a paper's authors released to an artefact's fields `dataset`, `settings` and `data`.
 
     Raises:
         CalibrationError: the method has no released files; a file is missing, not JSON, or not of this model's shape.
@@ -71,7 +71,10 @@ def _different_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[float]:
-    """Check that `values` is a list of at least one finite number from 0 to `high`, and return floats."""
+    """Check that `values` is a list of at least one finite number from 0 to `high`, and return it as floats.
+
+    name, what: file and kind of the numbers, for the error message.
+    """
     if not isinstance(values, list) or not values:
         raise CalibrationError(f"{name}: {what} is not a list of numbers; give the released file")
     for value in values:
@@ -81,7 +84,12 @@ def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[
 
 
 def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
-    """Convert PrefixKV's files to data of `measurements.prefix_profile`, without `std`, which the files lack."""
+    """Convert PrefixKV's released files to the data of `measurements.prefix_profile`, without `std`, which the files lack.
+
+    Return the data, and sentences about oddities of the files.
+
+    contents: file name to its JSON value.
+    """
     rows: dict[Decimal, tuple[str, list[float]]] = {}
     for name, values in contents.items():
         share = _BUDGET.search(name)
@@ -112,7 +120,12 @@ def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dic
 
 
 def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
-    """Convert SparseMM's file to data of `measurements.head_scores`: the mean of each head's samples."""
+    """Convert SparseMM's released file to the data of `measurements.head_scores`: the mean of each head's samples.
+
+    Return the data, and sentences about oddities of the file.
+
+    contents: file name to its JSON value.
+    """
     if len(contents) != 1:
         raise CalibrationError(f"expected one file of head scores, got {len(contents)}; give one")
     ((name, heads_of_file),) = contents.items()

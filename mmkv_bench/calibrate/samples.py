@@ -27,13 +27,14 @@ Cell = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class PromptSample:
-    """One prompt to measure.
+    """One prompt to measure in a calibration: a page, a passage of text or a question of a dataset.
 
     Attributes:
         messages: chat messages, as a run would ask them.
         answer: the reference answer; "" if there is none.
-        sources: of a page, per character of its answer the cells that show the character (one per frame of a redundant page).
-        grid: of a page, the number of rows and columns of cells in every image.
+        sources: of a page, per character of its answer the grid cells that show the character (one per frame of a redundant
+            page).
+        grid: of a page, the number of rows and columns of grid cells in every image.
     """
 
     sample_id: str
@@ -47,7 +48,7 @@ class PromptSample:
 
 @dataclass(frozen=True)
 class PromptSamples:
-    """Selected samples: pages, passages or questions of a dataset.
+    """The samples that a calibration measures: pages, passages or questions of a dataset.
 
     Attributes:
         described: description for the artefact.
@@ -65,13 +66,13 @@ class PromptSamples:
 
 
 def chat(question: str, images: int = 0) -> list[dict[str, Any]]:
-    """Return one message of the user: the images, then the question."""
+    """Return chat messages with one message of the user: the images, then the question."""
     content = [{"type": "image"} for _ in range(images)] + [{"type": "text", "text": question}]
     return [{"role": "user", "content": content}]
 
 
 def encoded(loaded: LoadedModel, sample: PromptSample, replays: bool = False) -> EncodedPrompt:
-    """Encode a sample's prompt. For `replays` and the errors see `generation.encode.encode`."""
+    """Return the encoded prompt of a sample. For `replays` and the errors see `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
     asked = sample.sample_id, sample.messages, sample.images, sample.videos
@@ -94,7 +95,7 @@ def answer_ids(loaded: LoadedModel, sample: PromptSample) -> list[int]:
 
 
 def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple[str, str, str, int]]:
-    """Return the arguments of `page` for the first `count` samples, taking the kinds in turn.
+    """Return the arguments of `page` (kind, size, split, index) for the first `count` samples. The kinds take turns.
 
     Raises:
         CalibrationError: the split is not allowed, or `count` is less than 1.
@@ -107,7 +108,10 @@ def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple
 
 
 def page(kind: str, size: str, split: str, index: int) -> PromptSample:
-    """Draw one page; it is the same on every machine."""
+    """Draw one page with its question, as a sample. The page is the same on every machine.
+
+    kind, size, split: of the embedded dataset of pages.
+    """
     document, turn, images = make_page(kind, size, split, index)
     repeats = FRAMES if kind.startswith("redundant_") else 1
     sources = []
@@ -125,15 +129,15 @@ def page(kind: str, size: str, split: str, index: int) -> PromptSample:
 
 
 def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[Box | None]) -> list[int]:
-    """Return the numbers (from 0, in prompt order) of visual tokens that show any part of the given cells.
+    """Return the numbers (from 0, in prompt order) of the visual tokens that show any part of the given grid cells of a page.
 
     If a family encodes a page both whole and in tiles, the tokens of both count. The list is empty if the family crops the
     cells away (LLaVA-1.5 takes the middle of a page).
 
     Args:
-        cells: cells of one or more answer characters.
-        grid: number of rows and columns of cells in every image.
-        boxes: box of every visual token, see `token_boxes`.
+        cells: grid cells of one or more answer characters.
+        grid: number of rows and columns of grid cells in every image.
+        boxes: the part of the picture that each visual token shows, see `token_boxes`.
     """
 
     def shows(box: Box, image: int, row: int, column: int) -> bool:
@@ -145,7 +149,7 @@ def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[
 
 
 def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[PromptSample]:
-    """Return the first `count` passages of `tokens` tokens each, as prompts without images and answers.
+    """Cut a text into passages of `tokens` tokens, and return the first `count` as prompts without images and answers.
 
     Args:
         path: a file, or a folder whose `*.txt` files are read in the order of their names.
@@ -168,7 +172,7 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Prompt
 
 
 def read(path: Path) -> str:
-    """Return the whole text. Raises CalibrationError if there is no text."""
+    """Return the text of a file, or of all `*.txt` files of a folder. Raises CalibrationError if there is no text."""
     files = [path] if path.is_file() else sorted(path.glob("*.txt"))
     text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     if not text.strip():
@@ -177,6 +181,6 @@ def read(path: Path) -> str:
 
 
 def described(path: Path, tokens: int) -> str:
-    """Describe the text for an artefact, by its checksum."""
+    """Return the description of a text for an artefact: its name, checksum and passage length."""
     digest = hashlib.sha256(read(path).encode()).hexdigest()[:16]
     return f"passages of {tokens} tokens, one behind the other, of a text with sha256 {digest}"

@@ -22,7 +22,7 @@ KINDS: dict[str, type[Device]] = {"cpu": Device, "cuda": Cuda}
 
 
 def at(place: torch.device | str) -> Device:
-    """Return the device object of a torch device (`cpu`, `cuda`, `cuda:1`). Unknown kinds are treated like the host."""
+    """Return the `Device` object of a torch device (`cpu`, `cuda`, `cuda:1`). Unknown kinds are treated like the host."""
     import torch
 
     place = torch.device(place)
@@ -30,5 +30,6 @@ def at(place: torch.device | str) -> Device:
 
 
 def kind_of(setting: str) -> str:
-    """Resolve `auto`, `cpu` or `cuda` to `cpu` or `cuda`: cuda if a CUDA device exists and the setting is not `cpu`."""
+    """Return the kind of device for a setting (`auto`, `cpu` or `cuda`): cuda if a CUDA device exists and the setting is not
+    `cpu`."""
     return "cuda" if setting != "cpu" and KINDS["cuda"].count() else "cpu"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Bytes(NamedTuple):
-    """Bytes of a device: `allocated` to live storages, and `reserved` by the device's allocator for them.
+    """Memory in use on a device: bytes of live storages, and bytes that the device's allocator reserved for them.
 
     `reserved` is None if the allocator does not report it.
     """
@@ -19,13 +19,13 @@ class Bytes(NamedTuple):
     reserved: int | None = None
 
     def larger(self, other: Bytes) -> Bytes:
-        """Return the larger of both counts, `allocated` and `reserved` separately."""
+        """Return the elementwise maximum of two byte counts."""
         sides = [one.reserved for one in (self, other) if one.reserved is not None]
         return Bytes(max(self.allocated, other.allocated), max(sides) if sides else None)
 
 
 class Counters(ABC):
-    """Counters of the memory in use now, and of its peak since `restart`."""
+    """Counts the memory in use on a device, now and at its peak since `restart`."""
 
     @abstractmethod
     def held(self) -> Bytes: ...
@@ -35,9 +35,9 @@ class Counters(ABC):
 
     @abstractmethod
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """Count the tensor `other` as well if `one` is counted.
+        """Count the tensor `other` too if the tensor `one` is counted.
 
-        A pass that runs with fewer tensors than the real one uses this to count as many bytes as the real one.
+        A pass that runs with fewer tensors than the real one counts as many bytes in this way.
         """
 
     @abstractmethod

@@ -48,16 +48,17 @@ def _cuda() -> Any:
 
 @cache
 def _has_triton() -> bool:
-    """Tell whether Triton is installed (torch's wheels for Linux include it) together with the C compiler that builds its
-    launchers, searched for as Triton does. Without them, attention statistics are computed by blocks of rows in torch
-    instead of Triton's kernels."""
+    """Tell whether Triton is installed together with the C compiler that builds its launchers.
+
+    Without them, attention statistics are computed by blocks of rows in torch instead of Triton's kernels.
+    """
     return find_spec("triton") is not None and bool(
         os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     )
 
 
 class AllocatorCounters(Counters):
-    """Counters of torch's caching allocator, which counts all memory of this process on one device."""
+    """Memory counters of torch's caching allocator: all memory of this process on one device."""
 
     def __init__(self, place: torch.device):
         self.place = place
@@ -78,8 +79,8 @@ class AllocatorCounters(Counters):
 class SideStream(DeviceStream):
     """A second CUDA stream of a device, shared by all callers of `Cuda.lane`.
 
-    Its work starts after the work that the main stream was given before, so memory that is freed inside the block is
-    written again only after the main stream has read it.
+    Its work starts after the earlier work of the main stream. So memory that is freed inside the block is written again only
+    after the main stream has read it.
     """
 
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
@@ -145,8 +146,10 @@ class Cuda(Device):
 
     @classmethod
     def ruled_out(cls) -> bool:
-        """Tell whether Linux has no device file of a driver (NVIDIA, Jetson, AMD or WSL), so that there is certainly no
-        device. Does not import torch."""
+        """Tell whether there is certainly no CUDA device: Linux has no device file of a driver (NVIDIA, Jetson, AMD or WSL).
+
+        Does not import torch.
+        """
         return sys.platform == "linux" and not any(name.startswith(_DRIVERS) for name in os.listdir("/dev"))
 
     def name(self) -> str:
@@ -169,8 +172,10 @@ class Cuda(Device):
 
     @contextmanager
     def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> Iterator[Counters]:
-        """See `Device.counted`. `held` is ignored, because the allocator counts these tensors already; reserved memory
-        counts against the limit."""
+        """Count memory inside the block, see `Device.counted`. Reserved memory counts against the limit.
+
+        `held` is ignored, because the allocator counts these tensors already.
+        """
         if limit is None:
             yield self.memory
             return
@@ -217,7 +222,7 @@ class Cuda(Device):
         return reasons(nvidia_smi("gpu=clocks_throttle_reasons.active", self._identity()))
 
     def _identity(self) -> str:
-        """Return nvidia-smi's name of the device, which does not depend on CUDA_VISIBLE_DEVICES."""
+        """Return the device's name for nvidia-smi, which does not depend on CUDA_VISIBLE_DEVICES."""
         return f"GPU-{_cuda().get_device_properties(self.place).uuid}"
 
     def waits_for_launches(self) -> bool:
@@ -225,7 +230,7 @@ class Cuda(Device):
 
 
 def nvidia_smi(query: str, identity: str) -> list[str] | None:
-    """Return the output lines of `nvidia-smi --query-<query>` for one device; None if the command fails."""
+    """Return the output lines of `nvidia-smi --query-<query>` for the device `identity`; None if the command fails."""
     command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits", f"--id={identity}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
@@ -235,10 +240,13 @@ def nvidia_smi(query: str, identity: str) -> list[str] | None:
 
 
 def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
-    """Return the ids of other processes among those that compute on a device; None if they are unknown.
+    """Return the ids of other processes that compute on a device; None if they are unknown.
 
-    This process has a context on the device, since it asked CUDA for the device's name. If its id is missing from the
-    list, a container hides or renumbers processes, so nothing is known.
+    This process also computes on the device. If its id is missing from the list, a container hides or renumbers processes, so
+    nothing is known.
+
+    lines: output of `nvidia_smi`, one process per line.
+    process: id of this process.
     """
     try:
         computing = {int(line) for line in lines or []}
@@ -248,8 +256,10 @@ def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
 
 
 def reasons(lines: list[str] | None) -> tuple[str, ...] | None:
-    """Return the names of throttle reasons in a bit mask as nvidia-smi prints it (`0x0000000000000004`); None if it cannot
-    be read."""
+    """Return the names of the reasons for which a GPU's clock is throttled; None if they cannot be read.
+
+    lines: output of `nvidia_smi`, a bit mask such as `0x0000000000000004`.
+    """
     try:
         mask = int(lines[0], 16) if lines else None
     except ValueError:  # [N/A]

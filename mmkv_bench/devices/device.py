@@ -21,16 +21,15 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class DeviceStream(AbstractContextManager[None]):
-    """A second stream of work on a device: work submitted inside the `with` block runs concurrently with work submitted
-    outside."""
+    """A second stream of work on a device. Work submitted inside the `with` block runs concurrently with other work."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Block the host until the work submitted inside the block is done."""
+        """Block the host until the work that was submitted inside the block is done."""
 
     @abstractmethod
     def join(self) -> None:
-        """Make work that is submitted outside from now on wait for the work submitted inside the block."""
+        """Make the main stream's later work wait for the work that was submitted inside the block."""
 
 
 Mark = Any
@@ -38,14 +37,15 @@ Mark = Any
 
 
 class Device:
-    """One torch device; the base class is the host.
+    """One torch device. The base class is the host.
 
     Attributes:
-        place: the torch device. kind: torch's name of its kind.
+        place: the torch device.
+        kind: torch's name of the kind of device.
         tile: most float32 elements of one block of a streaming statistic; small enough for the host's caches.
         adds_in_order: `index_add_` adds the sources of one element in their order, so that sums are equal on every run.
-        attends_by_query_head: the attention kernel takes grouped heads (`enable_gqa`) under any mask, and reads keys
-            and values once per query head.
+        attends_by_query_head: the attention kernel takes grouped heads (`enable_gqa`) under any mask, and reads keys and
+            values once per query head.
         runs_flash_attention: flash-attn has kernels for the device.
         compile_mode: mode of `torch.compile` for a decode step.
         memory: counters that do not slow the device; None if the device has none.
@@ -78,8 +78,7 @@ class Device:
 
     @classmethod
     def here(cls) -> torch.device:
-        """Return the device that this process uses. If there may be several, its index is included, because some torch
-        functions need it."""
+        """Return the torch device that this process uses, with its index if there may be several devices."""
         import torch
 
         return torch.device("cpu")
@@ -91,7 +90,7 @@ class Device:
 
     @classmethod
     def ruled_out(cls) -> bool:
-        """Tell whether there is certainly no such device, without importing torch."""
+        """Tell whether there is certainly no device of this kind. Does not import torch."""
         return False
 
     def name(self) -> str:
@@ -100,20 +99,19 @@ class Device:
 
     # ------------------------------------------------------------------ time
     def synchronise(self) -> None:
-        """Wait until all work given to the device is done; on the host an operation is done when it returns."""
+        """Wait until all work given to the device is done. On the host nothing has to be waited for."""
 
     def now(self) -> float:
-        """Return the seconds of a clock without jumps, once all work given to the device is done."""
+        """Wait until all work given to the device is done, and return the time of a monotonic clock [s]."""
         self.synchronise()
         return time.perf_counter()
 
     def mark(self) -> Mark:
-        """Return a time mark that follows all work submitted so far. Nothing waits for the mark, so marking does not
-        slow a step."""
+        """Return a time mark behind all work submitted so far, to be used in `between`. Marking does not wait for the work."""
         return time.perf_counter()
 
     def between(self, start: Mark, end: Mark) -> float:
-        """Return the device's seconds from one mark to a later one; waits for the later mark."""
+        """Return the seconds from one mark of the device to a later one. Waits for the later mark."""
         return end - start
 
     # ------------------------------------------------------------------ memory
@@ -124,8 +122,9 @@ class Device:
         return psutil.virtual_memory().total
 
     def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> AbstractContextManager[Counters]:
-        """Return a context manager that yields memory counters. If `memory` is None, counting slows the block, so time
-        the block in another pass.
+        """Return a context manager that yields memory counters of its block.
+
+        If `memory` is None, counting slows the block, so the block must be timed in another pass.
 
         Args:
             held: tensors made before the block that count too (weights, inputs).
@@ -136,14 +135,13 @@ class Device:
         return LiveStorages(self.place, held, limit)
 
     def release(self) -> None:
-        """Give back memory that is reserved but unused. On the host this does nothing: its allocator gives memory back
-        by itself."""
+        """Return reserved but unused memory to the device. On the host this does nothing."""
 
     def forget_graphs(self) -> None:
-        """Drop recorded graphs of compiled steps whose storages were freed. On the host there are none."""
+        """Drop the recorded graphs of compiled steps whose storages were freed. On the host there are none."""
 
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Return an empty tensor in host memory that the device can copy from while it computes (pinned if that matters)."""
+        """Return an empty tensor in host memory to which the device can copy while it computes (pinned on CUDA)."""
         import torch
 
         return torch.empty(*shape, dtype=dtype)
@@ -153,14 +151,15 @@ class Device:
         return tensor
 
     def lane(self) -> DeviceStream | None:
-        """Return a second stream, whose work starts after all work submitted so far; None if the device cannot copy and
-        compute at once."""
+        """Return a second stream for concurrent copies; None if the device cannot copy and compute at once.
+
+        Work in the stream starts after all work submitted so far.
+        """
         return None
 
     # ------------------------------------------------------------------ random numbers
     def forked_random(self) -> AbstractContextManager[None]:
-        """Return a context manager that restores torch's global generators of host and device at its end, so that the
-        block may seed them."""
+        """Return a context manager whose block may seed torch's global generators. At its end their state is restored."""
         import torch
 
         return torch.random.fork_rng([])
@@ -171,12 +170,11 @@ class Device:
         return None
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Return the reasons for which the clock is reduced now, empty if it is not; None if unknown."""
+        """Return the reasons for which the device's clock is reduced now; empty if it is not, None if unknown."""
         return None
 
     def waits_for_launches(self) -> bool:
-        """Tell whether CUDA_LAUNCH_BLOCKING is set. Then the host waits for every kernel, and step times are longer
-        than in deployment."""
+        """Tell whether CUDA_LAUNCH_BLOCKING is set, which makes the host wait for every kernel and so lengthens step times."""
         return False
 
     def threads(self) -> int:
@@ -187,8 +185,10 @@ class Device:
 
 
 def cores(quota: Path = _QUOTA) -> int:
-    """Return the number of cores that this process may use, by its affinity and by its control group's quota, if one is
-    set."""
+    """Return the number of cores that this process may use, by its affinity and by the quota of its control group.
+
+    quota: the control group's file with the quota.
+    """
     try:
         allowed = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows

@@ -16,10 +16,10 @@ from mmkv_bench.devices.counters import Bytes, Counters
 
 
 class LiveStorages(TorchDispatchMode, Counters):
-    """A context manager that counts every storage made by an operation, until the storage is freed.
+    """A context manager that counts the memory of every tensor storage that an operation makes, until the storage is freed.
 
     A storage counts once with all of its bytes, however many tensors view it. Memory that a kernel takes and gives back
-    inside one operation is not seen.
+    inside one operation is not counted.
 
     Args:
         place: only storages on this kind of device count.
@@ -51,11 +51,11 @@ class LiveStorages(TorchDispatchMode, Counters):
         return made
 
     def storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        """Return the storage of a tensor's values; None if it is not memory of the device."""
+        """Return the storage of a tensor; None if it is not on the counted device."""
         return tensor.untyped_storage() if tensor.device.type == self.place.type else None
 
     def add(self, values: Iterable[Any]) -> None:
-        """Count the storages of the tensors among the values, from now until they are freed."""
+        """Count the storages of all tensors among `values` from now on, until they are freed."""
         for value in values:
             storage = self.storage(value) if isinstance(value, Tensor) else None
             if storage is None or id(storage) in self._live:

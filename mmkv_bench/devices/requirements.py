@@ -23,12 +23,13 @@ _FILE = re.compile(r"nvidia(\d+|ctl)")
 
 
 def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | None:
-    """Return the evidence (a variable or a file) that a process was given a GPU, or None.
+    """Return the evidence (a variable or a file) that this process was given a GPU, or None.
 
     A hidden device (CUDA_VISIBLE_DEVICES empty or -1) is no evidence, unless Slurm granted one to the job.
 
     Args:
-        environment: the process's variables; files: names in `/dev`.
+        environment: the process's variables.
+        files: names in `/dev`.
     """
     for name in _GRANTED:
         value = environment.get(name, "").strip()
@@ -43,12 +44,14 @@ def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | N
 
 
 def sign_here() -> str | None:
-    """Return `sign_of_gpu` for this process, without importing torch."""
+    """Return the evidence that this process was given a GPU (see `sign_of_gpu`), or None. Does not import torch."""
     return sign_of_gpu(os.environ, os.listdir("/dev") if sys.platform == "linux" else ())
 
 
 def check_meant(setting: str) -> None:
-    """Refuse `model.device=auto` if the process was given a GPU but torch sees none, instead of running on the CPU.
+    """Refuse `model.device=auto` if the process was given a GPU that torch does not see, instead of running on the CPU.
+
+    setting: value of `model.device`.
 
     Raises:
         ConfigError: the message states the evidence (`sign_of_gpu`), why torch sees no GPU, and what to do.
@@ -64,7 +67,7 @@ def check_meant(setting: str) -> None:
 
 
 def _why() -> str:
-    """Return why torch sees no CUDA device, in torch's own words."""
+    """Return torch's message about why it sees no CUDA device."""
     import torch
 
     version = f"torch {torch.__version__}"
@@ -78,10 +81,11 @@ def _why() -> str:
 
 
 def check_compiler() -> None:
-    """Refuse `decode=compiled` on a machine without a C++ compiler, where the first compiled step would fail.
+    """Refuse `decode=compiled` on a machine without a C++ compiler, which builds kernels for a CPU and their launchers for a
+    GPU.
 
     Raises:
-        ConfigError: no C++ compiler, which builds kernels for a CPU and their launchers for a GPU.
+        ConfigError: no C++ compiler.
     """
     wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(shlex.split(wanted)[0]) is None:

@@ -39,7 +39,7 @@ ROW_BY_ROW = "row_by_row"  # fallback: the batch's sequences have states of a de
 
 
 class Clock:
-    """A clock that times phases by marks in a device's stream (CUDA events). Times are read after the pass."""
+    """Times the phases of a pass by marks in a device's stream (CUDA events). Times are read after the pass."""
 
     def __init__(self, device: Device):
         self.device = device
@@ -54,7 +54,7 @@ class Clock:
             self.intervals.append((name, start, self.device.mark()))
 
     def seconds(self) -> dict[str, float]:
-        """Map each phase to the total seconds of its intervals."""
+        """Map each phase (prefill, compress, decode, ...) to the total seconds of its intervals."""
         seconds: dict[str, float] = {}
         for name, start, end in self.intervals:
             seconds[name] = seconds.get(name, 0.0) + self.device.between(start, end)
@@ -63,7 +63,8 @@ class Clock:
 
 @dataclass
 class CacheBytes:
-    """Bytes of the caches before the first decode step, as in the columns of `timings`, and the method's fallbacks."""
+    """Bytes of the compressed caches before the first decode step, one field per column of `timings`, and the method's
+    fallbacks."""
 
     held: int
     useful: int
@@ -73,7 +74,7 @@ class CacheBytes:
 
 @dataclass
 class Timed:
-    """Seconds of a timed pass, per phase and per decode step. answers: the generated tokens of each sequence."""
+    """The times of one pass: seconds per phase and per decode step. answers: the generated tokens of each sequence."""
 
     seconds: dict[str, float]
     steps: list[float]
@@ -83,7 +84,7 @@ class Timed:
 
 @dataclass
 class MemoryPeaks:
-    """Peak bytes of a pass that counts memory, by phase, and the peak resident memory of the process."""
+    """The memory of one pass: peak bytes on the device by phase, and the peak resident memory of the process."""
 
     peaks: dict[str, Bytes]
     resident: int | None
@@ -92,10 +93,10 @@ class MemoryPeaks:
 
 @dataclass
 class Bench:
-    """A model ready to be measured.
+    """A model that is ready to be measured, with its device and settings.
 
     Attributes:
-        step: function that decodes one token instead of the model if no decode policy acts (`CompiledStep`); None uses the
+        step: function that decodes one token in place of the model if no decode policy acts (`CompiledStep`); None uses the
             model.
         together: whether the prompts of a batch are prefilled in one forward pass rather than one by one.
     """
@@ -111,7 +112,11 @@ class Bench:
         self.device = devices.at(self.loaded.device)
 
     def timed(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> Timed:
-        """Time one pass over a batch of prompts of equal length. Raises any failure: out of memory, NaN."""
+        """Run one pass and time it: prefill the prompts, compress by the cell's method, decode. Raises any failure: out of
+        memory, NaN.
+
+        prompts: the batch, all of equal length.
+        """
         clock = Clock(self.device)
         marks, held = self._run(prompts, cell, clock, self.step)
         between, inside = self.device.between, clock.seconds()
@@ -140,15 +145,16 @@ class Bench:
     def counted(
         self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None, distinct: int | None = None
     ) -> MemoryPeaks:
-        """Count the peak bytes of one pass by phase. Raises as `timed`.
+        """Run one pass and count its peak memory by phase. Raises as `timed`.
 
+        With a compiled step, an uncounted pass runs first, so that caches and graphs exist as in timed passes. On the host, a
+        compiled program would hide its operations from the counter, so the step runs eagerly on the same storages.
+
+        prompts: the batch, all of equal length.
         limit: maximum bytes of the pass, weights included.
         distinct: number of prompts that are prefilled besides the last; the others are copies (see `batch.fill`). None
             prefills all.
-
-        With a compiled step, an uncounted pass runs first, so that caches' storages and graphs exist as in timed passes. On the
-        host, memory is counted per operation, but a compiled program hides its operations. There the step runs eagerly on the
-        same storages."""
+        """
         step, pool = self.step, pool_of(self.loaded.model)
         pool.clear()
         if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):

@@ -37,15 +37,16 @@ SCHEMES = {TEXT: 1, IMAGE: 1, VIDEO: 1}
 
 
 def kind_of(dataset: str) -> str:
-    """Return the kind of prompts (text, image or video) for the dataset name of a cell."""
+    """Return the kind of prompts (text, image or video) that a cell of this scenario reads. dataset: dataset name of the
+    cell."""
     return next(kind for kind, name in DATASETS.items() if name == dataset)
 
 
 class PassId(NamedTuple):
-    """One pass of one cell over `batch` prompts of `tokens` tokens each.
+    """Identifies one pass: one cell (method at a budget) on a batch of `batch` prompts of `tokens` tokens each.
 
-    repeat: number of the timed pass; None for the pass that counts memory, which also stands for the shape of its repeats.
-    prefill: how the batch is built, None for one prompt.
+    repeat: number of the timed pass; None for the pass that counts memory.
+    prefill: whether the batch's prompts are prefilled together or one by one; None for one prompt.
     """
 
     cell: str
@@ -56,13 +57,14 @@ class PassId(NamedTuple):
 
     @property
     def shape(self) -> PassId:
-        """Return the pass that counts memory, which all repeats share."""
+        """Return the pass of the same cell, length and batch that counts memory. It is equal for all repeats."""
         return self._replace(repeat=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyPlan(Plan):
-    """The plan of scenario=efficiency: no dataset, but passes over prompts of given lengths.
+    """The plan of scenario=efficiency: cells (methods at their budgets), and the passes over made-up prompts that measure
+    them.
 
     Attributes:
         cells: `full` first under each protocol.
@@ -85,26 +87,27 @@ class EfficiencyPlan(Plan):
     room: int | None = None
 
     def shape(self, cell: str, tokens: int, batch: int) -> PassId:
-        """Return the pass over a batch that counts memory, with this run's way of building batches."""
+        """Return the pass that counts the memory of a cell at this length and batch size."""
         return PassId(cell, tokens, batch, prefill=self.pass_config.batch_prefill if batch > 1 else None)
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Return each cell at each length."""
+        """Return all pairs (hash of a cell, prompt length)."""
         return list(product(self.names, self.lengths))
 
     @property
     def kinds(self) -> list[str]:
-        """Return the kinds of the prompts."""
+        """Return the kinds of prompts (text, image, video) that the plan measures."""
         return list(dict.fromkeys(kind_of(cell.dataset) for cell in self.cells))
 
     @property
     def shapes(self) -> list[PassId]:
-        """Return the shapes of the requested batches. Batches that a search tries are not among them."""
+        """Return the passes that count memory for the requested batch sizes. Batch sizes that a search tries are not
+        included."""
         return [self.shape(*place, batch) for place, batch in product(self.places, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
-        """Return the state of the search for a cell's largest batch. outcomes: how passes ended."""
+        """Return how far the search for the largest batch of a cell and length has come. outcomes: pass to its status."""
         sizes: dict[int, str] = {}
         for unit, status in outcomes.items():
             shape = unit.shape
@@ -113,8 +116,13 @@ class EfficiencyPlan(Plan):
         return search_state(sizes, self.room)
 
     def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
-        """Return the passes to repeat: a search that has ended may have tested its largest batch only with copies of a few
-        sequences. The repeated pass prefills every sequence."""
+        """Return the passes that must be repeated with every sequence prefilled.
+
+        These are the largest batches of searches that have ended and had tested this batch only with copies of a few
+        sequences.
+
+        outcomes: pass to its status.
+        """
         if not self.searches:
             return set()
         ends = [(place, search) for place in self.places if (search := self.search(outcomes, *place)).next is None]
@@ -123,11 +131,14 @@ class EfficiencyPlan(Plan):
 
     @property
     def units(self) -> list[PassId]:
-        """Return all passes of the requested batches. A search adds others."""
+        """Return all passes of the requested batch sizes. A search adds others."""
         return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
-        """Return all known passes in the order in which they run. While a cell's largest batch is searched, no pass is timed."""
+        """Return all passes known so far, in the order in which they run. No pass is timed before all searches have ended.
+
+        outcomes: pass to its status.
+        """
         shapes, units = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
             searches = [self.search(outcomes, *place) for place in self.places]
@@ -143,21 +154,24 @@ class EfficiencyPlan(Plan):
         return [*dict.fromkeys([*units, *timed])]
 
     def cell(self, name: str) -> Cell:
-        """Return the cell with this hash."""
+        """Return the cell with the hash `name`."""
         return next(cell for cell in self.cells if cell.cell == name)
 
     @property
     def baselines(self) -> dict[str, str]:
-        """Map each cell to the cell of `full` for its kind of prompts under its protocol."""
+        """Map each cell to the full-cache cell that its ratios divide by: same kind of prompts, same protocol."""
         full = {(cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full}
         return {cell.cell: full[cell.dataset, cell.protocol] for cell in self.cells}
 
 
 def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
-    """Return the scenario's plan for a validated configuration. The model's files are read, but its weights are not loaded.
+    """Return the plan of scenario=efficiency for a validated configuration. The model's files are read, but no weights are
+    loaded.
 
-    outline: plan only what is known without a connection, as `plan.plan.outline`.
-    Raises MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context."""
+    outline: plan only what is known without a connection, as `planner.outline`.
+
+    Raises MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context.
+    """
     _refuse_others(config)
     quiet_libraries()
     kinds = list(dict.fromkeys(config.prompts))
@@ -220,8 +234,13 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 
 
 def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
-    """Return all passes in order. Passes that count memory come first and also show which shapes run out of memory. Then come the
-    repeats, each with all shapes in a new random order, so that drift affects all shapes alike."""
+    """Return all passes in the order in which they run.
+
+    Passes that count memory come first; they also show which batches run out of memory. Then come the repeats of timed
+    passes. Each repeat has all shapes in a new random order, so that drift affects all shapes alike.
+
+    shapes: the passes that count memory.
+    """
     draw = random.Random(f"order/{seed}")
     units = []
     for repeat in (None, *range(repeats)):
@@ -232,7 +251,7 @@ def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
 
 
 def _refuse_others(config: RunConfig) -> None:
-    """Refuse settings that only affect runs with datasets."""
+    """Raise ConfigError for settings that only affect runs with datasets."""
     if list(config.datasets) != ["pages"]:
         raise ConfigError(
             f"scenario=efficiency takes no dataset but got dataset={','.join(map(str, config.datasets))}: its "
@@ -251,7 +270,13 @@ def _refuse_others(config: RunConfig) -> None:
 
 
 def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Return the memory that the largest batch may use, in bytes. Refuse a search without an end and an impossible limit."""
+    """Return the memory that the largest batch may use [bytes]: `limit`, or else the memory of the device. None without both.
+
+    A search on the CPU without a limit, and a limit above the device's memory, are refused.
+
+    given: the setting of the limit, for the error message.
+    limit: limit of passes that count memory [bytes].
+    """
     if limit is None and not searches:
         return None
     kind = devices.kind_of(model.device)
@@ -267,7 +292,7 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """Refuse a method that cannot act in a batch that is built in this way."""
+    """Refuse a cell whose decode policy cannot act in a batch. way: how batches are prefilled."""
     policy = cell.compressor.decoding
     if cell.compressor.needs.replay and way == TOGETHER:
         raise UnsupportedError(
@@ -289,7 +314,7 @@ def _refuse_policy(cell: Cell, way: str) -> None:
 
 
 def _refuse_method(cell: Cell) -> None:
-    """Refuse a method without a meaningful latency, and a method that needs visual tokens if the prompts have none."""
+    """Refuse a cell whose method has no meaningful latency, or needs visual tokens that its prompts lack."""
     made = cell.compressor
     if made.needs.answer:
         raise UnsupportedError(
@@ -306,8 +331,14 @@ def _refuse_method(cell: Cell) -> None:
 def _profiled(
     folder: str | None, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
 ) -> tuple[list[Cell], dict[str, Profile]]:
-    """Divide budgets as stored rows of real prompts did, for methods whose division among heads depends on the prompt. Only
-    random weights need this. Return all cells, and cell to the row whose division it uses."""
+    """Make methods divide their budgets among layers and heads as stored rows of real prompts did.
+
+    Only random weights need this, and only methods whose division depends on the prompt.
+
+    Return all cells, and cell to the stored row whose division it uses.
+
+    folder: store with the rows.
+    """
     from mmkv_bench.efficiency.profiles import refuse_unprofiled, with_profile
 
     divided, profiles = [], {}
@@ -335,7 +366,8 @@ def _profiled(
 
 
 def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
-    """Drop default lengths beyond the model's limit. Lengths that the user chose stay; `_refuse_long` checks them."""
+    """Return the prompt lengths without default ones beyond the model's context. Lengths chosen by the user stay, to be
+    checked later."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     room = min(
@@ -359,7 +391,12 @@ def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: 
 
 
 def _remedy(name: str, most: int, answer: int, shortest: int) -> str:
-    """Return the remedy (end of an error message) if a prompt and `answer` tokens after it exceed `most` tokens."""
+    """Return the end of an error message: what to change if a prompt and its answer exceed the model's context.
+
+    most: tokens that the model allows.
+    answer: tokens of the answer.
+    shortest: length of the shortest prompt.
+    """
     if most - answer >= SHORTEST:
         return f"give lengths of at most {most - answer}"
     if not answer or most < SHORTEST + 2:

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """Return one workload for every kind of prompts, length and batch. It counts the missing passes only, so it may be empty."""
+    """Return one workload for every kind of prompts, length and batch size, for a forecast. It counts only the missing
+    passes.
+
+    todo: the missing passes.
+    """
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 
@@ -31,14 +35,15 @@ def notes_of(plan: EfficiencyPlan) -> list[str]:
 
 
 def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
-    """Return the card and the number of tokens that all passes read."""
+    """Return the text of `mmkv-bench plan`: a summary of the passes, and the number of tokens that they read. todo: the
+    missing passes."""
     tokens = sum(unit.tokens * unit.batch for unit in todo)
     reads = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
     return "\n".join([card(plan, len(todo)), reads, f"model     {weights_text(plan)}"])
 
 
 def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
-    """Return the plan's summary as data."""
+    """Return the summary of the passes as data for JSON. todo: the missing passes."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
@@ -51,9 +56,10 @@ def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
 
 
 def prompts(plan: EfficiencyPlan) -> list[DryPrompt]:
-    """Make the measured prompts for a dry run. This loads torch and the processor.
+    """Return the prompts of all kinds and lengths for a dry run. This loads torch and the processor.
 
-    Raises ConfigError: the model's shape or processor is not on this machine, or a length is too short for a picture."""
+    Raises ConfigError: the model's shape or processor is not on this machine, or a length is too short for a picture.
+    """
     from mmkv_bench.efficiency.prompts import visual_prompt
     from mmkv_bench.forecast.dry_run import prompt_types
     from mmkv_bench.forecast.memory import DryPrompt, without_weights
@@ -97,5 +103,6 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
 
 
 def _warm(todo: Sequence[PassId]) -> int:
-    """Return the number of prompt tokens read to warm up: one extra pass for each shape that is timed."""
+    """Return the number of prompt tokens that warm-up passes read: one extra pass for each cell, length and batch that is
+    timed."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

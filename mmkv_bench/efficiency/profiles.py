@@ -31,10 +31,10 @@ _SAME = ("base", "reading", "protocol", "budget_kind", "budget_entries", "budget
 
 @dataclass(frozen=True)
 class Profile:
-    """The division of the budget among layers and KV heads in one row.
+    """How one stored answer divided its budget among layers and KV heads.
 
     Attributes:
-        kept: entries `[layers][KV heads]`.
+        kept: kept entries, `[layers][KV heads]`.
         entries: budget of the row's prompt, in entries per KV head.
         tokens: length of this prompt.
         cell, sample: cell and sample of the row.
@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def digest(self) -> str:
-        """Return a digest of the division. It does not depend on where the row is stored."""
+        """Return a digest of the division, independent of where the row is stored."""
         return checksum(canonical_json([self.cell, self.sample, self.entries, self.kept]).encode())
 
     def __str__(self) -> str:
@@ -59,10 +59,14 @@ class Profile:
 
 
 def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
-    """Return the cell with an allocator that repeats the budgets per layer and head of a stored row of its method, and these
-    budgets. Call `refuse_unprofiled` before.
+    """Return a cell that divides its budget among layers and heads as a stored row of the same method did, and that division.
 
-    Raises ConfigError: no store, or no row that matches the cell."""
+    Call `refuse_unprofiled` before.
+
+    folder: store with the rows.
+
+    Raises ConfigError: no store, or no row that matches the cell.
+    """
     profile = _profile(cell, folder, family)
     made = cell.compressor
     assert made.allocator is not None, "a division is an allocator's"
@@ -77,7 +81,7 @@ def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Pro
 
 
 def refuse_unprofiled(cell: Cell) -> None:
-    """Raise UnsupportedError for a method whose rows do not determine its division."""
+    """Raise UnsupportedError for a cell whose method cannot repeat a stored division of the budget."""
     decoding = cell.compressor.decoding
     if decoding is not None and decoding.retrieves:
         raise UnsupportedError(
@@ -118,7 +122,7 @@ def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
 
 
 def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
-    """Return the rows with status ok, a prompt longer than the budget, and this number of layers and KV heads."""
+    """Return the rows with status ok, a prompt longer than the budget, and this model shape. shape: (layers, KV heads)."""
     ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(ok, False))
     rows = rows.filter(pc.equal(pc.list_value_length(rows["kept"]), shape[0]))
@@ -128,7 +132,10 @@ def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
 
 
 def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
-    """Return the row with the median padding: entries with each layer's heads padded to the longest, over entries."""
+    """Return the division of the row with the median padding. cells: hash to the cell's row.
+
+    Padding is the number of entries with each layer's heads padded to the longest, over the number of entries.
+    """
     flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
     kept = flat.reshape(-1, *shape).astype(np.int64)
     padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)

@@ -38,7 +38,7 @@ _WHERE = ["near the station", "behind the mill", "in the north of the town", "at
 
 
 def sentences(count: int, draw: random.Random) -> str:
-    """Return `count` sentences of plain English, each with a random year."""
+    """Return `count` sentences of plain English, each with a random year, as one text."""
     return "".join(
         f"{draw.choice(_WHO)} {draw.choice(_DID)} {draw.choice(_WHAT)} {draw.choice(_WHERE)} in {draw.randint(1500, 1999)}. "
         for _ in range(count)
@@ -46,11 +46,12 @@ def sentences(count: int, draw: random.Random) -> str:
 
 
 def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPrompt:
-    """Return a prompt of exactly `tokens` tokens: made-up sentences, cut behind the last token. `encode_s` is the tokenizer's
-    time.
+    """Return a prompt of exactly `tokens` tokens of made-up sentences. Its `encode_s` is the tokenizer's time.
 
     number: index of the sequence in its batch, from 0. Each sequence has its own sentences and random streams.
-    Raises UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English."""
+
+    Raises UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English.
+    """
     suffix = f"/{number}" if number else ""
     draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{suffix}"), "", -1
     while True:
@@ -83,7 +84,9 @@ def visual_prompt(
     video_max_pixels: int | None = None,
     number: int = 0,
 ) -> EncodedPrompt:
-    """Return a prompt of exactly `tokens` tokens. `encode_s` is the time of processor and tokenizer.
+    """Return a prompt of exactly `tokens` tokens: as many visual tokens as fit, then text.
+
+    Its `encode_s` is the time of processor and tokenizer.
 
     Args:
         kind: `image` or `video`.
@@ -121,8 +124,13 @@ def visual_prompt(
 
 
 def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> tuple[list[Any], int]:
-    """Return the media of a prompt with `room` tokens, none if none fits, and the number of their visual tokens by the family's
-    rule. each: further tokens per medium (markers)."""
+    """Draw the pictures or the video of a prompt. Return them, and the number of their visual tokens by the family's rule.
+
+    There are none if nothing fits.
+
+    room: tokens for all media.
+    each: further tokens per medium (markers).
+    """
     if kind == IMAGE:
         sizes = rules.pictures(room, each)
         return [picture(size, draw) for size in sizes], sum(rules.picture_tokens(size, len(sizes)) for size in sizes)
@@ -131,7 +139,7 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
 
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
-    """Return sentences of at least `least` tokens, and their number of tokens."""
+    """Return made-up sentences with at least `least` tokens as one text, and its number of tokens."""
     text, count = "", 0
     while count < least:
         text += sentences(max(4, (least - count) // 16), draw)
@@ -142,7 +150,11 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
 def _encoded(
     loaded: LoadedModel, identity: str, kind: str, media: list[Any], text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
-    """Encode a prompt on the host, because the device's memory may hold only the prompt of the running pass."""
+    """Return the encoded prompt of media and text, on the host, because device memory may hold only the running pass's
+    prompt.
+
+    identity: name of the prompt, which seeds its random streams.
+    """
     content = [*({"type": kind} for _ in media), {"type": "text", "text": text}]
     images, videos = (media, []) if kind == IMAGE else ([], media)
     return encode(
@@ -159,7 +171,7 @@ def _encoded(
 
 
 def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
-    """Remove the last `excess` tokens of the text, which is followed by `tail` tokens of the template."""
+    """Return a prompt without the last `excess` tokens of its text. tail: number of the template's tokens behind the text."""
     end = prompt.length - tail
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,13 +185,13 @@ def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
 
 
 def _tail(loaded: LoadedModel, kind: str, count: int) -> int:
-    """Return the number of chat template tokens behind a message's text."""
+    """Return the number of tokens that the chat template puts behind a message's text. count: number of media."""
     one, other = (_ids(loaded, [{"type": kind}] * count, text)[::-1] for text in ("One", "Two"))
     return next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
 
 
 def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[int]:
-    """Return the tokens of a message in the chat template, with markers for media."""
+    """Return the token ids of a message in the chat template, with one marker per medium."""
     messages = [{"role": "user", "content": [*media, {"type": "text", "text": text}]}]
     return list(loaded.tokenizer(rendered(loaded.processor, messages))["input_ids"])
 

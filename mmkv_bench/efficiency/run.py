@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Run a validated configuration of `scenario=efficiency`. Return 0, or 1 if a pass failed (its row has the reason).
+    """Run a validated configuration of `scenario=efficiency`: measure the missing passes, then print a summary.
 
-    Raises MMKVError: the run as a whole stops. The exception has the exit code."""
+    Return 0, or 1 if a pass failed (its row has the reason).
+
+    Raises MMKVError: the run as a whole stops. The exception has the exit code.
+    """
     started = time.perf_counter()
     plan = plan_passes(config)
     store = Store(plan.out)
@@ -68,8 +71,12 @@ _UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
-    """Map each pass with rows to its outcome. Passes to repeat are left out: passes with a status in the plan's `retry`, and
-    memory passes under another limit."""
+    """Map each stored pass to its status. Passes that must be repeated are left out.
+
+    These are passes with a status in the plan's `retry`, and memory passes under another limit.
+
+    rows: rows of the table `timings`.
+    """
     outcomes: dict[PassId, str] = {}
     names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated", "copied")
     for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
@@ -80,13 +87,20 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
 
 
 def missing(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Return the known passes without an outcome, including those that wait for a search."""
+    """Return the passes known so far that have not run, including timed passes that wait for the end of a search.
+
+    outcomes: pass to its status.
+    """
     return left(plan, outcomes, plan.units)
 
 
 def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[PassId] = ()) -> list[PassId]:
-    """Return the passes that can run now and have not run, in order, then those of `more`. All passes of a shape are left out
-    if one of them has failed."""
+    """Return the passes that can run now and have not run, in order, followed by those of `more`.
+
+    If a pass failed, the other passes of the same cell, length and batch are left out.
+
+    outcomes: pass to its status.
+    """
     failed = {unit.shape for unit, status in outcomes.items() if status != "ok"}
     known = outcomes.keys() - plan.unconfirmed(outcomes)
     units = dict.fromkeys([*plan.passes(outcomes), *more])
@@ -95,7 +109,7 @@ def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[Pa
 
 # ---------------------------------------------------------------------- before work
 def card(plan: EfficiencyPlan, todo: int) -> str:
-    """Describe the passes, and the number of missing ones, as text."""
+    """Return the text printed before the work: the passes, and the number of missing ones (`todo`)."""
     lengths, sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
     batches = " and ".join([sizes] * bool(sizes) + ["the largest that fits"] * plan.searches)
     batches += "" if plan.memory_limit is None else f" into {plan.pass_config.memory_limit}"
@@ -116,7 +130,10 @@ def card(plan: EfficiencyPlan, todo: int) -> str:
 
 
 def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: WandbTracker | None) -> int:
-    """Run missing passes until there are none. Return the number of passes."""
+    """Run missing passes until none is left. Return the number of passes that ran.
+
+    outcomes: pass to its status; updated by this function.
+    """
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.run.generate import compiled_step
     from mmkv_bench.run.origin_checks import refuse_other_machine
@@ -138,7 +155,10 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
 
 
 class _Passes:
-    """Runs passes in order, stores each when it ends, and sends its numbers to the tracker. outcomes: how passes ended."""
+    """Runs passes in order, stores the rows of each when it ends, and sends its numbers to the tracker.
+
+    outcomes: pass to its status; updated after each pass.
+    """
 
     def __init__(
         self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: WandbTracker | None
@@ -149,7 +169,7 @@ class _Passes:
         self.warm: set[PassId] = set()
 
     def run(self) -> int:
-        """Run all missing passes, and those that a search then adds. Return their number."""
+        """Run all missing passes, and those that a search for the largest batch adds. Return the number of passes that ran."""
         ran = 0
         while todo := left(self.plan, self.outcomes):
             self.places = {unit: place for place, unit in enumerate(self.plan.passes(self.outcomes))}
@@ -157,7 +177,10 @@ class _Passes:
         return ran
 
     def _run(self, todo: Sequence[PassId]) -> int:
-        """Run passes. After a failure the other passes of its shape are skipped. Return the number of passes."""
+        """Run the passes `todo`. Return the number of passes that ran.
+
+        After a failure the other passes of the same cell, length and batch are skipped.
+        """
         from mmkv_bench.run.progress import Progress
 
         ran, failed = 0, set()
@@ -238,13 +261,16 @@ class _Passes:
         )
 
     def _distinct(self, unit: PassId) -> int | None:
-        """Return how many prompts are prefilled while a search tries a size; the others are copies. None: all are prefilled."""
+        """Return how many prompts of a pass are prefilled; the others are copies. None prefills all.
+
+        Copies are used only while a search tries a batch size.
+        """
         looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
         few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
         return PREFILLED if few else None
 
     def _forget_storages(self) -> None:
-        """Free the storages of compiled steps, which would otherwise take memory besides those of a new shape. Passes then warm
+        """Free the storages of compiled steps, so that they do not take memory besides those of a new shape. Passes then warm
         up again."""
         if self.bench.step is not None:
             from mmkv_bench.compression.fixed_layer import pool_of
@@ -262,10 +288,12 @@ class _Passes:
         return reasons + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
     def _prompt(self, unit: PassId, number: int = 0) -> EncodedPrompt:
-        """Return the prompt of one sequence of the batch. For the method `pixels` the prompt has as many tokens as the budget,
-        with smaller pictures and less text.
+        """Return the prompt of one sequence of a pass. number: index of the sequence in the batch.
 
-        Raises ConfigError: the budget is too small for a picture."""
+        For the method `pixels` the prompt has as many tokens as the budget, with smaller pictures and less text.
+
+        Raises ConfigError: the budget is too small for a picture.
+        """
         cell = self.plan.cell(unit.cell)
         entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
         if not cell.compressor.resamples or entries >= unit.tokens:
@@ -279,7 +307,7 @@ class _Passes:
             ) from error
 
     def _whole(self, cell: Cell, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return a prompt of `tokens` tokens. Each is made once and kept on the host, where it takes no device memory."""
+        """Return the prompt of `tokens` tokens with the index `number`. It is made once and kept on the host."""
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         kind = kind_of(cell.dataset)
@@ -305,7 +333,7 @@ def _spec(cell: Cell) -> CellSpec:
 
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the numbers of a pass for a tracker: its times [s], or its peak [bytes]."""
+    """Return the numbers of a pass that a tracker shows, under names with `label`: its times [s], or its peak [bytes]."""
     one = rows[0]
     name = f"{one['dataset']}/{label}/{one['prompt_tokens']}x{one['batch']}"
     of = {row["phase"]: row for row in rows}
@@ -320,7 +348,12 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a pass's rows, one per phase. The row `decode` has the bytes of the cache, the row `total` the values of `last`."""
+    """Return the rows of a finished pass, one per phase.
+
+    rows: phase to the values of its row.
+    held: bytes of the cache, added to the row `decode`.
+    last: values added to the row `total`.
+    """
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
     more = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
     return [{"phase": name} | row | more.get(name, {}) for name, row in rows.items()]

@@ -17,16 +17,16 @@ _GROWTH = 4
 
 
 class PassOutcome(str):
-    """A status (`ok`, `oom`, ...) with the peak bytes of its pass, if known.
+    """The status of a pass (`ok`, `oom`, ...) as a string, with the pass's peak bytes, if known.
 
-    copied: most sequences were copies of a few, so the outcome guides the search but is not a result.
+    copied: most sequences were copies of a few, so the outcome guides the search but is no result.
     """
 
     peak: int | None
     copied: bool
 
     def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> PassOutcome:
-        """Make a status that equals its text."""
+        """Make an outcome that equals the text of its status."""
         made = super().__new__(cls, status)
         made.peak, made.copied = peak, copied
         return made
@@ -34,11 +34,11 @@ class PassOutcome(str):
 
 @dataclass
 class Search:
-    """The search for one cell and length.
+    """How far the search for the largest batch of one cell and prompt length has come.
 
     Attributes:
         tried: numbers of sequences with known outcomes, in order.
-        next: the number to try next, None if the search is over.
+        next: the number of sequences to try next, None if the search is over.
         largest: the largest number that fitted so far.
         stopped: whether the search ended at a failure other than out of memory.
     """
@@ -50,7 +50,7 @@ class Search:
 
 
 def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Search:
-    """Return the state of a search.
+    """Return how far a search for the largest batch has come, and which number of sequences to try next.
 
     Args:
         outcomes: number of sequences to its pass's status. A `PassOutcome` also has the peak.
@@ -67,8 +67,10 @@ def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Searc
 
 
 def _stands(known: Mapping[int, str], limit: int | None) -> Search:
-    """Return the state of a search after these outcomes. known: number of sequences to status, in the order in which they were
-    tried."""
+    """Return the state of a search from the outcomes known so far.
+
+    known: number of sequences to status, in the order in which they were tried.
+    """
     fails = min((size for size, status in known.items() if status == "oom"), default=None)
     fits = sorted(size for size, status in known.items() if status == "ok" and (fails is None or size < fails))
     search = Search([*known], None, fits[-1] if fits else 0)
@@ -91,8 +93,12 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
 
 
 def _on_the_line(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
-    """Return the largest batch whose peak, by a line through the peaks of two batches, is within the limit. None if the line does
-    not rise."""
+    """Return the largest batch whose extrapolated peak memory is within the limit.
+
+    The peak is extrapolated by a line through the peaks of two batches. None if the line does not rise.
+
+    peaks: number of sequences to peak bytes.
+    """
     if len(peaks) < 2 or limit is None:
         return None
     (one, low), (other, high) = peaks.items()

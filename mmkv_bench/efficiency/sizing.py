@@ -29,7 +29,7 @@ _READ = (
 
 
 class Size(NamedTuple):
-    """Pixels of a picture, or of each frame of a video."""
+    """Width and height of a picture, or of each frame of a video, in pixels."""
 
     width: int
     height: int
@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """A family's rules with the settings of one processor.
+    """A model family's rules for the number of visual tokens, with the settings of one processor.
 
     Attributes:
         settings: settings of the processor, in the form that `families.registry` reads.
@@ -52,8 +52,7 @@ class Rules:
 
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
-        """Return the rules of a transformers processor, including its own limits. `limits`: further limits, applied at
-        each call."""
+        """Return the rules of a transformers processor, which include its own size limits. limits: further limits of the run."""
         parts = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")
@@ -63,7 +62,7 @@ class Rules:
         return cls(model_type, parts, limits, frames)
 
     def pictures(self, room: int, beside: int) -> list[Size]:
-        """Return the sizes of the pictures of one prompt; none if even the smallest does not fit.
+        """Return the sizes of pictures that fill a prompt with visual tokens; none if even the smallest picture does not fit.
 
         Args:
             room: tokens for all pictures.
@@ -75,7 +74,8 @@ class Rules:
         return alone if counts[0] >= counts[1] else several
 
     def video(self, room: int) -> tuple[int, Size] | None:
-        """Return the number of frames and their size, or None if not even one small frame fits. room: tokens for the video."""
+        """Return the number of frames and their size of a video that fills `room` tokens; None if not even one small frame
+        fits."""
         if room < 1:
             return None
         least, large = (partial(self.video_tokens, size=self._shaped(units)) for units in (1, room))
@@ -93,7 +93,12 @@ class Rules:
 
     # ------------------------------------------------------------------ pictures
     def _greedy(self, room: int, beside: int, images: int) -> list[Size]:
-        """Return the size of one picture (images=1), or of as many as fit; with tiles, larger ones come first."""
+        """Return the sizes of pictures that fill `room` tokens: of one picture if images=1, else of as many as fit.
+
+        With tiles, larger pictures come first.
+
+        beside: tokens per picture besides its visual tokens.
+        """
         if room <= beside:
             return []
         if family(self.model_type).pixel_limits:
@@ -111,7 +116,10 @@ class Rules:
         return sizes
 
     def _menu(self, images: int) -> dict[int, Size]:
-        """Map numbers of visual tokens to the smallest picture in whole tiles that has as many."""
+        """Map each possible number of visual tokens to the smallest picture of whole tiles that has this number.
+
+        images: number of pictures in the prompt.
+        """
         edge = self._tile()
         counts: dict[int, Size] = {}
         shapes = [(c, r) for c in range(1, _GRID + 1) for r in range(1, _GRID + 1) if c * r <= _GRID and max(c, r) <= 6]
@@ -121,16 +129,17 @@ class Rules:
         return counts
 
     def picture_tokens(self, size: Size, images: int) -> int:
-        """Count the visual tokens of one of `images` pictures of this size."""
+        """Return the number of visual tokens of a picture of this size, in a prompt with `images` pictures."""
         return image_tokens(self.model_type, self.settings, *size, images, self.limits)
 
     # ------------------------------------------------------------------ videos
     def video_tokens(self, frames: int, size: Size) -> int:
-        """Count the visual tokens of a video."""
+        """Return the number of visual tokens of a video with `frames` frames of this size."""
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
     def _shaped(self, units: int) -> Size:
-        """Return one tile, or for families that scale by area a nearly square size of at most `units` merged patches."""
+        """Return a nearly square picture size of at most `units` merged patches. Families with tiles get the size of one
+        tile."""
         if not family(self.model_type).pixel_limits:
             return Size(self._tile(), self._tile())
         part = self.settings["image"]
@@ -140,7 +149,10 @@ class Rules:
         return Size(units // rows * unit, rows * unit)
 
     def _largest(self, tokens: Callable[[Size], int], room: int) -> Size | None:
-        """Return the size with the most tokens that fit into `room`, the smallest of several such sizes; None if none fits."""
+        """Return the size with the most tokens that fit into `room`; of several such sizes the smallest, None if none fits.
+
+        tokens: function from a size to its number of tokens.
+        """
         area = _most(lambda units: tokens(self._shaped(units)) <= room, room)
         if not area:
             return None
@@ -154,6 +166,8 @@ class Rules:
 
 
 def _most(fits: Callable[[int], bool], high: int) -> int:
-    """Return the largest number from 1 to `high` for which `fits` is true; 0 if there is none. `fits` must hold up to some number
-    and fail above it."""
+    """Return the largest number from 1 to `high` for which `fits` is true, by bisection; 0 if there is none.
+
+    `fits` must be true up to some number and false above it.
+    """
     return bisect_left(range(1, high + 1), True, key=lambda number: not fits(number))

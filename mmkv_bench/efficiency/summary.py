@@ -35,17 +35,18 @@ _ALIKE = 0.05  # maximum relative difference of medians for two steps to count a
 def summary_lines(
     rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
-    """Return a table with one line per cell, prompt length, batch and kind of prefill, sorted by length, batch and cell.
+    """Summarise timed passes: return one line per cell, prompt length, batch and kind of prefill, sorted by length, batch and
+    cell.
 
     Args:
         rows: rows of the table `timings`.
-        baselines: cell -> the cell of `full` that its ratios divide by.
+        baselines: cell -> the full-cache cell that its ratios divide by.
         limits: roofline of the model on the device. If None (unknown), MBU, MFU, rooflines and `speed_up_allowed` are null.
         memory_limit: passes that counted memory under another limit are left out.
 
     Returns:
         These columns, null where unknown.
-        For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high`, quartiles over
+        `<name>_low`, `<name>_median`, `<name>_high` for each of `POINTS`, `score`, `tpot` and `tokens_s`: quartiles over
         repeats (for TPOT over all steps) [s, tokens/s].
         `<name>_ratio_...` for TPOT, second token and total: the cell's value over the value of `full`.
         `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `load` (median),
@@ -82,7 +83,7 @@ def summary_lines(
 
 
 def _state(table: pd.DataFrame) -> pd.DataFrame:
-    """Return each line's status and error (of the first failure if there is one), repeats, load, and disturbances."""
+    """Return, per line of the summary: status and error (of the first failure), repeats, load, and disturbances."""
     ended = table[table["phase"] == "total"]
     lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
     state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
@@ -97,7 +98,11 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the ratios of each cell's values to those of `full` in the same repeat; null if `full` has no such pass."""
+    """Return the ratio of each value to that of `full` in the same repeat; null if `full` has no such pass.
+
+    wide: one row per pass, one column per value.
+    baselines: cell -> the full-cache cell that its ratios divide by.
+    """
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
@@ -108,7 +113,8 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the largest batch that fits for each `WAY`, and its ratio to full's. Null unless one more ran out of memory."""
+    """Return the largest batch that fits for each `WAY`, and its ratio to full's. Null unless one sequence more ran out of
+    memory."""
     import pandas as pd
 
     alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
@@ -128,14 +134,14 @@ def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
-    """Return `<column>_low`, `_median`, `_high` of each line."""
+    """Return the quartiles of each column over the repeats of a line: `<column>_low`, `<column>_median`, `<column>_high`."""
     lines = values.groupby(level=LINE)
     quantiles = [lines.quantile(share).add_suffix(f"_{name}") for name, share in _QUARTILES.items()]
     return quantiles[0].join(quantiles[1:])
 
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Return each line's peaks by phase and bytes of the cache, from the pass that counts memory."""
+    """Return, per line of the summary: memory peaks by phase and bytes of the cache, from the pass that counts memory."""
     counted = table[table["repeat"].isna() & (table["status"] == "ok")]
     peaks = counted.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
     total, decode = (counted[counted["phase"] == name].set_index(LINE) for name in ("total", "decode"))
@@ -144,7 +150,8 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a step."""
+    """Return the lines with columns that compare times with hardware limits: MBU, MFU, and the roofline time of a decode
+    step."""
     lines[["roofline_ms", "mbu", "prefill_mfu"]] = float("nan")
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
@@ -160,7 +167,10 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
 
 
 def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Add `speed_up_allowed`: the roofline time of `full` at the same length and batch over the line's; null for `full`."""
+    """Return the lines with the column `speed_up_allowed`: full's roofline time over the line's. Null for `full`.
+
+    Both times are at the same length and batch.
+    """
     import pandas as pd
 
     places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
@@ -171,11 +181,16 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Compare the decode steps of a cell's shortest and longest prompt at one batch. Set `launch_bound` and `launch_unknown`.
+    """Find out whether the decode steps of a cell are bound by kernel launches. Return lines with `launch_bound` and
+    `launch_unknown`.
 
-    If the quartiles of the step times overlap and the medians differ by at most `_ALIKE`, a step's time does not depend on its
-    bytes: it is bound by kernel launches. If they overlap although the medians differ more, this is unknown. It is also unknown
-    with few repeats, because their steps were measured close in time."""
+    The steps of the shortest and the longest prompt at one batch are compared. If the quartiles of the step times overlap and
+    the medians differ by at most `_ALIKE`, a step's time does not depend on its bytes: it is bound by launches. If the
+    quartiles overlap but the medians differ more, this is unknown. It is also unknown with few repeats, because their steps
+    were measured close in time.
+
+    read: bytes that a step of each line reads.
+    """
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
@@ -192,7 +207,8 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
 
 
 def document(lines: pd.DataFrame, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Return the lines as plain values, with the method and the budget of each cell. Unknown values are null."""
+    """Return the lines of a summary as plain values for JSON, each with the method and the budget of its cell. Unknown values
+    are null."""
     named = {cell.cell: {"method": cell.method, "budget": str(cell.budget or "")} for cell in cells}
     return [
         named[line["cell"]] | {name: None if value is None or value != value else value for name, value in line.items()}

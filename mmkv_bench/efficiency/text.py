@@ -49,7 +49,7 @@ PEAKS: tuple[tuple[str, str, float], ...] = (
 
 
 def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> str:
-    """Return the tables and their notes. lines: from `summary_lines`."""
+    """Return the summary as text: tables per prompt length and batch, and notes. lines: from `summary_lines`."""
     labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
     if len(lines):
@@ -71,7 +71,10 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Describe the share of windows and recurrent states in the state of all layers, and the share that each budget leaves."""
+    """Return a sentence about the memory of sliding windows and recurrent states at a prompt length.
+
+    It states their share in the state of all layers, and the share of this state that each budget leaves.
+    """
     family, dtype = plan.family, plan.cells[0].dtype
     if not family.states.layers:
         return ""
@@ -83,7 +86,7 @@ def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
 
 
 def _table(lines: list[dict[str, Any]]) -> list[str]:
-    """Return a table of numbers and one of peaks for finished cells, then one line per failed cell."""
+    """Return the text of one length and batch: a table of times, a table of memory peaks, and one line per failed cell."""
     ended = [line for line in lines if line["status"] == "ok"]
     failed = [f"  {line['label']}: {line['status']}: {line['error']}" for line in lines if line["status"] != "ok"]
     if not ended:
@@ -115,7 +118,7 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
 
 
 def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
-    """Return one line per cell and length: the largest batch that fits, its numbers, and those of `full`."""
+    """Return one line of text per cell and length: the largest batch that fits, its times, and those of `full`."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]
@@ -126,7 +129,7 @@ def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
 
 
 def _at_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the line of a cell's largest batch, or a line with the reason why there is none."""
+    """Return the summary line of a cell's largest batch; without one, a line with the reason. sizes: the cell's lines."""
     largest = next((line["largest_batch"] for line in reversed(sizes) if line["largest_batch"] >= 0), None)
     at = next((line for line in sizes if line["batch"] == largest), None)
     failed = next((line for line in sizes if line["status"] not in ("ok", "oom")), sizes[0] | {"status": "ok"})

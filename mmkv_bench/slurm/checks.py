@@ -22,7 +22,7 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def check_launcher(launcher: Mapping[str, Any]) -> None:
-    """Refuse settings under which a stopped job would not be queued again, or several tasks of a job would do the same work."""
+    """Refuse launcher settings under which a stopped job is not queued again, or several tasks of a job do the same work."""
     if launcher["timeout_min"] < _SHORTEST:
         raise ConfigError(
             f"hydra.launcher.timeout_min={launcher['timeout_min']}: submitit takes any stop signal in a job's "
@@ -44,13 +44,15 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
 
 
 def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
-    """Return the number of processes of a job: one per requested GPU, unless one process takes all GPUs. launcher:
-    `hydra.launcher` of the run's model."""
+    """Return the number of processes of a job: one per requested GPU, or one if the model takes all GPUs.
+
+    launcher: the settings `hydra.launcher` of the run.
+    """
     return 1 if model.device_map is not None or model.device == "cpu" else max(1, gpus_of(launcher))
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
-    """Return the number of GPUs per node that a job requests, in either of Slurm's spellings. launcher: as for `devices_of`."""
+    """Return the number of GPUs per node that a job requests, in either of Slurm's spellings. launcher: `hydra.launcher`."""
     named = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher["gres"] or ""))
     return max(int(launcher["gpus_per_node"] or 0), int(named[1] or 1) if named else 0)
 
@@ -66,9 +68,11 @@ def check_here() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of rows that several nodes cannot write to: one in this machine's memory although the cluster has other
-    nodes, or on a file system without locks or without replacement in one step. The folder is created; nothing else is left
-    behind."""
+    """Refuse a result folder that several nodes cannot write to. The folder is created; nothing else is left behind.
+
+    It is refused if it is in this machine's memory although the cluster has other nodes, or on a file system without locks or
+    without atomic renames.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
     nodes = set() if answer is None else set(answer.stdout.split())

@@ -23,8 +23,11 @@ _ATTEMPTS = 6
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Wait for the lock of a sweep's folder and hold it, so that the later of two concurrent sweeps sees the other's jobs. If the
-    file system has no locks, print this once and do not wait."""
+    """Hold the lock of a sweep's folder inside the block, so that the later of two concurrent sweeps sees the jobs of the
+    first.
+
+    If the file system has no locks, print this once and do not wait.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -48,7 +51,10 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
-    """Write submitted jobs (id to its subjects) to a list in a sweep's folder, for later sweeps."""
+    """Append submitted jobs to the list in a sweep's folder, for later sweeps.
+
+    jobs: job id to what it works on (see `SweepJob.subjects`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _NAME).open("a") as file:
         for job, subjects in jobs.items():
@@ -56,8 +62,12 @@ def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
 
 
 def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
-    """Return the ids of jobs that sweeps submitted from this folder for one of these subjects. Unreadable lines, left by a
-    killed submission, are ignored."""
+    """Return the ids of jobs that earlier sweeps submitted from this folder for one of these subjects.
+
+    Unreadable lines, left by a killed submission, are ignored.
+
+    subjects: what jobs work on (see `SweepJob.subjects`).
+    """
     found = set()
     for line in (folder / _NAME).read_text().splitlines() if (folder / _NAME).exists() else ():
         try:
@@ -70,13 +80,13 @@ def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
 
 
 def queued(jobs: Collection[str]) -> set[str] | None:
-    """Return the jobs that are waiting, running or being queued again; None if Slurm does not answer."""
+    """Return the ids among `jobs` that are waiting, running or being queued again; None if Slurm does not answer."""
     answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"])
     return None if answer is None or answer.returncode else {*jobs} & {*answer.stdout.split()}
 
 
 def of_script(script: Path) -> str | None:
-    """Return the id of the queued job or array with this script; None if there is none, or if Slurm does not answer."""
+    """Return the id of the queued job or array that runs this script; None if there is none, or if Slurm does not answer."""
     answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%F|%o"])
     lines = [] if answer is None or answer.returncode else answer.stdout.splitlines()
     ids = {name for name, _, command in (line.partition("|") for line in lines) if command.strip() == str(script)}
@@ -84,8 +94,10 @@ def of_script(script: Path) -> str | None:
 
 
 def surely_queued(jobs: Collection[str]) -> set[str]:
-    """Return `queued`. If Slurm does not answer for more than 20 seconds, raise ConfigError. Treating that as an empty queue
-    would submit everything again."""
+    """Return `queued(jobs)`; raise ConfigError if Slurm does not answer for more than 20 seconds.
+
+    To treat silence as an empty queue would submit everything again.
+    """
     if not jobs:
         return set()
     for attempt in range(_ATTEMPTS):
@@ -101,7 +113,7 @@ def surely_queued(jobs: Collection[str]) -> set[str]:
 
 
 def wait_for(jobs: Collection[str]) -> None:
-    """Wait until none of the jobs is queued. A controller that does not answer is asked again."""
+    """Wait until none of the jobs is queued or running. If Slurm does not answer, it is asked again."""
     left, pause, said, silent = {*jobs}, _SHORTEST_S, None, False
     while left:
         found = queued(left)
@@ -124,9 +136,12 @@ SUBMIT_S = 60.0
 
 
 def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.CompletedProcess[str] | None:
-    """Run a program and return its result, or None if it takes longer than `wait_s` [s] (default `WAIT_S`) or does not exist.
+    """Run a program and return its result. Return None if it takes longer than `wait_s` [s] (default `WAIT_S`) or does not
+    exist.
 
     A program that takes too long is killed with all processes that it started (it may be a site's wrapper script).
+
+    words: the program and its arguments.
     """
     try:
         process = subprocess.Popen(

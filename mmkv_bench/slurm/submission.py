@@ -45,7 +45,7 @@ class Executor(SlurmExecutor):
         return 2
 
     def script(self, count: int) -> str:
-        """Return the script of an array of `count` jobs, as sbatch gets it."""
+        """Return the sbatch script of an array of `count` jobs."""
         if count > 1:
             self.parameters["map_count"] = count
         try:
@@ -54,10 +54,10 @@ class Executor(SlurmExecutor):
             self.parameters.pop("map_count", None)
 
     def array(self, jobs: Sequence[Callable[[], None]]) -> list[str]:
-        """Submit jobs as one array. Return their ids in order, `<array>_<index>`, or the id of a single job.
+        """Submit jobs as one Slurm array. Return their ids in order, `<array>_<index>`, or the id of a single job.
 
         Raises:
-            ConfigError: sbatch refuses them, or their fate is unknown.
+            ConfigError: sbatch refuses the jobs, or it is unknown whether they were submitted.
             OSError: the jobs' files cannot be written.
         """
         folder = JobPaths.get_first_id_independent_folder(self.folder)
@@ -84,8 +84,10 @@ class Executor(SlurmExecutor):
 
 
 def _sent(script: Path) -> str:
-    """Submit a script by sbatch. Return the id of the job or array. Raise ConfigError if sbatch refuses it (with its message), or
-    prints no id and squeue has no job with this script."""
+    """Submit a script by sbatch. Return the id of the job or array.
+
+    Raise ConfigError if sbatch refuses the script, or prints no id and squeue has no job with this script.
+    """
     answer = ask(["sbatch", str(script)], SUBMIT_S)
     if answer is not None and answer.returncode:
         raise ConfigError(f"sbatch refuses: {_words(answer.stderr or answer.stdout)}")
@@ -102,7 +104,7 @@ def _sent(script: Path) -> str:
 
 
 def submitted(text: str) -> str | None:
-    """Return the id in sbatch's output, ignoring a wrapper's output; None if no id is certain."""
+    """Return the job id in sbatch's output; None if no id is certain. Output of a wrapper script is ignored."""
     ids = set(_TAKEN.findall(text))
     alone = _PARSABLE.fullmatch(text.strip())
     if alone is not None:
@@ -111,8 +113,11 @@ def submitted(text: str) -> str | None:
 
 
 def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
-    """Return `hydra.launcher` with the changes for a model in `slurm.models` (argument `models`). Refuse keys that it does not
-    have."""
+    """Return the settings `hydra.launcher`, changed by the settings for one model. Keys that the launcher does not have are
+    refused.
+
+    models: `slurm.models`, model name to changes.
+    """
     own = (models or {}).get(model) or {}
     known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
     for key in own:
@@ -122,9 +127,11 @@ def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, mod
 
 
 def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
-    """Make the executor that submits these jobs. Slurm is not asked yet, and no folder is created.
+    """Return an executor that can submit the jobs of a sweep. Slurm is not asked yet, and no folder is created.
 
-    launcher: `hydra.launcher`, checked. slurm: the configuration's node `slurm`. out: folder of the rows.
+    launcher: the settings `hydra.launcher`, checked.
+    slurm: the settings `slurm`.
+    out: folder of the rows.
     """
     given = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
     given |= beside(given, slurm, out, int(launcher["max_num_timeout"]))
@@ -139,8 +146,13 @@ def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
 
 
 def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
-    """Return submitit's parameters for the keys of `slurm`: setup lines (modules first, then the user's) and flags of srun. Jobs
-    in an image lack squeue and scontrol, so they also get lines, run outside the image, that queue the job again."""
+    """Return submitit's parameters for the settings `slurm`: setup lines (modules first, then the user's) and flags of srun.
+
+    Jobs in a container image lack squeue and scontrol. They get lines, run outside the image, that queue the job again.
+
+    given: the parameters from `hydra.launcher`.
+    attempts: how often a job may be queued again.
+    """
     modules = [shlex.quote(str(name)) for name in slurm.modules]
     lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
     setup = [*_STRICT, *lines, *_LENIENT] if lines else []
@@ -156,8 +168,10 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
 
 
 def _again(attempts: int) -> list[str]:
-    """Return script lines that run after the job and decide whether to queue it again. A task of an array is named by array and
-    index, because the array's id alone would queue all its tasks."""
+    """Return script lines that run after the job and decide whether to queue it again. attempts: how often this may happen.
+
+    A task of an array is named by array and index, because the array's id alone would queue all its tasks.
+    """
     return [
         "code=$?",
         "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; job=${job:-$SLURM_JOB_ID}",
@@ -171,7 +185,7 @@ def _again(attempts: int) -> list[str]:
 
 
 def _python(slurm: Slurm, out: Path) -> str | None:
-    """Return the command that starts Python in a job. None means the interpreter of this process."""
+    """Return the command that starts Python in a job; None for the interpreter of this process."""
     if slurm.container is None:
         return None if slurm.python is None else shlex.quote(str(slurm.python))
     python = shlex.quote(str(slurm.python or "python"))
@@ -182,7 +196,7 @@ def _python(slurm: Slurm, out: Path) -> str | None:
 
 
 def _mounts(slurm: Slurm, out: Path) -> list[str]:
-    """List the mounts of an image as source:target. The rows' folder keeps its path."""
+    """Return the mounts of a container image as source:target. The rows' folder keeps its path."""
     named = [str(folder) for folder in slurm.mounts]
     return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *named]]
 
@@ -192,9 +206,11 @@ Split = tuple[Executor, Sequence[Callable[[], None]]]
 
 
 def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
-    """Yield the jobs' ids of each array as soon as Slurm accepted it, so that they can be recorded before the next array.
+    """Submit arrays of jobs. Yield the jobs' ids of each array once Slurm has accepted it, to be recorded before the next
+    array.
 
     Args:
+        arrays: the arrays' jobs and executors.
         parallelism: maximum number of running jobs over all arrays. An executor's own limit applies to its array.
 
     Raises:
@@ -226,7 +242,8 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
 
 
 def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
-    """Divide a limit of running jobs over arrays. Return each array's share, and the index of the array that it waits for.
+    """Divide a limit of running jobs over arrays. Return, for each array, its limit and the index of the array it waits for,
+    or None.
 
     Arrays that run concurrently share the limit, each with no more than it can use. If there are more arrays than the limit,
     each further array starts when an earlier one has ended.
@@ -247,14 +264,14 @@ def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
 
 
 def largest_array() -> int:
-    """Return the largest number of jobs in an array on this cluster."""
+    """Return the largest number of jobs that this cluster allows in an array."""
     answer = ask(["scontrol", "show", "config"])
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout if answer else "", re.MULTILINE)
     return max(1, int(found[1]) if found else _LARGEST_ARRAY)
 
 
 def log_of(folder: Path, job: str) -> Path:
-    """Return the file of a job's stderr. A task of an array has a separate folder."""
+    """Return the path of a job's stderr. A task of an array has a separate folder."""
     return JobPaths(folder, job, 0).stderr
 
 

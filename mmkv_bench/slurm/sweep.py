@@ -48,7 +48,7 @@ _OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One job: the overrides of its run, its model, its datasets and its shard."""
+    """One Slurm job of a sweep: the overrides of its run, its model, its datasets and its shard."""
 
     overrides: tuple[str, ...]
     model: str
@@ -57,7 +57,7 @@ class SweepJob:
 
     @property
     def subjects(self) -> list[str]:
-        """Return names of what the job works on. Two jobs that may work on the same samples share such a subject."""
+        """Return names of what the job works on. Two jobs that may work on the same samples have a name in common."""
         return [f"{self.model} {dataset}" for dataset in self.datasets]
 
     def __str__(self) -> str:
@@ -66,8 +66,10 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: its overrides, plan and store, and its division into jobs (shards of each dataset, and the maximum
-    hours of a job with several datasets)."""
+    """One run of a sweep: its overrides, plan and store.
+
+    It also has its division into jobs: shards of each dataset, and the maximum hours of a job with several datasets.
+    """
 
     overrides: Sequence[str]
     plan: Plan
@@ -77,7 +79,8 @@ class Run:
 
     @classmethod
     def all(cls, jobs: Sequence[tuple[list[str], RunConfig]], plan: Callable[[RunConfig], Plan]) -> list[Run]:
-        """Plan the runs with this function."""
+        """Return the runs of a sweep. jobs: pairs (overrides, configuration). plan: function from a configuration to its
+        plan."""
         plans = [plan(config) for _, config in jobs]
         return [
             cls(words, made, Store(made.out), config.shards, config.slurm.job_hours)
@@ -85,10 +88,11 @@ class Run:
         ]
 
     def missing(self, opened: bool = True) -> list[SweepJob]:
-        """Return the jobs that the run still needs. A job is needed if a sample lacks a row in some cell.
+        """Return the jobs that the run still needs: those with a sample that lacks an answer in some cell (method at a
+        budget).
 
-        Datasets that only lack scores get no job. Only the stored rows decide. So a sweep may be continued with any number of
-        shards, and ends with the same rows.
+        Only stored rows decide. So a sweep may be continued with any number of shards, and ends with the same rows. Datasets
+        that only lack scores get no job.
 
         Args:
             opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a job.
@@ -117,12 +121,13 @@ class Run:
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
-    """Submit what is missing, wait, score and print. Return 0, or 1 if something is missing or failed.
+    """Submit the missing work of a sweep to Slurm, wait, score and print tables. Return 0, or 1 if something is missing or
+    failed.
 
     Args:
         jobs: the runs (overrides, configuration), checked.
         launcher: `hydra.launcher`.
-        job: see `Job`.
+        job: makes the object that submitit calls on a node, see `Job`.
 
     Raises:
         ConfigError: something cannot be submitted. Nothing is lost then.
@@ -163,7 +168,12 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
 def _submit(
     runs: Sequence[Run], requests: Requests, launcher: Mapping[str, Any], slurm: Slurm, folder: Path, job: Job
 ) -> dict[str, SweepJob]:
-    """Submit what is missing and record it, array by array. Return job id to job. Raises the errors of `submission.submit`."""
+    """Submit the missing jobs of all runs, array by array, and record them in the folder. Return job id -> job.
+
+    requests: what each model's jobs request from Slurm.
+
+    Raises the errors of `submission.submit`.
+    """
     todo = [piece for run in runs for piece in run.missing()]
     largest = submission.largest_array() if todo else 1
     arrays = [
@@ -184,8 +194,11 @@ def _submit(
 
 
 def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
-    """Print the scripts for what is missing, and the run of each job. Slurm is not asked, and nothing is loaded or created.
-    Return the plans, as far as they are known without data. Raises the errors of `sweep` that are known without Slurm."""
+    """Print the scripts for the missing work, and the run of each job, without Slurm. Return the plans.
+
+    Nothing is loaded or created, so the plans are those that are known without data. Raises the errors of `sweep` that are
+    known without Slurm.
+    """
     requests = _requests(jobs, launcher)
     runs = Run.all(jobs, outline)
     todo = [piece for run in runs for piece in run.missing(opened=False)]
@@ -200,7 +213,7 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
 
 
 def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> Requests:
-    """Return the Slurm resources of each model's jobs. Raises the errors of `_check` and `checks.check_launcher`."""
+    """Return what the jobs of each model request from Slurm. Raises the errors of `_check` and `checks.check_launcher`."""
     checks.check_launcher(launcher)
     requests: Requests = {}
     for _, config in jobs:
@@ -212,7 +225,7 @@ def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str
 
 
 def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
-    """Group jobs by their requests to Slurm. Each group becomes one array."""
+    """Group jobs by what they request from Slurm. Return (request, jobs) per group; each group becomes one array."""
     groups: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
     for piece in todo:
         own, _ = requests[piece.model]
@@ -221,7 +234,7 @@ def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Map
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:
-    """Map each cell to its dataset and its number of samples."""
+    """Map the hash of each cell of a run to (dataset, number of samples)."""
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 
@@ -230,7 +243,13 @@ def _say(sentence: str) -> None:
 
 
 def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
-    """Score and print the stored answers, and report what is missing, even if scoring fails. Raises the errors of `carry_out`."""
+    """Score the stored answers, print tables, and report what is missing. Return the exit code.
+
+    What is missing is reported even if scoring fails. Raises the errors of `carry_out`.
+
+    ids: job id -> job.
+    folder: the folder of the jobs' logs.
+    """
     from mmkv_bench.run.run import carry_out
 
     missing = {subject for run in runs for piece in run.missing() for subject in piece.subjects}
@@ -253,7 +272,7 @@ def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last message of a job, or a sentence if it has no log."""
+    """Return the last message in a job's log, or a sentence if it has no log."""
     try:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -269,7 +288,7 @@ def _last_words(log: Path) -> str:
 
 # ---------------------------------------------------------------------- the jobs that a sweep still has to do
 def _check(scenario: str, stage: str, shard: str) -> None:
-    """Refuse settings that a sweep on Slurm cannot split: scenario=efficiency, stage=score, or a given shard."""
+    """Raise ConfigError for settings that a sweep on Slurm cannot split: scenario=efficiency, stage=score, or a given shard."""
     if scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times its cells one after another in one process; allowed with launcher=slurm: "
@@ -287,8 +306,13 @@ def _check(scenario: str, stage: str, shard: str) -> None:
 def _together(
     asked_for: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
 ) -> list[tuple[int, list[DatasetShare]]]:
-    """Group datasets of the same shard into jobs of at most `most` hours, in order. A dataset with unknown hours gets a
-    separate job."""
+    """Group datasets of the same shard into jobs of at most `most` hours, in order. Return (shard, datasets) per job.
+
+    A dataset with unknown hours gets its own job.
+
+    asked_for: pairs (dataset, shard).
+    hours: dataset to its hours per shard.
+    """
     jobs: list[tuple[int, list[DatasetShare]]] = []
     filling: dict[int, tuple[list[DatasetShare], float]] = {}
     for part, index in asked_for:
@@ -305,8 +329,10 @@ def _together(
 
 
 def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
-    """Return the shards that contain one of the samples `wanting`. If that is unknown without opening the data, return all
-    shards.
+    """Return the shards that contain one of the samples `wanting`; all shards if this is unknown without opening the data.
+
+    count: number of shards.
+    opened: whether data may be opened.
     """
     opened = part.spec.is_pages or (opened and part.counted == "data")
     if not wanting or count == 1 or not opened:
