@@ -181,6 +181,6 @@ def read(path: Path) -> str:
 
 
 def described(path: Path, tokens: int) -> str:
-    """Return the description of a text for an artefact: its name, checksum and passage length."""
+    """Return the description of a text for an artefact: the passage length, and the text's checksum."""
     digest = hashlib.sha256(read(path).encode()).hexdigest()[:16]
     return f"passages of {tokens} tokens, one behind the other, of a text with sha256 {digest}"

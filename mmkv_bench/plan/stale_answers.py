@@ -102,7 +102,7 @@ def differing_prompts(
 
     Return two tables: the answers whose prompts have changed, and those whose prompts cannot be made again.
 
-    limit: number of samples to compare; None compares all.
+    limit: only the dataset's first `limit` samples are compared; None compares all.
     """
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
