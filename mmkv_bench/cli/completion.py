@@ -22,10 +22,10 @@ def script(shell: str = "", *more: str) -> str:
 def candidates(words: Sequence[str]) -> list[str]:
     """Return the completions of a command line. words: one string, the line up to the cursor with the program's name."""
     line = words[0] if words else ""
-    before = line.split()[1:]
-    last = "" if not before or line[-1:].isspace() else before.pop()
-    quote = last[:1] if last[:1] in ("'", '"') else ""
-    return [quote + text for text in _offered(before, last.removeprefix(quote))]
+    words_before = line.split()[1:]
+    last_word = "" if not words_before or line[-1:].isspace() else words_before.pop()
+    opening_quote = last_word[:1] if last_word[:1] in ("'", '"') else ""
+    return [opening_quote + text for text in _offered(words_before, last_word.removeprefix(opening_quote))]
 
 
 def _offered(before: list[str], last: str) -> list[str]:
@@ -33,18 +33,20 @@ def _offered(before: list[str], last: str) -> list[str]:
     if not before and "=" not in last and not last.startswith("-"):
         verbs = [f"{verb} " for verb in VERBS if verb.startswith(last)]
         return verbs + (_settings([], last) if last else [])
-    name, rest = (before[0], before[1:]) if before and before[0] in VERBS else ("run", before)
+    name, words_after_verb = (before[0], before[1:]) if before and before[0] in VERBS else ("run", before)
     _, parser = reader(name)
     if last.startswith("-"):
         return [f"{flag} " for flag in parser.flags() if flag.startswith(last)]
     for action in parser._actions:
-        if action.choices and (not action.option_strings or (rest and rest[-1] in action.option_strings)):
-            taken = action.option_strings or not rest
-            choices = [f"{choice} " for choice in action.choices if taken and str(choice).startswith(last)]
+        if action.choices and (
+            not action.option_strings or (words_after_verb and words_after_verb[-1] in action.option_strings)
+        ):
+            takes_choices = action.option_strings or not words_after_verb
+            choices = [f"{choice} " for choice in action.choices if takes_choices and str(choice).startswith(last)]
             if choices:
                 return choices
     if any(action.dest in ("overrides", "names") for action in parser._actions):
-        return _settings([word for word in rest if "=" in word and not word.startswith("-")], last)
+        return _settings([word for word in words_after_verb if "=" in word and not word.startswith("-")], last)
     return []
 
 
@@ -53,9 +55,9 @@ def _settings(before: Sequence[str], last: str) -> list[str]:
     completed."""
     from mmkv_bench.config.compose import completions
 
-    opened = re.fullmatch(r"(?P<key>[\w.]+=)\[(?P<done>(.*,)?)(?P<part>\w*)", last)
-    if opened is None:
+    open_list = re.fullmatch(r"(?P<key>[\w.]+=)\[(?P<done>(.*,)?)(?P<part>\w*)", last)
+    if open_list is None:
         return completions(before, last)
-    key, done = opened["key"], opened["done"]
-    names = [text.removeprefix(key) for text in completions(before, key + opened["part"])]
-    return [f"{key}[{done}{name}" for name in names if name not in done.split(",")]
+    key, finished_elements = open_list["key"], open_list["done"]
+    names = [text.removeprefix(key) for text in completions(before, key + open_list["part"])]
+    return [f"{key}[{finished_elements}{name}" for name in names if name not in finished_elements.split(",")]

@@ -51,37 +51,47 @@ def deployment_of(
     passes, notes = _measured(plan, forecasts)
     losses: list[ScoreLoss] = []
     for folder in scores:
-        losses += (own := score_losses(build(load(folder)), folder))
-        models = sorted({key[0] for loss in own for key in loss.lost})
+        losses += (losses_of_folder := score_losses(build(load(folder)), folder))
+        models = sorted({key[0] for loss in losses_of_folder for key in loss.lost})
         if plan.model.name not in models:
-            words = f"{folder} has scores of {', '.join(models) or 'no model'}, none of {plan.model.name}; no column shows it."
-            notes = [*notes, Note(words, Rank.WARNING)]
-    largest = _largest(plan, forecasts) if passes else {}
-    counted = {(one.cell, one.tokens, one.visual_tokens > 0, one.batch): one for one in peaks if one.peaks}
+            warning = f"{folder} has scores of {', '.join(models) or 'no model'}, none of {plan.model.name}; no column shows it."
+            notes = [*notes, Note(warning, Rank.WARNING)]
+    largest_batches = _largest(plan, forecasts) if passes else {}
+    peaks_by_cell = {(one.cell, one.tokens, one.visual_tokens > 0, one.batch): one for one in peaks if one.peaks}
     tables = []
     for (prompts, tokens), group in groupby(forecasts.datasets, lambda one: (one.dataset, one.tokens)):
         options: dict[tuple[Key, int], Option] = {}
-        used: dict[Setting, Measured] = {}
+        used_measurements: dict[Setting, Measured] = {}
         for one in group:
-            way = plan.pass_config.batch_prefill if one.sequences > 1 else ONE_BY_ONE
-            here = {s: rows for s, rows in passes.items() if (s.prompts, s.tokens, s.way) == (prompts, tokens, way)}
-            measured = {(own.key, own.batch): own for rows in here.values() for own in rows.options}
-            used |= {
-                setting: rows for setting, rows in here.items() if any(o.batch == one.sequences for o in rows.options)
+            prefill_mode = plan.pass_config.batch_prefill if one.sequences > 1 else ONE_BY_ONE
+            passes_of_forecast = {
+                s: rows for s, rows in passes.items() if (s.prompts, s.tokens, s.way) == (prompts, tokens, prefill_mode)
+            }
+            measured_options = {
+                (losses_of_folder.key, losses_of_folder.batch): losses_of_folder
+                for rows in passes_of_forecast.values()
+                for losses_of_folder in rows.options
+            }
+            used_measurements |= {
+                setting: rows
+                for setting, rows in passes_of_forecast.items()
+                if any(o.batch == one.sequences for o in rows.options)
             }
             for cell in [cell for cell in plan.cells if cell.dataset == prompts]:
                 label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
                 label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
-                option = _option(cell, one, counted.get((label, tokens, kind_of(prompts) != TEXT, one.sequences)))
-                place = option.key, option.batch
-                option = measured[place].over(option) if place in measured else option
-                sequences = largest.get((cell.cell, tokens))
-                options.setdefault(place, option if sequences is None else replace(option, largest=sequences))
-        device = ", ".join({setting.device: None for setting in used} or [forecasts.given.device])
+                option = _option(cell, one, peaks_by_cell.get((label, tokens, kind_of(prompts) != TEXT, one.sequences)))
+                option_key = option.key, option.batch
+                option = measured_options[option_key].over(option) if option_key in measured_options else option
+                largest_batch = largest_batches.get((cell.cell, tokens))
+                options.setdefault(
+                    option_key, option if largest_batch is None else replace(option, largest=largest_batch)
+                )
+        device = ", ".join({setting.device: None for setting in used_measurements} or [forecasts.given.device])
         setting = Setting(plan.model.name, device, prompts, tokens, plan.pass_config.batch_prefill)
-        disturbed = [note for rows in used.values() for note in rows.notes]
-        further = [*notes, *disturbed, *_prefill(forecasts, tokens, plan.cells), *_ragged(plan.cells)]
-        tables.append(deployment_table(setting, [*options.values()], losses, forecasts.given.memory, further))
+        disturbance_notes = [note for rows in used_measurements.values() for note in rows.notes]
+        table_notes = [*notes, *disturbance_notes, *_prefill(forecasts, tokens, plan.cells), *_ragged(plan.cells)]
+        tables.append(deployment_table(setting, [*options.values()], losses, forecasts.given.memory, table_notes))
     return tables
 
 
@@ -93,25 +103,32 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
     line = next(
         (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
     )
-    numbers: dict[str, Any] = {}
+    dry_run_bytes: dict[str, Any] = {}
     if line is not None:
-        whole = not cell.compressor.resamples  # a smaller prompt needs less while it is prefilled
-        if whole:
-            numbers["nbytes"] = Estimate(line.needs, LEAST)
-        if whole and line.batch is not None:
-            numbers["largest"] = Estimate(line.batch, MOST)
+        takes_whole_prompt = not cell.compressor.resamples  # a smaller prompt needs less while it is prefilled
+        if takes_whole_prompt:
+            dry_run_bytes["nbytes"] = Estimate(line.needs, LEAST)
+        if takes_whole_prompt and line.batch is not None:
+            dry_run_bytes["largest"] = Estimate(line.batch, MOST)
         if line.ms is not None:
-            numbers["step_s"] = Estimate(line.ms / MS, LEAST)
-            numbers["tokens_s"] = Estimate(one.sequences * MS / line.ms, MOST)
+            dry_run_bytes["step_s"] = Estimate(line.ms / MS, LEAST)
+            dry_run_bytes["tokens_s"] = Estimate(one.sequences * MS / line.ms, MOST)
         if cell.budget is not None:
-            numbers["speed_up"] = Estimate(line.speed_up, MOST)
+            dry_run_bytes["speed_up"] = Estimate(line.speed_up, MOST)
     if peak is not None:
-        numbers["nbytes"] = Estimate(peak.largest, COUNTED)
+        dry_run_bytes["nbytes"] = Estimate(peak.largest, COUNTED)
         if peak.largest_batch is not None:
-            numbers["largest"] = Estimate(peak.largest_batch, COUNTED)
-    amount = {"entries": cell.budget_entries, "fraction": cell.budget_fraction}.get(cell.budget_kind, "")
-    key = cell.model, cell.protocol, cell.base, cell.reading or "", cell.parameters, f"{cell.budget_kind} {amount}"
-    return Option(key, cell.method, str(cell.budget or "all"), one.sequences, **numbers)
+            dry_run_bytes["largest"] = Estimate(peak.largest_batch, COUNTED)
+    budget_amount = {"entries": cell.budget_entries, "fraction": cell.budget_fraction}.get(cell.budget_kind, "")
+    key = (
+        cell.model,
+        cell.protocol,
+        cell.base,
+        cell.reading or "",
+        cell.parameters,
+        f"{cell.budget_kind} {budget_amount}",
+    )
+    return Option(key, cell.method, str(cell.budget or "all"), one.sequences, **dry_run_bytes)
 
 
 def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
@@ -121,18 +138,22 @@ def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Settin
     """
     if not plan.out.is_dir():
         return {}, []
-    given = forecasts.given
-    found = {s: rows for s, rows in measured_options(plan.out).items() if s.model == plan.model.name}
-    devices = dict.fromkeys(setting.device for setting in found)
-    asked = given.device.partition(" with ")[0] or (
-        None if given.bandwidth is None else "the device that --bandwidth gives"
+    assumptions = forecasts.given
+    passes_of_model = {s: rows for s, rows in measured_options(plan.out).items() if s.model == plan.model.name}
+    devices = dict.fromkeys(setting.device for setting in passes_of_model)
+    planned_device = assumptions.device.partition(" with ")[0] or (
+        None if assumptions.bandwidth is None else "the device that --bandwidth gives"
     )
     name = next(iter(devices), "cpu")
-    same = asked in (None, slug_of(name, "cuda", 0)) or (name == "cpu" and asked.endswith("-threads"))
-    if not devices or (same and len(devices) == 1):
-        return found, []
-    words = f"Passes in {plan.out} were measured on {', '.join(devices)}, not on {asked or 'one device'}, and are not used; "
-    return {}, [Note(f"{words}`mmkv-bench tables {plan.out} --metric tpot_s,tokens_s,peak` prints them.", Rank.WARNING)]
+    is_planned_device = planned_device in (None, slug_of(name, "cuda", 0)) or (
+        name == "cpu" and planned_device.endswith("-threads")
+    )
+    if not devices or (is_planned_device and len(devices) == 1):
+        return passes_of_model, []
+    warning = f"Passes in {plan.out} were measured on {', '.join(devices)}, not on {planned_device or 'one device'}, and are not used; "
+    return {}, [
+        Note(f"{warning}`mmkv-bench tables {plan.out} --metric tpot_s,tokens_s,peak` prints them.", Rank.WARNING)
+    ]
 
 
 def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int], Estimate]:
@@ -157,9 +178,16 @@ def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[No
     if rate is None or decoder is None:
         return []
     seconds = prefill_operations(decoder, tokens) / rate
-    smaller = dict.fromkeys(cell.method for cell in cells if cell.compressor.resamples)
-    but = f"; {' and '.join(smaller)}, whose prompts are smaller, less" * bool(smaller)
-    return [Note(f"The prefill of one prompt takes at least {number(seconds)} s, whatever the budget{but}.", Rank.MARK)]
+    resampling_methods = dict.fromkeys(cell.method for cell in cells if cell.compressor.resamples)
+    exception_clause = f"; {' and '.join(resampling_methods)}, whose prompts are smaller, less" * bool(
+        resampling_methods
+    )
+    return [
+        Note(
+            f"The prefill of one prompt takes at least {number(seconds)} s, whatever the budget{exception_clause}.",
+            Rank.MARK,
+        )
+    ]
 
 
 def _ragged(cells: Sequence[Cell]) -> list[Note]:
@@ -169,8 +197,8 @@ def _ragged(cells: Sequence[Cell]) -> list[Note]:
         for cell in cells
         if (allocator := cell.compressor.allocator) is not None and allocator.follows_prompt and cell.budget is not None
     )
-    words = (
+    note_text = (
         f"{', '.join(names)}: heads or layers keep different lengths, which follow from the prompt. On a CUDA device in half "
         "precision they lie without padding; elsewhere they are padded to the longest, and take more than a forecast says."
     )
-    return [Note(words, Rank.MARK)] if names else []
+    return [Note(note_text, Rank.MARK)] if names else []

@@ -25,8 +25,8 @@ from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 PROGRAM = "mmkv-bench"
 
-_FILE = declared(__file__, "verbs.yaml")
-VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _FILE.items() if not name.startswith("_")}
+_DECLARED_VERBS = declared(__file__, "verbs.yaml")
+VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _DECLARED_VERBS.items() if not name.startswith("_")}
 """Verb to its file in `verbs/`, summary, arguments and examples, in the order of the help. The file has a function
 `<verb>(given)`."""
 
@@ -54,16 +54,22 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ConfigError: an unknown flag, a flag with a missing or wrong value, or a missing name.
         """
-        given, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
-        settings = getattr(given, "overrides", None)
-        loose = unknown if settings is None else [word for word in (*unknown, *settings) if not _SETTING.match(word)]
-        if loose and settings is not None:
-            valued = [flag for action in self._actions if action.nargs is None for flag in action.option_strings]
-            words = rephrased(self.prog, arguments, self._option_string_actions, valued)
-            if not {*loose} & {*words}:
-                raise ConfigError(f"{loose[0]!r} is not written so; write {written(self.prog, words)}")
-            loose = [word for word in loose if word in words]
-        for word in loose:
+        parsed_arguments, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
+        settings = getattr(parsed_arguments, "overrides", None)
+        unexpected_words = (
+            unknown
+            if settings is None
+            else [word for word in (*unknown, *settings) if not _SETTING_PATTERN.match(word)]
+        )
+        if unexpected_words and settings is not None:
+            valued_flags = [flag for action in self._actions if action.nargs is None for flag in action.option_strings]
+            rephrased_words = rephrased(self.prog, arguments, self._option_string_actions, valued_flags)
+            if not {*unexpected_words} & {*rephrased_words}:
+                raise ConfigError(
+                    f"{unexpected_words[0]!r} is not written so; write {written(self.prog, rephrased_words)}"
+                )
+            unexpected_words = [word for word in unexpected_words if word in rephrased_words]
+        for word in unexpected_words:
             flag = word.partition("=")[0]
             name = flag.lstrip("-").replace("_", "-")
             if answer := VERB_ANSWERS.get(name):
@@ -74,19 +80,21 @@ class Parser(argparse.ArgumentParser):
                 raise ConfigError(f"unknown flag {flag!r} of `{self.prog}`; {nearest(flag, self.flags())}")
             if word in unknown:
                 raise ConfigError(f"{word!r} is one word too many for `{self.prog}`; see `{self.prog} --help`")
-        return given
+        return parsed_arguments
 
     def _with_defaults(self, words: list[str]) -> list[str]:
         """Return the words with `flag=default` in place of each flag whose value is optional and missing.
 
         Otherwise argparse would take a name after the flag for its value.
         """
-        optional = [action for action in self._actions if action.nargs == "?" and action.choices]
-        alone = {flag: action for action in optional for flag in action.option_strings}
-        pairs = zip(words, [*words, ""][1:], strict=True)
+        optional_value_actions = [action for action in self._actions if action.nargs == "?" and action.choices]
+        action_by_flag = {flag: action for action in optional_value_actions for flag in action.option_strings}
+        words_with_next = zip(words, [*words, ""][1:], strict=True)
         return [
-            f"{word}={alone[word].const}" if word in alone and after not in (alone[word].choices or ()) else word
-            for word, after in pairs
+            f"{word}={action_by_flag[word].const}"
+            if word in action_by_flag and after not in (action_by_flag[word].choices or ())
+            else word
+            for word, after in words_with_next
         ]
 
     def flags(self) -> list[str]:
@@ -105,9 +113,9 @@ class Parser(argparse.ArgumentParser):
         """Add an argument to the parser. name, stated: its name and its properties in `verbs.yaml`."""
         keywords = dict(stated)
         if kind := keywords.pop("kind", None):
-            keywords["action"] = _KINDS[kind]
+            keywords["action"] = _ACTION_BY_KIND[kind]
         if "type" in keywords:
-            keywords["type"] = _TYPES[keywords["type"]]
+            keywords["type"] = _TYPE_BY_NAME[keywords["type"]]
         if (choices := keywords.get("choices")) is not None:
             if isinstance(choices, Mapping):
                 keywords["help"] = "; ".join(f"{choice}: {meaning}" for choice, meaning in choices.items())
@@ -132,7 +140,7 @@ class Listed(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *texts])
 
 
-_SETTING = re.compile(r"~|[^-].*=|=", re.DOTALL)
+_SETTING_PATTERN = re.compile(r"~|[^-].*=|=", re.DOTALL)
 
 
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -142,30 +150,32 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """
     if not arguments:
         return "run", []
-    first, *rest = arguments
+    first, *words_after_verb = arguments
     if first in VERBS:
-        return first, rest
+        return first, words_after_verb
     if "=" in first or first.startswith(("-", "~", "+")):
         return "run", list(arguments)
     if answer := VERB_ANSWERS.get(first.lower().replace("_", "-")):
         line, words_go_on, _ = answer.partition("{words}")
         if words_go_on:
             program = line.rpartition("`")[2]
-            lists = [] if "sweep" in program else ["-m"]  # other verbs write a list in brackets
+            sweep_flag = [] if "sweep" in program else ["-m"]  # other verbs write a list in brackets
             try:
-                rest = rephrased(program, [*lists, *(word for word in rest if word != "--slurm")])
+                words_after_verb = rephrased(
+                    program, [*sweep_flag, *(word for word in words_after_verb if word != "--slurm")]
+                )
             except ConfigError as error:
                 raise ConfigError(f"{first!r} is not a verb; {answer.format(words='')}. {error}") from None
-        rest, errors = (rest, []) if "sweep" in line else checked(rest)
-        settings = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in rest)
+        words_after_verb, errors = (words_after_verb, []) if "sweep" in line else checked(words_after_verb)
+        settings = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in words_after_verb)
         raise ConfigError(f"{first!r} is not a verb; {joined(*errors, answer.format(words=settings))}")
     words = rephrased(PROGRAM, arguments)
     if all("=" in word for word in words):
         raise ConfigError(f"{first!r} is not a verb; write {written(PROGRAM, words)}")
-    clause = nearest(first, VERBS)
-    if not clause.startswith(SIMILAR):
-        clause = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"
-    raise ConfigError(f"{first!r} is not a verb; {clause}")
+    suggestion = nearest(first, VERBS)
+    if not suggestion.startswith(SIMILAR):
+        suggestion = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"
+    raise ConfigError(f"{first!r} is not a verb; {suggestion}")
 
 
 def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
@@ -234,8 +244,8 @@ _CONFIGURATION: dict[str, dict[str, Any]] = {
     "--json": {"kind": "flag", "help": "end stdout with one JSON document"},
 }
 """The arguments of verbs that compose a run's configuration."""
-_KINDS: dict[str, Any] = {"flag": "store_true", "list": Listed, "append": "append"}
-_TYPES: dict[str, Callable[[str], Any]] = {
+_ACTION_BY_KIND: dict[str, Any] = {"flag": "store_true", "list": Listed, "append": "append"}
+_TYPE_BY_NAME: dict[str, Callable[[str], Any]] = {
     one.__name__.lower(): one for one in (int, float, Path, count, not_negative, amount, rows_folder)
 }
 """Names in `verbs.yaml` to the types of argparse."""
@@ -256,9 +266,9 @@ def overrides_of(given: argparse.Namespace) -> list[str]:
 
 
 # ---------------------------------------------------------------------- settings in other spellings
-_BUDGET = re.compile(r"\d+(\.\d+)?%?")
-_SEVERAL = ("-m", "--multirun")
-_CHOICES = ("method", "model", "dataset", "experiment")
+_BUDGET_PATTERN = re.compile(r"\d+(\.\d+)?%?")
+_SWEEP_FLAGS = ("-m", "--multirun")
+_CHOICE_KEYS = ("method", "model", "dataset", "experiment")
 
 
 def rephrased(
@@ -278,43 +288,59 @@ def rephrased(
         ConfigError: a word whose translation depends on more than the word. The message says what to type for it, with the
             other words as settings.
     """
-    left, result = [word for word in words if word not in _SEVERAL or word in flags], list[str]()
+    remaining_words, result = [word for word in words if word not in _SWEEP_FLAGS or word in flags], list[str]()
     answers: list[str] = []
-    unknown: list[str] = []
-    several = len(left) < len(words)
-    while left:
-        word = left.pop(0)
+    unknown_flags: list[str] = []
+    is_sweep = len(remaining_words) < len(words)
+    while remaining_words:
+        word = remaining_words.pop(0)
         key, divided, value = word.lstrip("-").partition("=")
         if word.partition("=")[0] in flags:
-            result += [word, *([left.pop(0)] if word in valued and left else [])]
+            result += [word, *([remaining_words.pop(0)] if word in valued and remaining_words else [])]
         elif divided and not word.startswith("-"):
-            result.append(_setting(key, value) if several else word)
-        elif _is_key(key) and (divided or (left and left[0][:1] != "-" and "=" not in left[0])):
-            values = [value] if divided else [left.pop(0)]
-            while word.startswith("--") and left and left[0][:1] != "-" and "=" not in left[0] and not _is_key(left[0]):
-                values.append(left.pop(0))  # for example: --dataset one two
+            result.append(_setting(key, value) if is_sweep else word)
+        elif _is_key(key) and (
+            divided or (remaining_words and remaining_words[0][:1] != "-" and "=" not in remaining_words[0])
+        ):
+            values = [value] if divided else [remaining_words.pop(0)]
+            while (
+                word.startswith("--")
+                and remaining_words
+                and remaining_words[0][:1] != "-"
+                and "=" not in remaining_words[0]
+                and not _is_key(remaining_words[0])
+            ):
+                values.append(remaining_words.pop(0))  # for example: --dataset one two
             try:
                 setting = _setting("dataset" if word == "--data" else key, ",".join(values))
             except ConfigError as error:
                 answers.append(str(error))
                 continue
-            speed = "scenario=efficiency"
-            result += [speed, setting] if key == "batch" and speed not in (*program.split(), *result) else [setting]
+            efficiency_setting = "scenario=efficiency"
+            result += (
+                [efficiency_setting, setting]
+                if key == "batch" and efficiency_setting not in (*program.split(), *result)
+                else [setting]
+            )
         elif answer := KEY_ANSWERS.get(key.lower().replace("-", "_")):
             answers.append(f"{word}: {filled(answer, value)}")
         elif _is_key(key) and word.startswith("--"):
             answers.append(f"{word} has no value; write `{KEYS.get(key.replace('-', '_'), key)}=<value>`")
-        elif word.startswith("--") and left and _BUDGET.fullmatch(left[0]):
-            unknown.append(f"{word} {left.pop(0)}")  # a number behind an unknown flag is its value
+        elif word.startswith("--") and remaining_words and _BUDGET_PATTERN.fullmatch(remaining_words[0]):
+            unknown_flags.append(f"{word} {remaining_words.pop(0)}")  # a number behind an unknown flag is its value
         else:
             result.append(_choice(word))
     if answers:
-        unknown += [word for word in result if word.startswith("-") and word.partition("=")[0] not in flags]
-        known, errors = checked([word for word in result if word not in unknown])
-        errors += [f"unknown flag {word.split()[0].partition('=')[0]!r}" for word in unknown]
-        others = [f"The other words are written {_line(program, known)}"] if any("=" in one for one in known) else []
-        raise ConfigError(joined(*dict.fromkeys([*answers, *errors]), *others))
-    return [*result, *(part for pair in unknown for part in pair.split())]
+        unknown_flags += [word for word in result if word.startswith("-") and word.partition("=")[0] not in flags]
+        known_words, errors = checked([word for word in result if word not in unknown_flags])
+        errors += [f"unknown flag {word.split()[0].partition('=')[0]!r}" for word in unknown_flags]
+        other_words_sentence = (
+            [f"The other words are written {_line(program, known_words)}"]
+            if any("=" in one for one in known_words)
+            else []
+        )
+        raise ConfigError(joined(*dict.fromkeys([*answers, *errors]), *other_words_sentence))
+    return [*result, *(part for pair in unknown_flags for part in pair.split())]
 
 
 def written(program: str, words: Sequence[str]) -> str:
@@ -322,9 +348,9 @@ def written(program: str, words: Sequence[str]) -> str:
 
     Raises ConfigError if a choice (such as a method) does not exist; the message shows the command line with placeholders.
     """
-    known, errors = checked(words)
+    known_words, errors = checked(words)
     if errors:
-        raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known)}"))
+        raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known_words)}"))
     return _line(program, words)
 
 
@@ -340,17 +366,17 @@ def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     from mmkv_bench.config.compose import compose
 
-    known, errors = [], []
+    known_words, errors = [], []
     for word in words:
         key = word.partition("=")[0]
         try:
-            if key in _CHOICES:
+            if key in _CHOICE_KEYS:
                 compose([word])
         except ConfigError as error:
             errors.append(str(error))
             word = f"{key}=<{key}>"
-        known.append(word)
-    return known, errors
+        known_words.append(word)
+    return known_words, errors
 
 
 def _line(program: str, words: Sequence[str]) -> str:
@@ -378,7 +404,9 @@ def _setting(word: str, value: str) -> str:
 def _choice(word: str) -> str:
     """Return the setting that chooses a name (`snapkv`: `method=snapkv`) or a budget (`64`: `budget=64`). Other words stay
     unchanged."""
-    if _BUDGET.fullmatch(word):
+    if _BUDGET_PATTERN.fullmatch(word):
         return f"budget={word}"
-    chosen = [f"{group}={name}" for group in _CHOICES for name in [canonical(group, word)] if name in options(group)]
-    return chosen[0] if len(chosen) == 1 and not word.startswith("-") else word
+    choice_settings = [
+        f"{group}={name}" for group in _CHOICE_KEYS for name in [canonical(group, word)] if name in options(group)
+    ]
+    return choice_settings[0] if len(choice_settings) == 1 and not word.startswith("-") else word

@@ -21,8 +21,8 @@ from mmkv_bench.cli.grammar import PROGRAM, VERBS, reader, split
 from mmkv_bench.errors import MMKVError, check_output, first_line, out_of_memory
 from mmkv_bench.signals import Stopped
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-_NO_PLACE = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EROFS)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_BAD_PATH_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EROFS)
 """Error numbers for a path that a user gave."""
 _LESS_MEMORY = (
     "free some memory, or ask for less at a time: fewer processes, a lower fork_batch or fork_memory, shorter "
@@ -30,7 +30,7 @@ _LESS_MEMORY = (
 )
 # Control characters except tab and line break. They include those of colours, which can hide text, and those that change the
 # direction of writing.
-_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> int:
@@ -48,30 +48,34 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
         closed_output()
         return 0
     except (Exception, KeyboardInterrupt, Stopped) as error:
-        refused = refusal(error)
-        if refused is None:
+        sentence_and_code = refusal(error)
+        if sentence_and_code is None:
             raise
-    sentence, code = refused
+    sentence, exit_code = sentence_and_code
     print(f"mmkv_bench: {_harmless(sentence)}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"status": "interrupted" if code >= 128 else "error", "exit_code": code, "error": sentence}))
-    return code
+        print(
+            json.dumps(
+                {"status": "interrupted" if exit_code >= 128 else "error", "exit_code": exit_code, "error": sentence}
+            )
+        )
+    return exit_code
 
 
 def refusal(error: BaseException) -> tuple[str, int] | None:
     """Return the message and the exit code of an error that a user can cause; None for other errors."""
     if isinstance(error, MMKVError):
-        full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
-        return str(error), 2 if full else error.exit_code
+        is_disk_full = isinstance(error.__cause__, OSError) and error.__cause__.errno in _DISK_FULL_ERRORS
+        return str(error), 2 if is_disk_full else error.exit_code
     if isinstance(error, Stopped):
-        then = "after the current sample, which is stored; run the same command again to continue"
-        return f"ended by {error} {then}", 128 + error.signal
+        interruption_clause = "after the current sample, which is stored; run the same command again to continue"
+        return f"ended by {error} {interruption_clause}", 128 + error.signal
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue at the first missing sample", 130
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        where = error.filename or "the results"
-        return f"no space left on the device of {where}; free some space, or write out=<folder>", 2
-    if isinstance(error, OSError) and error.filename and error.errno in _NO_PLACE:
+    if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRORS:
+        file_name = error.filename or "the results"
+        return f"no space left on the device of {file_name}; free some space, or write out=<folder>", 2
+    if isinstance(error, OSError) and error.filename and error.errno in _BAD_PATH_ERRORS:
         return f"{str(error.filename)[:200]} cannot be used ({error.strerror}); give another path", 2
     if out_of_memory(error):
         return f"this machine's memory is too small for this request ({first_line(error)[:250]}); {_LESS_MEMORY}", 1
@@ -86,7 +90,7 @@ def closed_output() -> None:
 
 def _harmless(text: str) -> str:
     """Return a text with control characters replaced by escapes."""
-    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class SanitizingStream:
@@ -110,14 +114,18 @@ class SanitizingStream:
 @contextmanager
 def _harmless_output() -> Iterator[None]:
     """Make standard output a `SanitizingStream` while a verb works."""
-    before = sys.stdout
-    sanitized: Any = before if before is None or isinstance(before, SanitizingStream) else SanitizingStream(before)
+    original_stdout = sys.stdout
+    sanitized: Any = (
+        original_stdout
+        if original_stdout is None or isinstance(original_stdout, SanitizingStream)
+        else SanitizingStream(original_stdout)
+    )
     sys.stdout = sanitized
     try:
         yield
     finally:
         if sys.stdout is sanitized:
-            sys.stdout = before
+            sys.stdout = original_stdout
 
 
 def clear_screen() -> None:
@@ -143,9 +151,9 @@ def _main(arguments: Sequence[str]) -> int:
         print(script(*others) if first == "--completion" else "\n".join(candidates(others)))
     else:
         name, words = split(arguments)
-        answer, parser = reader(name)
+        verb_function, parser = reader(name)
         if not {"-h", "--help"} & {*words}:
-            return answer(parser.read(words))
+            return verb_function(parser.read(words))
         print(parser.format_help().rstrip())
     return 0
 
@@ -153,14 +161,14 @@ def _main(arguments: Sequence[str]) -> int:
 def overview() -> str:
     """Return the text of `mmkv-bench --help`: every verb with its summary."""
     width = max(map(len, VERBS)) + 3
-    verbs = "\n".join(f"  {name:<{width}}{verb['summary']}" for name, verb in VERBS.items())
+    verb_lines = "\n".join(f"  {name:<{width}}{verb['summary']}" for name, verb in VERBS.items())
     return f"""\
 mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.
 
 usage: {PROGRAM} <verb> [names] [key=value ...] [--flag value]     (or: python -m mmkv_bench <verb> ...)
 
 verbs
-{verbs}
+{verb_lines}
 
 {PROGRAM} <verb> --help says all of one verb; without a verb it is a run:
   {PROGRAM} method=mmshift budget=64

@@ -73,33 +73,32 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
         if override.is_sweep_override():
             raise ConfigError(sweep_refusal(override))
     parsed = _named(parsed)
-    extra = searchpath(parsed)
+    extra_folders = searchpath(parsed)
     choices = [o for o in parsed if is_choice(o)]
     for override in choices:
-        check_choice(override, extra)
-    fixed = [o.input_line for o in choices] + [o.input_line for o in parsed if o.key_or_group == SEARCHPATH]
+        check_choice(override, extra_folders)
+    fixed_overrides = [o.input_line for o in choices] + [o.input_line for o in parsed if o.key_or_group == SEARCHPATH]
     values = [o for o in parsed if not is_choice(o) and o.key_or_group != SEARCHPATH]
-    reference = _reference(fixed, extra) if values else {}
-    config = composed(fixed, [checked_value(o, reference) for o in values], extra)
+    reference = _reference(fixed_overrides, extra_folders) if values else {}
+    config = composed(fixed_overrides, [checked_value(o, reference) for o in values], extra_folders)
     settle(config)
-    config.folders = list(extra)
-    made = run_config(config)
-    names = [*made.datasets] if made.only is None else [*map(str, made.only)]
+    config.folders = list(extra_folders)
+    run = run_config(config)
+    names = [*run.datasets] if run.only is None else [*map(str, run.only)]
     for name in names:
-        if name not in made.datasets:
+        if name not in run.datasets:
             raise ConfigError(
-                f"only={name} is not a dataset of this run; {nearest(name, [*made.datasets])}; name datasets of "
-                "this run"
+                f"only={name} is not a dataset of this run; {nearest(name, [*run.datasets])}; name datasets of this run"
             )
-    datasets = {name: node for name, node in made.datasets.items() if name in names}
-    return made.updated(retry=tuple(map(str, made.retry)), datasets=datasets)
+    datasets = {name: node for name, node in run.datasets.items() if name in names}
+    return run.updated(retry=tuple(map(str, run.retry)), datasets=datasets)
 
 
 def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the settings `hydra.launcher` of a sweep, in the schema of the launcher's plugin. Raises ConfigError if Hydra
     cannot compose them."""
-    hydra = by_hydra(for_hydra(overrides), with_hydra=True)
-    return OmegaConf.to_container(hydra.hydra.launcher, resolve=True)
+    composition = by_hydra(for_hydra(overrides), with_hydra=True)
+    return OmegaConf.to_container(composition.hydra.launcher, resolve=True)
 
 
 def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str, Mapping[str, Any]]:
@@ -126,17 +125,19 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each job of a sweep: the product of all comma lists and ranges, as Hydra's basic sweeper forms
     it."""
-    axes = []
+    values_by_override = []
     for override in map(parse, overrides):
         if override.is_sweep_override():
             if not override.is_discrete_sweep():
                 raise ConfigError(
                     f"{override.input_line}: only lists (a,b) and range(...) can be swept; list the values"
                 )
-            axes.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+            values_by_override.append(
+                [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+            )
         else:
-            axes.append([override.input_line])
-    return [list(job) for job in product(*axes)]
+            values_by_override.append([override.input_line])
+    return [list(job) for job in product(*values_by_override)]
 
 
 FORKED = ("method", "budget", "seed", "protocol")
@@ -148,13 +149,13 @@ def forked(overrides: Sequence[str]) -> list[str]:
 
     A comma list would make one job per value; with a list value, one job answers for all values from a shared prefill.
     """
-    lists = []
+    list_overrides = []
     for override in map(parse, overrides):
-        key, swept = override.get_key_element(), override.is_sweep_override()
-        values = [*override.sweep_string_iterator()] if key in FORKED and swept else []
-        joins = values and not any(value.startswith("[") for value in values)
-        lists.append(f"{key}=[{','.join(values)}]" if joins else override.input_line)
-    return lists
+        key, is_sweep = override.get_key_element(), override.is_sweep_override()
+        values = [*override.sweep_string_iterator()] if key in FORKED and is_sweep else []
+        becomes_list = values and not any(value.startswith("[") for value in values)
+        list_overrides.append(f"{key}=[{','.join(values)}]" if becomes_list else override.input_line)
+    return list_overrides
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
@@ -169,24 +170,27 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
 
     Such a key is refused if the run has several datasets or methods.
     """
-    fixed, extra = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH], searchpath(parsed)
-    named = list(parsed)
+    fixed_overrides, extra = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH], searchpath(parsed)
+    named_overrides = list(parsed)
     for group in LIST_GROUPS:
-        short = [o for o in named if o.key_or_group.startswith(f"{group}.")]
-        if not short:
+        short_overrides = [o for o in named_overrides if o.key_or_group.startswith(f"{group}.")]
+        if not short_overrides:
             continue
-        text, key = short[0].input_line, short[0].key_or_group.removeprefix(f"{group}.")
-        say = f"say which one: {group}s.<name>.{key}=..."
-        if any(o.is_sweep_override() for o in fixed):
-            raise ConfigError(f"{text}: a sweep over groups may change the {group}; {say}")
-        for override in filter(is_choice, fixed):
+        text, key = short_overrides[0].input_line, short_overrides[0].key_or_group.removeprefix(f"{group}.")
+        remedy = f"say which one: {group}s.<name>.{key}=..."
+        if any(o.is_sweep_override() for o in fixed_overrides):
+            raise ConfigError(f"{text}: a sweep over groups may change the {group}; {remedy}")
+        for override in filter(is_choice, fixed_overrides):
             check_choice(override, extra)
-        names = list(_reference([o.input_line for o in fixed], extra)[f"{group}s"])
+        names = list(_reference([o.input_line for o in fixed_overrides], extra)[f"{group}s"])
         if len(names) != 1:
-            raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {say}")
-        long = f"{group}s.{names[0]}."
-        named = [parse(o.input_line.replace(f"{group}.", long, 1)) if o in short else o for o in named]
-    return named
+            raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {remedy}")
+        long_prefix = f"{group}s.{names[0]}."
+        named_overrides = [
+            parse(o.input_line.replace(f"{group}.", long_prefix, 1)) if o in short_overrides else o
+            for o in named_overrides
+        ]
+    return named_overrides
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
@@ -251,13 +255,13 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
     """
     try:
         with _initialised():
-            made = hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
+            composition = hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_sentence(error)) from error
-    with open_dict(made):
-        for name in [name for name, node in made.methods.items() if "base" not in node]:
-            del made.methods[name]  # parameters that an experiment sets for a method that is not chosen
-    return made
+    with open_dict(composition):
+        for name in [name for name, node in composition.methods.items() if "base" not in node]:
+            del composition.methods[name]  # parameters that an experiment sets for a method that is not chosen
+    return composition
 
 
 @contextmanager
@@ -267,13 +271,13 @@ def _initialised() -> Iterator[Hydra]:
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
     ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")
-    outer = GlobalHydra.instance().hydra
+    outer_hydra = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), job_name="mmkv_bench", version_base="1.3"):
             yield GlobalHydra.instance().hydra
     finally:
-        GlobalHydra.instance().hydra = outer
+        GlobalHydra.instance().hydra = outer_hydra
 
 
 def print_composed(
@@ -284,12 +288,12 @@ def print_composed(
     cfg, info, package, resolve: Hydra's flags of these names.
     """
     compose(overrides)
-    words = for_hydra(overrides)
+    hydra_overrides = for_hydra(overrides)
     with _initialised() as hydra:
         if info is not None:
-            hydra.show_info(info, "config", words)
+            hydra.show_info(info, "config", hydra_overrides)
         else:
-            hydra.show_cfg("config", words, cfg or "job", package, resolve)
+            hydra.show_cfg("config", hydra_overrides, cfg or "job", package, resolve)
 
 
 def completions(before: Sequence[str], last: str) -> list[str]:
@@ -299,29 +303,31 @@ def completions(before: Sequence[str], last: str) -> list[str]:
     """
     try:
         with _initialised() as hydra:
-            offers = BashCompletion(hydra.config_loader)._query("config", " ".join([*before, last]))
+            offered_words = BashCompletion(hydra.config_loader)._query("config", " ".join([*before, last]))
     except Exception:  # noqa: BLE001 - whatever Hydra raises about half a line
         return []
-    return sorted({word for word in offers if word.startswith(last) and re.split(r"\W", word)[0] != TABLES})
+    return sorted({word for word in offered_words if word.startswith(last) and re.split(r"\W", word)[0] != TABLES})
 
 
 def _one_sentence(error: Exception) -> str:
     """Shorten an error of Hydra or OmegaConf to the first lines of its message and of its cause."""
-    first = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    first_message_line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     cause = error.__cause__ or error.__context__
     if cause is not None and str(cause).strip():
-        first += f" ({str(cause).strip().splitlines()[0]})"
-    if "hydra/launcher/submitit" in first:
+        first_message_line += f" ({str(cause).strip().splitlines()[0]})"
+    if "hydra/launcher/submitit" in first_message_line:
         return (
             "launcher=slurm needs the package hydra-submitit-launcher; install it with: pip install 'mmkv-bench[slurm]'"
         )
-    if (key := re.search(r"'hydra\.launcher\.([\w.]+)' \(Key .* not in '(\w+)'", first)) is not None:
+    if (key := re.search(r"'hydra\.launcher\.([\w.]+)' \(Key .* not in '(\w+)'", first_message_line)) is not None:
         if key[2] == "BasicLauncherConf":
             return (
                 f"hydra.launcher.{key[1]} only affects jobs on Slurm; write it with `launcher=slurm`, or leave it out"
             )
         return f"hydra.launcher has no key {key[1]!r}; {nearest(key[1], content('launcher', 'slurm')['hydra']['launcher'])}"
-    return f"the configuration cannot be composed: {first}; see `mmkv-bench run --help` for keys and values"
+    return (
+        f"the configuration cannot be composed: {first_message_line}; see `mmkv-bench run --help` for keys and values"
+    )
 
 
 # ---------------------------------------------------------------------- files as Hydra reads them
@@ -343,18 +349,18 @@ class FolderSource(FileConfigSource):
         content = read(file.parent, name, lambda path: _loaded(path, State.of(path.stat())))
         if content is None:
             raise ConfigLoadError(f"Config not found : {file}")
-        header = self._get_header_dict(file.read_text(encoding="utf-8")[:512] if file.is_file() else "")
-        if group in LIST_GROUPS and header["package"] is None:
-            header["package"] = f"{group}s.{name}"
-        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content), header)
+        header_values = self._get_header_dict(file.read_text(encoding="utf-8")[:512] if file.is_file() else "")
+        if group in LIST_GROUPS and header_values["package"] is None:
+            header_values["package"] = f"{group}s.{name}"
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content), header_values)
 
     def is_config(self, config_path: str) -> bool:
         file = Path(self.path, self._normalize_file_name(config_path))
         return super().is_config(config_path) or file.stem in members(file.parent)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        inside = set() if results_filter == ObjectType.GROUP else members(Path(self.path, config_path))
-        return sorted({*super().list(config_path, results_filter)} - {TABLE_FOLDER} | inside)
+        table_members = set() if results_filter == ObjectType.GROUP else members(Path(self.path, config_path))
+        return sorted({*super().list(config_path, results_filter)} - {TABLE_FOLDER} | table_members)
 
 
 @cache

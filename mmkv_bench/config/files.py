@@ -37,17 +37,17 @@ TABLE_FOLDER = "tables"
 def conf_dir() -> Path:
     """Return the folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
     package = Path(__file__).resolve().parents[1]
-    checkout = package.parent
-    if (checkout / "pyproject.toml").is_file() and (checkout / "conf").is_dir():
-        return checkout / "conf"
+    checkout_folder = package.parent
+    if (checkout_folder / "pyproject.toml").is_file() and (checkout_folder / "conf").is_dir():
+        return checkout_folder / "conf"
     return package / "conf"
 
 
 def reference_dir() -> Path:
     """Return the folder of the papers' printed numbers: `results/reference` of the checkout, or the copy inside a wheel."""
-    conf = conf_dir()
-    checkout = conf.parent / "results" / "reference"
-    return checkout if checkout.is_dir() else conf.parent / "reference"
+    conf_folder = conf_dir()
+    checkout_reference = conf_folder.parent / "results" / "reference"
+    return checkout_reference if checkout_reference.is_dir() else conf_folder.parent / "reference"
 
 
 def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> d
 
 # ---------------------------------------------------------------------- tables of files
 _COLUMN = re.compile(r"\{(\w+)\}")
-_NOTHING = object()
+_OMITTED = object()
 
 
 def members(group: Path) -> set[str]:
@@ -120,8 +120,8 @@ def _member(group: Path, name: str) -> dict[str, Any] | None:
     for table in _tables(group).values():
         if name in table["rows"]:
             row = dict(table["rows"][name])
-            kinds = {key: value for kind in row.pop("kinds", ()) for key, value in table["kinds"][kind].items()}
-            columns = {**(table.get("columns") or {}), **kinds, **row, "name": name}
+            kind_columns = {key: value for kind in row.pop("kinds", ()) for key, value in table["kinds"][kind].items()}
+            columns = {**(table.get("columns") or {}), **kind_columns, **row, "name": name}
             return _expanded(table["template"], columns)
     return None
 
@@ -141,22 +141,22 @@ def _table(file: Path, changed: int) -> Mapping[str, Any]:
 
 def _expanded(value: Any, columns: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
-        filled = {key: _expanded(inner, columns) for key, inner in value.items()}
-        return {key: inner for key, inner in filled.items() if inner is not _NOTHING}
+        expanded_mapping = {key: _expanded(column_value, columns) for key, column_value in value.items()}
+        return {key: column_value for key, column_value in expanded_mapping.items() if column_value is not _OMITTED}
     if isinstance(value, list):
-        items = [(item, _expanded(item, columns)) for item in value]
+        expanded_items = [(item, _expanded(item, columns)) for item in value]
         return [
             part
-            for item, inner in items
-            if inner is not _NOTHING
-            for part in (inner if isinstance(inner, list) and isinstance(item, str) else [inner])
+            for item, column_value in expanded_items
+            if column_value is not _OMITTED
+            for part in (column_value if isinstance(column_value, list) and isinstance(item, str) else [column_value])
         ]
     if not isinstance(value, str):
         return value
-    reference = _COLUMN.fullmatch(value)
-    if reference:
-        inner = columns[reference[1]]
-        return _NOTHING if inner is None else _expanded(inner, columns)
+    column_match = _COLUMN.fullmatch(value)
+    if column_match:
+        column_value = columns[column_match[1]]
+        return _OMITTED if column_value is None else _expanded(column_value, columns)
     return _COLUMN.sub(lambda match: str(_expanded(columns[match[1]], columns)), value)
 
 
@@ -188,25 +188,27 @@ def filled(model: str, gates: Any) -> Any:
 
 def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     table = str(gate[PRINTED])
-    what = {key: gate[key] for key in ("group", "dataset", "metric") if key in gate}
-    printed = _full_cache(reference_dir(), table)
-    named, ours = gate.get("as"), _yaml(reference_dir(), "names")["models"]
+    score_keys = {key: gate[key] for key in ("group", "dataset", "metric") if key in gate}
+    printed_scores = _full_cache(reference_dir(), table)
+    paper_model_name, paper_names = gate.get("as"), _yaml(reference_dir(), "names")["models"]
     numbers = [
         number
-        for name, column, number in printed
-        if column == what and (name == named if named else ours.get(name) == model)
+        for name, column, number in printed_scores
+        if column == score_keys and (name == paper_model_name if paper_model_name else paper_names.get(name) == model)
     ]
     if len(numbers) != 1:
         raise ConfigError(
-            f"conf/model/{model}.yaml: {table} prints {len(numbers)} scores of the full cache for {what}; a gate "
+            f"conf/model/{model}.yaml: {table} prints {len(numbers)} scores of the full cache for {score_keys}; a gate "
             "must name a dataset and metric, or a group, for which its table has one score"
         )
-    margin = _yaml(reference_dir(), "margins")["metrics"]["group" if "group" in what else what["metric"]]
+    tolerance_and_scale = _yaml(reference_dir(), "margins")["metrics"][
+        "group" if "group" in score_keys else score_keys["metric"]
+    ]
     paper, _, number = table.partition("_table")
-    return what | {
+    return score_keys | {
         "expected": numbers[0],
-        "tolerance": margin.get("gate", margin["margin"]),
-        "scale": margin["scale"],
+        "tolerance": tolerance_and_scale.get("gate", tolerance_and_scale["margin"]),
+        "scale": tolerance_and_scale["scale"],
         "source": f"{TITLES[paper]} Table {int(number)}",
     }
 

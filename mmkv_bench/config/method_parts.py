@@ -41,8 +41,8 @@ REQUIRED = object()
 
 _TARGET = "_target_"
 _PACKAGE = "mmkv_bench"
-_BESIDE = ("base", "released", "later", "about")
-_SPELLED = {"lam": "lambda"}
+_KEYS_BESIDE_PARTS = ("base", "released", "later", "about")
+_PUBLIC_SPELLINGS = {"lam": "lambda"}
 """Parameters of constructors whose public name is a Python keyword."""
 
 
@@ -57,31 +57,31 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a part or parameter that does not exist, or a parameter without a value.
     """
     parts = {part: _spelled_out(name, part, document[part]) for part in FOLDERS if part in document}
-    parameters = {key: value for key, value in document.items() if key not in (*FOLDERS, *_BESIDE)}
+    parameters = {key: value for key, value in document.items() if key not in (*FOLDERS, *_KEYS_BESIDE_PARTS)}
     for parameter, (target, argument) in taken_by(parts).items():
-        default = defaults(target).get(argument, REQUIRED)
-        if parameter not in document and default is not REQUIRED:  # without a default it is refused when resolved
-            parameters[parameter] = default
-    beside = {key: document[key] for key in ("later", "about") if key in document}
+        default_value = defaults(target).get(argument, REQUIRED)
+        if parameter not in document and default_value is not REQUIRED:  # without a default it is refused when resolved
+            parameters[parameter] = default_value
+    other_keys = {key: document[key] for key in ("later", "about") if key in document}
     return {
         "base": document.get("base", name),
         **parameters,
         **parts,
         "released": document.get("released") or {},
-        **beside,
+        **other_keys,
     }
 
 
 def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Map each parameter of a method to the part that uses it, as (class, argument). The first part counts. node: see
     `expanded`."""
-    takers: dict[str, tuple[str, str]] = {}
+    taker_by_parameter: dict[str, tuple[str, str]] = {}
     for part in FOLDERS:
         for depth, target, argument, value in _arguments(node.get(part), 1):
-            match = re.fullmatch(r"\$\{(\.+)(\w+)\}", value)
-            if match and len(match[1]) == depth + 1 and match[2] not in FOLDERS:
-                takers.setdefault(match[2], (target, argument))
-    return takers
+            interpolation = re.fullmatch(r"\$\{(\.+)(\w+)\}", value)
+            if interpolation and len(interpolation[1]) == depth + 1 and interpolation[2] not in FOLDERS:
+                taker_by_parameter.setdefault(interpolation[2], (target, argument))
+    return taker_by_parameter
 
 
 @cache
@@ -106,8 +106,8 @@ def _classes(module: str) -> dict[str, type]:
             return {}
     except ModuleNotFoundError:  # a parent package is missing
         return {}
-    inside = vars(importlib.import_module(module))
-    return {name: one for name, one in inside.items() if inspect.isclass(one) and one.__module__ == module}
+    module_names = vars(importlib.import_module(module))
+    return {name: one for name, one in module_names.items() if inspect.isclass(one) and one.__module__ == module}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -121,8 +121,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def base_class(part: str) -> type:
     """Return the base class of all parts of a kind. part: scorer, allocator, selector, reducer or decoding."""
     module = importlib.import_module(f"{_home(part)}.base")
-    base: type = getattr(module, "DecodePolicy" if part == "decoding" else part.capitalize())
-    return base
+    base_type: type = getattr(module, "DecodePolicy" if part == "decoding" else part.capitalize())
+    return base_type
 
 
 @cache
@@ -131,10 +131,10 @@ def part_class(part: str, module: str) -> str | None:
 
     It is the last class in the module that extends the base class of the kind `part` (scorer, allocator, ...).
     """
-    name, base = f"{_home(part)}.{module}", base_class(part)
-    classes = _classes(name).values() if module.isidentifier() else ()
-    parts = [one.__name__ for one in classes if issubclass(one, base) and one is not base]
-    return f"{name}.{parts[-1]}" if parts else None
+    module_name, base = f"{_home(part)}.{module}", base_class(part)
+    classes = _classes(module_name).values() if module.isidentifier() else ()
+    class_names = [one.__name__ for one in classes if issubclass(one, base) and one is not base]
+    return f"{module_name}.{class_names[-1]}" if class_names else None
 
 
 def part_classes(part: str) -> dict[str, str]:
@@ -157,21 +157,24 @@ def _spelled_out(method: str, part: str, value: Any) -> Any:
             f"method {method}: {part} is {value}; allowed: <name>, {{<name>: all}}, {{<name>: [<parameter>, ...]}}, "
             f"{{<name>: {{<argument>: <value>}}}} with the name of a module of compression/{FOLDERS[part]}, or _target_"
         )
-    ((name, given),) = value.items()
+    ((name, given_arguments),) = value.items()
     target = part_class(part, str(name))
     if target is None:
         allowed = part_classes(part)
         raise ConfigError(f"method {method}: unknown {part} {name!r}; {nearest(str(name), allowed)}")
     arguments = defaults(target)
-    public = {_SPELLED.get(argument, argument): argument for argument in arguments}
-    if given == ALL or isinstance(given, (list, tuple)):
-        given = {public.get(word, word): f"${{..{word}}}" for word in (public if given == ALL else given)}
-    for argument in given or {}:
+    argument_by_public_name = {_PUBLIC_SPELLINGS.get(argument, argument): argument for argument in arguments}
+    if given_arguments == ALL or isinstance(given_arguments, (list, tuple)):
+        given_arguments = {
+            argument_by_public_name.get(word, word): f"${{..{word}}}"
+            for word in (argument_by_public_name if given_arguments == ALL else given_arguments)
+        }
+    for argument in given_arguments or {}:
         if argument not in arguments:
             raise ConfigError(
-                f"method {method}: {part} {name} has no parameter {argument!r}; {nearest(argument, public)}"
+                f"method {method}: {part} {name} has no parameter {argument!r}; {nearest(argument, argument_by_public_name)}"
             )
-    return {_TARGET: target, **(given or {})}
+    return {_TARGET: target, **(given_arguments or {})}
 
 
 def _arguments(spec: Any, depth: int) -> Iterator[tuple[int, str, str, str]]:

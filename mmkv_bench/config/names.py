@@ -27,19 +27,19 @@ def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
 
 
-_WORDS = declared(__file__, "field_words.yaml")
-KEYS = _synonyms(_WORDS["keys"])
+_FIELD_WORDS = declared(__file__, "field_words.yaml")
+KEYS = _synonyms(_FIELD_WORDS["keys"])
 """Synonym to the key of this package (`torch_dtype` to `model.dtype`)."""
-VALUES = {key: _synonyms(entries) for key, entries in _WORDS["values"].items()}
+VALUES = {key: _synonyms(entries) for key, entries in _FIELD_WORDS["values"].items()}
 """Per key: synonym of a value to the value of this package."""
-NAMES = {group: _synonyms(entries) for group, entries in _WORDS["names"].items()}
+NAMES = {group: _synonyms(entries) for group, entries in _FIELD_WORDS["names"].items()}
 """Per group: folded synonym to the name in this package."""
-NAME_ANSWERS = {group: _answers(entries) for group, entries in _WORDS["name_answers"].items()}
+NAME_ANSWERS = {group: _answers(entries) for group, entries in _FIELD_WORDS["name_answers"].items()}
 """Per group: name to answer."""
-KEY_ANSWERS = _answers(_WORDS["answers"])
-VERB_ANSWERS = _answers(_WORDS["verbs"])
+KEY_ANSWERS = _answers(_FIELD_WORDS["answers"])
+VERB_ANSWERS = _answers(_FIELD_WORDS["verbs"])
 """First word, or a flag without its dashes, to answer."""
-FLAG_ANSWERS = _answers(_WORDS["flags"])
+FLAG_ANSWERS = _answers(_FIELD_WORDS["flags"])
 """Flag of verbs that read rows, without its dashes, to answer."""
 
 
@@ -49,8 +49,8 @@ def alike(name: str, allowed: Iterable[str]) -> str:
     A name has the same letters and digits as its spellings (`SnapKV` stands for `snapkv`).
     """
     allowed = list(allowed)
-    same = [one for one in allowed if folded(one) == folded(name)]
-    return same[0] if name not in allowed and len(same) == 1 else name
+    same_spelling = [one for one in allowed if folded(one) == folded(name)]
+    return same_spelling[0] if name not in allowed and len(same_spelling) == 1 else name
 
 
 def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
@@ -68,11 +68,15 @@ def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
     if (one := NAMES.get(group, {}).get(folded(name), alike(name, names))) in names:
         return one
     if group == MODEL:
-        paths = {one: str(content(group, one, extra).get("path")).rpartition("/")[2] for one in names}
-        same = [one for one, path in paths.items() if folded(path) == folded(name)]
-        return same[0] if len(same) == 1 else name
-    short = alike(name.rpartition("_")[0], names)
-    return short if group == DATASET and short in names and content(group, short, extra).get("task") == name else name
+        path_by_name = {one: str(content(group, one, extra).get("path")).rpartition("/")[2] for one in names}
+        same_path = [one for one, path in path_by_name.items() if folded(path) == folded(name)]
+        return same_path[0] if len(same_path) == 1 else name
+    without_suffix = alike(name.rpartition("_")[0], names)
+    return (
+        without_suffix
+        if group == DATASET and without_suffix in names and content(group, without_suffix, extra).get("task") == name
+        else name
+    )
 
 
 def chosen(group: str, name: str, extra: tuple[str, ...] = ()) -> list[str]:
@@ -95,13 +99,17 @@ def tables(words: str) -> list[str]:
 
     A paper alone gives all its tables. A number alone gives that table of every paper. Empty if the text names none.
     """
-    match = _TABLE.fullmatch(words)
-    papers = {folded(one): key for key, title in TITLES.items() for one in (key, title)}
-    paper = papers.get(folded(match["paper"] if match else words), "")
-    if not paper and folded(match["paper"] if match else words):
+    table_match = _TABLE.fullmatch(words)
+    paper_by_folded_name = {folded(one): key for key, title in TITLES.items() for one in (key, title)}
+    paper = paper_by_folded_name.get(folded(table_match["paper"] if table_match else words), "")
+    if not paper and folded(table_match["paper"] if table_match else words):
         return []
-    end = f"{'table' if match['table'] else 'fig'}{int(match['number']):02}" if match else ""
-    return [name for name in options(TABLES) if name.startswith(paper) and name.endswith(end)] if match or paper else []
+    table_suffix = f"{'table' if table_match['table'] else 'fig'}{int(table_match['number']):02}" if table_match else ""
+    return (
+        [name for name in options(TABLES) if name.startswith(paper) and name.endswith(table_suffix)]
+        if table_match or paper
+        else []
+    )
 
 
 # ---------------------------------------------------------------------- models that cannot be run
@@ -132,5 +140,5 @@ UNAVAILABLE = {
 def unavailable(name: str) -> Unavailable | None:
     """Return the entry of `unavailable.yaml` for this model name, in any spelling with the same letters and digits; None
     without one."""
-    wanted = folded(name)
-    return next((one for key, one in UNAVAILABLE.items() if wanted in map(folded, (key, *one.aliases))), None)
+    folded_name = folded(name)
+    return next((one for key, one in UNAVAILABLE.items() if folded_name in map(folded, (key, *one.aliases))), None)

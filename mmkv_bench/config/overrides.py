@@ -26,7 +26,7 @@ _OPTIONAL_GROUPS = ("experiment",)
 SEARCHPATH = "hydra.searchpath"
 SCHEME = "mmkv"
 """Scheme of folders whose files are read as `compose.FolderSource` does."""
-_ELSE = {
+_REMEDY_BY_GROUP = {
     "method": "`mmkv-bench run --help` lists them, and `mmkv-bench new mine.py` writes a file for a new method",
     "model": "any other checkpoint of a supported family is `model=<folder or org/name>`, and docs/own_model.md "
     "adds a family",
@@ -37,7 +37,7 @@ _ELSE = {
 LONGEST = 4000
 """Maximum number of values of a list in one override. Hydra's parser takes seconds for this number, and four times as long for
 twice as many."""
-_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_QUOTED_TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
 @lru_cache(maxsize=256)
@@ -50,7 +50,7 @@ def parse(text: str) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    if text.count(",") >= LONGEST and (values := _QUOTED.sub("", text).count(",") + 1) > LONGEST:
+    if text.count(",") >= LONGEST and (values := _QUOTED_TEXT.sub("", text).count(",") + 1) > LONGEST:
         raise ConfigError(
             f"{text.partition('=')[0]}=... has {values:,} values; allowed: at most {LONGEST:,} in one override; "
             "split them over several commands with the same out"
@@ -77,8 +77,8 @@ def is_choice(override: Override) -> bool:
 
 def searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
     """Return the further config folders (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
-    lists = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
-    return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in lists for folder in value)
+    folder_lists = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
+    return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in folder_lists for folder in value)
 
 
 def searched(folders: Sequence[str]) -> str:
@@ -147,26 +147,26 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
 
     The suggestion is what to type for this common word, the groups that have the name, or a similar name.
     """
-    if group == DATASET and (sized := _sized(name, names)):
-        return sized
+    if group == DATASET and (size_remedy := _sized(name, names)):
+        return size_remedy
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
         return answer
-    if others := [f"`{other}={name}`" for other in groups() if other != group and name in options(other, extra)]:
-        return f"write {' or '.join(others)}"
-    if group == "experiment" and (ids := tables(name)):
-        commands = " or ".join(f"`mmkv-bench papers {one}`" for one in ids)
+    if other_choices := [f"`{other}={name}`" for other in groups() if other != group and name in options(other, extra)]:
+        return f"write {' or '.join(other_choices)}"
+    if group == "experiment" and (table_names := tables(name)):
+        commands = " or ".join(f"`mmkv-bench papers {one}`" for one in table_names)
         return f"{commands} prints the table, and the experiment that runs each of its cells"
-    clause = nearest(name, names)
-    if clause.startswith(SIMILAR):
-        return clause
-    return f"{clause}; {_ELSE.get(group, '`mmkv-bench run --help` lists them')}"
+    suggestion = nearest(name, names)
+    if suggestion.startswith(SIMILAR):
+        return suggestion
+    return f"{suggestion}; {_REMEDY_BY_GROUP.get(group, '`mmkv-bench run --help` lists them')}"
 
 
 def _sized(name: str, names: Sequence[str]) -> str:
     """Return what to type for a dataset of pages that is given with its size, as in tables (`pages_walk_large`), else ""."""
-    word = folded(name)
+    folded_name = folded(name)
     for pages, size in ((one, size) for one in names if one.startswith("pages") for size in ("small", "large")):
-        if folded(f"{pages}_{size}").startswith(word) and len(word) > len(folded(pages)):
+        if folded(f"{pages}_{size}").startswith(folded_name) and len(folded_name) > len(folded(pages)):
             return f"pages have two sizes; write `dataset={pages} page_size={size}`"
     return ""
 
@@ -195,18 +195,18 @@ def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
         raise ConfigError(
             f"{text}: variants are given one by one; allowed: 'variants.<name>={{base: <method>, <parameter>: <value>}}'"
         )
-    old = _look_up(path, reference, text)
+    default_value = _look_up(path, reference, text)
     if override.is_add():
         raise ConfigError(
             f"{text}: {'.'.join(path)} already exists, so it is changed without a plus; write {text.lstrip('+')}"
         )
     value = override.value()
-    if value == {} and isinstance(old, Mapping) and old:
+    if value == {} and isinstance(default_value, Mapping) and default_value:
         raise ConfigError(
             f"{text}: an empty mapping removes no keys; to change one, write {'.'.join(path)}.<key>=<value>, "
-            f"where <key> is one of {', '.join(map(str, old))}"
+            f"where <key> is one of {', '.join(map(str, default_value))}"
         )
-    _check_kind(".".join(path), value, old, strict=path[0] in ("methods", "datasets"))
+    _check_kind(".".join(path), value, default_value, strict=path[0] in ("methods", "datasets"))
     return text
 
 
@@ -239,27 +239,29 @@ def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, An
 
     path: the words of the override's key.
     """
-    where = ".".join(path[:3])
+    setting_path = ".".join(path[:3])
     values = {path[3]: value} if len(path) > 3 else value
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}={value} is {_kind(value)}, but keys are needed; write {where}.<setting>=<value>")
+        raise ConfigError(
+            f"{setting_path}={value} is {_kind(value)}, but keys are needed; write {setting_path}.<setting>=<value>"
+        )
     for key, inner in values.items():
         if str(key) in defaults:
-            _check_kind(f"{where}.{key}", inner, defaults[str(key)], strict=True)
+            _check_kind(f"{setting_path}.{key}", inner, defaults[str(key)], strict=True)
 
 
 def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> Any:
     node: Any = reference
     for depth, key in enumerate(path):
-        where = ".".join(path[:depth])
+        parent_path = ".".join(path[:depth])
         if not isinstance(node, Mapping):
-            raise ConfigError(f"{text}: {where} is a value without keys below it; write {where}=<value>")
+            raise ConfigError(f"{text}: {parent_path} is a value without keys below it; write {parent_path}=<value>")
         if key not in node:
-            if where in ("methods", "datasets"):
-                raise ConfigError(_not_chosen(text, where.removesuffix("s"), key, tuple(node)))
-            inside = f" in {where}" if where else ""
-            hint = nearest(key, node) if where else _nearest_key(text, path, reference)
-            raise ConfigError(f"{text}: unknown key {key!r}{inside}; {hint}")
+            if parent_path in ("methods", "datasets"):
+                raise ConfigError(_not_chosen(text, parent_path.removesuffix("s"), key, tuple(node)))
+            parent_clause = f" in {parent_path}" if parent_path else ""
+            suggestion = nearest(key, node) if parent_path else _nearest_key(text, path, reference)
+            raise ConfigError(f"{text}: unknown key {key!r}{parent_clause}; {suggestion}")
         node = node[key]
     return node
 
@@ -270,19 +272,19 @@ def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -
     For `window` the suggestion is the same key in a group or chosen method, or a similar key. For `snapkv.window` it is a
     similar method or dataset.
     """
-    key, inner = path[0], dict[str, list[str]]()
+    key, paths_by_key = path[0], dict[str, list[str]]()
     nodes = {group: reference.get(group) or {} for group in SCHEMAS if group}
     nodes |= {name: node for group in LIST_GROUPS for name, node in reference[f"{group}s"].items()}
     for name, node in nodes.items():
         for leaf in node:
-            inner.setdefault(leaf, []).append(f"{name}.{leaf}")
-    if len(path) == 1 and key in inner:
+            paths_by_key.setdefault(leaf, []).append(f"{name}.{leaf}")
+    if len(path) == 1 and key in paths_by_key:
         value = text.partition("=")[2]
-        return "write " + " or ".join(f"`{one}={value}`" for one in inner[key])
+        return "write " + " or ".join(f"`{one}={value}`" for one in paths_by_key[key])
     names = [name for group in LIST_GROUPS for name in options(group)] if len(path) > 1 else []
-    leaves = [one for leaf in near(key, inner) for one in inner[leaf]]
-    if close := near(key, {*reference, *groups()}) or leaves or near(key, names):
-        return f"{SIMILAR} {' or '.join(map(repr, close))}?"
+    paths_of_similar_keys = [one for leaf in near(key, paths_by_key) for one in paths_by_key[leaf]]
+    if similar_keys := near(key, {*reference, *groups()}) or paths_of_similar_keys or near(key, names):
+        return f"{SIMILAR} {' or '.join(map(repr, similar_keys))}?"
     return "`mmkv-bench run --help` lists the keys"
 
 

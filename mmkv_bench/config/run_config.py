@@ -25,8 +25,8 @@ _NOT_COMPOSED = "resolved"
 def run_config(composed: DictConfig) -> RunConfig:
     """Convert Hydra's composition to a `RunConfig`. Absolute interpolations must be resolved."""
     resolved = _resolved(composed)
-    raw = OmegaConf.to_container(composed, resolve=False)
-    values = _values(RunConfig, {**resolved, **{key: raw[key] for key in _UNRESOLVED}})
+    unresolved = OmegaConf.to_container(composed, resolve=False)
+    values = _values(RunConfig, {**resolved, **{key: unresolved[key] for key in _UNRESOLVED}})
     return RunConfig(**values, resolved=resolved)
 
 
@@ -54,14 +54,14 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
 def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` as keyword arguments of the dataclass `schema`. For a tuple field, lists and single values become
     tuples."""
-    types, arguments = get_type_hints(schema), dict[str, Any]()
+    field_types, arguments = get_type_hints(schema), dict[str, Any]()
     for one in fields(schema):
         if one.name == _NOT_COMPOSED:
             continue
-        declared, value = types[one.name], values[one.name]
-        if is_dataclass(declared):
-            arguments[one.name] = declared(**_values(declared, value))  # type: ignore[operator]
-        elif _several(declared) and value is not None:
+        field_type, value = field_types[one.name], values[one.name]
+        if is_dataclass(field_type):
+            arguments[one.name] = field_type(**_values(field_type, value))  # type: ignore[operator]
+        elif _several(field_type) and value is not None:
             arguments[one.name] = tuple(as_list(value))
         else:
             arguments[one.name] = value
@@ -80,9 +80,11 @@ def composed_schema(schema: type = RunConfig) -> type:
 
     Hydra cannot express a value or a list, and several types.
     """
-    types = get_type_hints(schema)
-    made = [(one.name, *_composed(one, types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED]
-    return make_dataclass(schema.__name__, made)
+    field_types = get_type_hints(schema)
+    composed_fields = [
+        (one.name, *_composed(one, field_types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED
+    ]
+    return make_dataclass(schema.__name__, composed_fields)
 
 
 def _composed(one: Field[Any], declared: Any) -> tuple[Any, Any]:
@@ -91,14 +93,14 @@ def _composed(one: Field[Any], declared: Any) -> tuple[Any, Any]:
     declared: the field's type in `schema.py`.
     """
     if isinstance(declared, type) and is_dataclass(declared):
-        inner = composed_schema(declared)
-        return inner, new_field(default_factory=inner)
+        nested_schema = composed_schema(declared)
+        return nested_schema, new_field(default_factory=nested_schema)
     if one.default_factory is not MISSING:
         return dict[str, Any], new_field(default_factory=one.default_factory)
     if isinstance(one.default, tuple):
-        first, *others = one.default or (None,)
-        if one.default and not others:
-            return Any, first
+        first_default, *other_defaults = one.default or (None,)
+        if one.default and not other_defaults:
+            return Any, first_default
         values = one.default
         return Any, new_field(default_factory=lambda: list(values))
     return (Any if scalars(declared) is None else declared), one.default
@@ -119,12 +121,12 @@ def settle(config: Container) -> None:
             (`???`).
     """
     for path, holder, key in _leaves(config, ()):
-        raw = OmegaConf.to_container(holder, resolve=False)[key]
-        relative = isinstance(raw, str) and _RELATIVE in raw
-        if relative and path[0] == "variants" and len(path) > 3:
+        raw_value = OmegaConf.to_container(holder, resolve=False)[key]
+        is_relative = isinstance(raw_value, str) and _RELATIVE in raw_value
+        if is_relative and path[0] == "variants" and len(path) > 3:
             continue
-        value = _value(".".join(map(str, path)), raw, holder, key)
-        if not relative and not OmegaConf.is_config(value):
+        value = _value(".".join(map(str, path)), raw_value, holder, key)
+        if not is_relative and not OmegaConf.is_config(value):
             holder[key] = value
 
 
@@ -141,9 +143,9 @@ def _value(name: str, raw: Any, holder: Container, key: Any) -> Any:
     try:
         value = holder[key]
     except (OmegaConfBaseException, RecursionError, ValueError) as error:
-        why = "it refers to itself" if isinstance(error, RecursionError) else str(error).strip().splitlines()[0]
+        reason = "it refers to itself" if isinstance(error, RecursionError) else str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"{name}={raw} has no value ({why.rstrip('.')}); allowed: a value, ${{<key of the configuration>}}, "
+            f"{name}={raw} has no value ({reason.rstrip('.')}); allowed: a value, ${{<key of the configuration>}}, "
             "or ${oc.env:<variable that is set>}; give one of these"
         ) from None
     return value

@@ -36,8 +36,8 @@ PACKAGE_SCHEME = "pkg://"
 FETCHED_SCHEME = "fetched://"
 
 
-_COUNT = "a whole number >= 1"
-_COUNT_OR_NULL = f"{_COUNT} or null"
+_POSITIVE_WHOLE_NUMBER = "a whole number >= 1"
+_COUNT_OR_NULL = f"{_POSITIVE_WHOLE_NUMBER} or null"
 
 
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
@@ -66,12 +66,16 @@ class Model:
     )
     device: str = _key("auto", "device of the model; auto = cuda if there is one", ("auto", "cpu", "cuda"))
     threads: int | None = _key(
-        None, "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing", _COUNT
+        None,
+        "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing",
+        _POSITIVE_WHOLE_NUMBER,
     )
     device_map: Any = _key(None, "accelerate device map for models larger than one device")
-    min_pixels: int | None = _key(None, "image pixels the processor scales up to", _COUNT)
-    max_pixels: int | None = _key(None, "image pixels the processor scales down to", _COUNT)
-    max_prompt_tokens: int | None = _key(None, "maximum; longer prompts become rows with an error", _COUNT)
+    min_pixels: int | None = _key(None, "image pixels the processor scales up to", _POSITIVE_WHOLE_NUMBER)
+    max_pixels: int | None = _key(None, "image pixels the processor scales down to", _POSITIVE_WHOLE_NUMBER)
+    max_prompt_tokens: int | None = _key(
+        None, "maximum; longer prompts become rows with an error", _POSITIVE_WHOLE_NUMBER
+    )
     weights: str = _key(
         "hub", "hub: from model.path; a folder: from there; random: only the shape is used", "hub, random, or a folder"
     )
@@ -80,9 +84,13 @@ class Model:
         None, "plain: a text model's prompts without template; null = the checkpoint's chat template", "plain"
     )
     adapter: str | None = _key(None, "LoRA adapter added to the weights; null = none", "a folder as PEFT writes it")
-    layers: int | None = _key(None, "random weights: layers of the text model and of the vision tower", _COUNT)
-    frames: int | None = _key(None, "frames taken from a video, evenly spaced; null = 32", _COUNT)
-    video_max_pixels: int | None = _key(None, "pixels of one video frame the processor scales down to", _COUNT)
+    layers: int | None = _key(
+        None, "random weights: layers of the text model and of the vision tower", _POSITIVE_WHOLE_NUMBER
+    )
+    frames: int | None = _key(None, "frames taken from a video, evenly spaced; null = 32", _POSITIVE_WHOLE_NUMBER)
+    video_max_pixels: int | None = _key(
+        None, "pixels of one video frame the processor scales down to", _POSITIVE_WHOLE_NUMBER
+    )
     shape: Mapping[str, Any] | None = _key(
         None, "configuration of the checkpoint, as data (conf/model/*.yaml), for random weights"
     )
@@ -118,7 +126,7 @@ class Judge:
     backoff_s: float = _key(
         1.0, "wait before the first further attempt [s]; doubled each time, with jitter", "a number >= 0"
     )
-    concurrency: int = _key(8, "number of concurrent questions", _COUNT)
+    concurrency: int = _key(8, "number of concurrent questions", _POSITIVE_WHOLE_NUMBER)
     temperature: float | None = _key(
         None,
         "temperature of the judge's sampling; null = each scorer's value (0, WorldQA 0.2)",
@@ -338,14 +346,16 @@ class RunConfig:
         "bytes, 512MiB, 8GiB, or null",
     )
     new_tokens: int = _key(64, "efficiency: exact number of tokens of every answer", "a whole number >= 3")
-    repeats: int = _key(5, "efficiency: timed passes of every cell and length", _COUNT)
+    repeats: int = _key(5, "efficiency: timed passes of every cell and length", _POSITIVE_WHOLE_NUMBER)
     order_seed: int = _key(0, "efficiency: seed of the order of passes", "a whole number >= 0")
     stage: str = _key("both", "generate answers, score stored answers, or both", ("both", "generate", "score"))
     shard: str = _key("0/1", "the part of each dataset that this process answers, by cluster", "i/n with 0 <= i < n")
     only: tuple[str, ...] | None = _key(
         None, "datasets of the run that this process answers; a name or a list, null = all", "names"
     )
-    shards: int = _key(1, "sweep with launcher=slurm: number of jobs per dataset, split by cluster", _COUNT)
+    shards: int = _key(
+        1, "sweep with launcher=slurm: number of jobs per dataset, split by cluster", _POSITIVE_WHOLE_NUMBER
+    )
     dry: bool = _key(False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     primary: str | None = _key(
@@ -365,7 +375,9 @@ class RunConfig:
         "what new rows store about kept entries: how many, or also which ones (for reports)",
         ("counts", "indices"),
     )
-    fork_batch: int = _key(16, "maximum number of answers decoded together; 1 = no shared decoding", _COUNT)
+    fork_batch: int = _key(
+        16, "maximum number of answers decoded together; 1 = no shared decoding", _POSITIVE_WHOLE_NUMBER
+    )
     fork_memory: int | str | None = _key(
         None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null"
     )
@@ -415,8 +427,8 @@ class RunConfig:
 
     def updated(self, **values: Any) -> RunConfig:
         """Return a copy of the configuration in which the given keys have other values, in `resolved` too."""
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-        return replace(self, **values, resolved={**self.resolved, **plain})
+        plain_values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return replace(self, **values, resolved={**self.resolved, **plain_values})
 
 
 _GROUPS: tuple[type, ...] = (Model, Logger, Data, Judge, Gate, Slurm, Stream)
@@ -438,54 +450,61 @@ def words() -> dict[str, tuple[str, ...]]:
     return allowed_words
 
 
-_RANGE = re.compile(r"(?:a )?(?P<whole>whole )?numbers? (?P<sign>>=?) (?P<least>\d+)")
+_RANGE_PHRASE = re.compile(r"(?:a )?(?P<whole>whole )?numbers? (?P<sign>>=?) (?P<least>\d+)")
 
 
 def ranges() -> dict[str, tuple[type, float, bool, bool]]:
     """Map each key that takes only numbers to (type, smallest number, whether that number is allowed, whether null is
     allowed)."""
-    numbers: dict[str, tuple[type, float, bool, bool]] = {}
+    range_by_key: dict[str, tuple[type, float, bool, bool]] = {}
     for group, schema in SCHEMAS.items():
         for name, (_, phrase, *_) in keys(schema).items():
-            if match := _RANGE.match(str(phrase)):
-                kind, inclusive = int if match["whole"] else float, match["sign"] == ">="
-                optional = "None" in str(schema.__annotations__[name])
-                numbers[f"{group}.{name}".lstrip(".")] = kind, float(match["least"]), inclusive, optional
-    return numbers
+            if match := _RANGE_PHRASE.match(str(phrase)):
+                number_type, is_inclusive = int if match["whole"] else float, match["sign"] == ">="
+                allows_null = "None" in str(schema.__annotations__[name])
+                range_by_key[f"{group}.{name}".lstrip(".")] = (
+                    number_type,
+                    float(match["least"]),
+                    is_inclusive,
+                    allows_null,
+                )
+    return range_by_key
 
 
 def allowed(key: str) -> str:
     """Return the allowed values of a key, such as `model.dtype`, as text for a message."""
     group, _, name = key.rpartition(".")
-    what = keys(SCHEMAS[group])[name][1]
-    return what if isinstance(what, str) else ", ".join(what)
+    allowed_values = keys(SCHEMAS[group])[name][1]
+    return allowed_values if isinstance(allowed_values, str) else ", ".join(allowed_values)
 
 
 def accepts(key: str, value: Any) -> bool:
     """Tell whether a value has the declared type of a key. Keys outside the schema, and of types that are not checked, accept
     everything."""
     group, _, name = key.rpartition(".")
-    kinds = scalars(get_type_hints(SCHEMAS[group]).get(name, Any)) if group in SCHEMAS else None
-    if kinds is None or str in kinds:
+    scalar_types = scalars(get_type_hints(SCHEMAS[group]).get(name, Any)) if group in SCHEMAS else None
+    if scalar_types is None or str in scalar_types:
         return (
-            kinds is None
+            scalar_types is None
             or value is None
             or isinstance(value, (str, int, float))
             or type(value).__name__ == "QuotedString"
         )
     if value is None or isinstance(value, bool):
-        return (NoneType if value is None else bool) in kinds
-    return (isinstance(value, int) and bool({int, float} & {*kinds})) or (isinstance(value, float) and float in kinds)
+        return (NoneType if value is None else bool) in scalar_types
+    return (isinstance(value, int) and bool({int, float} & {*scalar_types})) or (
+        isinstance(value, float) and float in scalar_types
+    )
 
 
 def scalars(declared: Any) -> tuple[type, ...] | None:
     """Return the types that a key of this declared type takes, such as `(int, NoneType)`; None if it may take a list or a
     mapping."""
-    kinds = get_args(declared) or (declared,)
-    return kinds if {*kinds} in _SCALARS else None
+    declared_types = get_args(declared) or (declared,)
+    return declared_types if {*declared_types} in _SCALAR_TYPE_SETS else None
 
 
-_SCALARS = [{kind, *other} for kind in (str, int, float, bool) for other in ((), (NoneType,))]
+_SCALAR_TYPE_SETS = [{kind, *other} for kind in (str, int, float, bool) for other in ((), (NoneType,))]
 
 
 def resolve_path(path: str) -> str:
@@ -502,9 +521,9 @@ def resolve_path(path: str) -> str:
     if path.startswith(PACKAGE_SCHEME):
         from importlib.resources import files
 
-        package, _, inside = path.removeprefix(PACKAGE_SCHEME).partition("/")
+        package, _, path_in_package = path.removeprefix(PACKAGE_SCHEME).partition("/")
         try:
-            return str(files(package).joinpath(inside))
+            return str(files(package).joinpath(path_in_package))
         except (ImportError, ValueError, TypeError):
             raise ConfigError(
                 f"{path} names package {package!r}, which is not installed; allowed: "
@@ -522,6 +541,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     """Return `base` with the values of `changes`. Mappings are merged recursively; lists are replaced."""
     result = dict(base)
     for key, value in changes.items():
-        old = result.get(key)
-        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        base_value = result.get(key)
+        result[key] = (
+            merged(base_value, value) if isinstance(base_value, Mapping) and isinstance(value, Mapping) else value
+        )
     return result

@@ -42,17 +42,17 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
     Raises:
         ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
     """
-    extra = searchpath(parsed)
-    parsed = understood(parsed, extra)
-    files = {Path(path).stem: path for path in _method_files(parsed)}
-    for stem, path in files.items():
-        check_name(stem, path, extra)
+    extra_folders = searchpath(parsed)
+    parsed = understood(parsed, extra_folders)
+    path_by_stem = {Path(path).stem: path for path in _method_files(parsed)}
+    for stem, path in path_by_stem.items():
+        check_name(stem, path, extra_folders)
         if any(override.key_or_group == f"variants.{stem}" for override in parsed):
             raise ConfigError(f"method={path} and variants.{stem} are two methods with one name; rename one of them")
-    overrides = [one for override in parsed for one in _one(override, files, extra)]
-    named = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in files.items()}
-    last = 1 + max((at for at, one in enumerate(overrides) if one.key_or_group == "method"), default=-1)
-    return [*overrides[:last], *map(parse, words(named)), *overrides[last:]]
+    overrides = [one for override in parsed for one in _one(override, path_by_stem, extra_folders)]
+    variant_settings = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in path_by_stem.items()}
+    after_last_method = 1 + max((at for at, one in enumerate(overrides) if one.key_or_group == "method"), default=-1)
+    return [*overrides[:after_last_method], *map(parse, words(variant_settings)), *overrides[after_last_method:]]
 
 
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
@@ -73,8 +73,8 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
     elif setting and stem in files:  # methods.mine.window, or mine.window
         yield parse(f"variants.{stem}.{_setting(override, stem, files[stem])}")
     elif (group := _group_of(key, extra)) is not None:
-        mark = len(text) - len(text.lstrip("+~"))
-        yield parse(f"{text[:mark]}{group}s.{text[mark:]}")
+        prefix_length = len(text) - len(text.lstrip("+~"))
+        yield parse(f"{text[:prefix_length]}{group}s.{text[prefix_length:]}")
     else:
         yield override
 
@@ -99,10 +99,12 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
             continue
         files = [str(name) for name in as_list(override.value()) if _is_file(name)]
     for path in files:
-        twin = next((other for other in files if other != path and Path(other).stem == Path(path).stem), None)
-        if twin is not None or files.count(path) > 1:
+        file_of_same_stem = next(
+            (other for other in files if other != path and Path(other).stem == Path(path).stem), None
+        )
+        if file_of_same_stem is not None or files.count(path) > 1:
             raise ConfigError(
-                f"method: {path} and {twin or path} are both the method {Path(path).stem!r}; name each once, and "
+                f"method: {path} and {file_of_same_stem or path} are both the method {Path(path).stem!r}; name each once, and "
                 f"rename one file, or give it another name: 'variants.<name>={{base: {CUSTOM}, path: {path}}}'"
             )
     return files
@@ -136,10 +138,10 @@ def _setting(override: Override, stem: str, path: str) -> str:
     text = override.input_line.lstrip("+~")
     key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
     settings = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
-    first = key.split(".")[0]
-    if first not in settings:
+    first_word = key.split(".")[0]
+    if first_word not in settings:
         raise ConfigError(
-            f"{override.input_line}: {stem} has no setting {first!r}; {nearest(first, settings)}; for a "
+            f"{override.input_line}: {stem} has no setting {first_word!r}; {nearest(first_word, settings)}; for a "
             f"constructor's argument in {path}, write methods.{stem}.args.{key}={value}; {README}"
         )
     return f"{key}={value}"
@@ -150,9 +152,10 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
     """Tell whether `model=` names a location: a folder, a GGUF file, or a hub id. A sweep over locations is refused."""
     if override.is_sweep_override():
         if "/" in override.input_line:
-            places = override.input_line.partition("=")[2]
+            model_value = override.input_line.partition("=")[2]
             raise ConfigError(
-                f"{override.input_line}: a sweep over models takes names of conf/model; write model=hf -m model.path={places}"
+                f"{override.input_line}: a sweep over models takes names of conf/model; write model=hf -m "
+                f"model.path={model_value}"
             )
         return False
     value = override.value()
@@ -168,9 +171,9 @@ def _model(place: str) -> Iterator[Override]:
 
     If a file of `conf/model` has this location, that file is chosen, with its name and gates.
     """
-    named = [name for name in options("model") if content("model", name).get("path") == place]
-    if len(named) == 1:
-        yield parse(f"model={named[0]}")
+    models_of_path = [name for name in options("model") if content("model", name).get("path") == place]
+    if len(models_of_path) == 1:
+        yield parse(f"model={models_of_path[0]}")
     else:
         yield from map(parse, ["model=hf", *words({"model.path": place})])
 
@@ -179,13 +182,13 @@ def _model(place: str) -> Iterator[Override]:
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
     """Return the config group of the name with which a key begins (method for `snapkv.window`); None if a key or group has
     that name."""
-    first, _, rest = key.partition(".")
-    if not rest or first in keys() or first in groups():
+    name_in_key, _, rest = key.partition(".")
+    if not rest or name_in_key in keys() or name_in_key in groups():
         return None
-    return next((group for group in LIST_GROUPS if first in options(group, extra)), None)
+    return next((group for group in LIST_GROUPS if name_in_key in options(group, extra)), None)
 
 
-_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z0-9_./%+-]+", re.IGNORECASE)
+_UNQUOTED_WORD = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z0-9_./%+-]+", re.IGNORECASE)
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
@@ -211,10 +214,10 @@ def _word(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_word, value)) + "]"
     text = str(value)
-    if _PLAIN.fullmatch(text):
+    if _UNQUOTED_WORD.fullmatch(text):
         return text
-    doubled = re.sub(r"(\\*)'", r"\1\1\\'", text)  # escape a quotation mark, and backslashes before it
-    return "'" + re.sub(r"(\\+)$", r"\1\1", doubled) + "'"
+    escaped_text = re.sub(r"(\\*)'", r"\1\1\\'", text)  # escape a quotation mark, and backslashes before it
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped_text) + "'"
 
 
 # ---------------------------------------------------------------------- words of the field
@@ -225,9 +228,13 @@ def understood(parsed: Sequence[Override], extra: tuple[str, ...]) -> list[Overr
     Raises:
         ConfigError: words whose translation depends on more than the word. The message says what to type for each.
     """
-    answered = [(KEY_ANSWERS[_folded_key(one)], one.input_line) for one in parsed if _folded_key(one) in KEY_ANSWERS]
-    if answered:
-        raise ConfigError("; ".join(f"{text}: {filled(answer, text.partition('=')[2])}" for answer, text in answered))
+    answers_and_lines = [
+        (KEY_ANSWERS[_folded_key(one)], one.input_line) for one in parsed if _folded_key(one) in KEY_ANSWERS
+    ]
+    if answers_and_lines:
+        raise ConfigError(
+            "; ".join(f"{text}: {filled(answer, text.partition('=')[2])}" for answer, text in answers_and_lines)
+        )
     return [_understood(one, extra) for one in parsed]
 
 
@@ -239,10 +246,10 @@ def _understood(override: Override, extra: tuple[str, ...]) -> Override:
     key, text = override.key_or_group, override.input_line
     word, value = _folded_key(override), text.partition("=")[2]
     if word in KEYS and not (word in ("methods", "datasets") and isinstance(override.value(), Mapping)):
-        mark = text[: len(text) - len(text.lstrip("+~"))]
-        return _understood(parse(f"{mark}{KEYS[word]}={value}"), extra)
-    same = VALUES.get(key, {})
-    if (text := ",".join(same.get(one.lower(), one) for one in value.split(","))) != value and same:
+        prefix_characters = text[: len(text) - len(text.lstrip("+~"))]
+        return _understood(parse(f"{prefix_characters}{KEYS[word]}={value}"), extra)
+    synonyms = VALUES.get(key, {})
+    if (text := ",".join(synonyms.get(one.lower(), one) for one in value.split(","))) != value and synonyms:
         return parse(f"{key}={text}")
     return _renamed(override, extra) if key in groups() and not override.is_delete() else override
 
@@ -250,16 +257,16 @@ def _understood(override: Override, extra: tuple[str, ...]) -> Override:
 def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
     """Return an override that chooses a file by name (`model=...`) with the name's spelling in `conf/`."""
     group, value = override.key_or_group, override.value()
-    sweep = override.is_sweep_override()
-    given = [*override.sweep_string_iterator()] if sweep else as_list(value)
-    names = [[str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given]
-    if value is None or [[str(one)] for one in given] == names:
+    is_sweep = override.is_sweep_override()
+    given_names = [*override.sweep_string_iterator()] if is_sweep else as_list(value)
+    names = [[str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given_names]
+    if value is None or [[str(one)] for one in given_names] == names:
         return override
-    if sweep:
+    if is_sweep:
         text = ",".join(one[0] if len(one) == 1 else f"[{','.join(one)}]" for one in names)
     else:
-        flat = [name for one in names for name in one]
-        text = f"[{','.join(flat)}]" if isinstance(value, list) or len(flat) > 1 else flat[0]
+        flat_names = [name for one in names for name in one]
+        text = f"[{','.join(flat_names)}]" if isinstance(value, list) or len(flat_names) > 1 else flat_names[0]
     return parse(f"{override.input_line.partition('=')[0]}={text}")
 
 
@@ -276,8 +283,8 @@ def filled(answer: str, value: str) -> str:
     Args:
         value: the text after the `=`.
     """
-    listed = value.strip("[]'\"")
-    shares = [_share(text.strip()) for text in listed.split(",")]
+    unquoted_value = value.strip("[]'\"")
+    shares = [_share(text.strip()) for text in unquoted_value.split(",")]
     if ("{kept}" in answer or "{rest}" in answer) and None in shares:
         return "a budget counts kept entries: write the share as `budget=10%`, or entries per KV head as `budget=64`"
     digits = re.search(r"\d+", re.sub(r"(\d+)k\b", lambda match: f"{int(match[1]) * 1024}", value.lower()))
@@ -305,10 +312,12 @@ def _share(text: str) -> float | None:
 
 def _minutes(text: str) -> str:
     """Convert a time in Slurm's notation (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) to minutes, rounded up."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if match is None:
+    time_match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if time_match is None:
         return "<minutes>"
-    days, first, second, third = (int(part or 0) for part in match.groups())
-    hours = match[1] is not None or match[4] is not None
-    seconds = days * 86400 + (first * 3600 + second * 60 + third if hours else first * 60 + second)
+    days, first_number, second_number, third_number = (int(part or 0) for part in time_match.groups())
+    has_hours = time_match[1] is not None or time_match[4] is not None
+    seconds = days * 86400 + (
+        first_number * 3600 + second_number * 60 + third_number if has_hours else first_number * 60 + second_number
+    )
     return str(-(-seconds // 60))

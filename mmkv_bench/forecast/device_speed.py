@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 SCHEME = 2
 """Version of the file's keys and of names; files of other versions are not read."""
-_BLOCK = {"cpu": 1 << 29, "cuda": 1 << 32}  # bytes; at most an eighth of the memory
-_WIDTH = {"cpu": 2048, "cuda": 8192}  # of the square matrices
+_BLOCK_BYTES = {"cpu": 1 << 29, "cuda": 1 << 32}  # bytes; at most an eighth of the memory
+_MATRIX_WIDTH = {"cpu": 2048, "cuda": 8192}  # of the square matrices
 _DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}
 _ROUNDS, _LEAST_S = 5, 0.3
 _FIRST_WIDTH, _SLOW_S = 256, 0.1
-_COLUMNS = 4096
+_BLOCK_COLUMNS = 4096
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,19 @@ class DeviceSpeed:
         return slug_of(self.name, self.kind, self.threads)
 
     def __str__(self) -> str:
-        rates = ", ".join(f"{rate / 1e12:.3g} TFLOP/s in {dtype}" for dtype, rate in self.rates.items())
-        threads = f", {self.threads} threads" if self.kind == "cpu" else ""
+        rates_text = ", ".join(f"{rate / 1e12:.3g} TFLOP/s in {dtype}" for dtype, rate in self.rates.items())
+        threads_clause = f", {self.threads} threads" if self.kind == "cpu" else ""
         return (
-            f"{self.slug}: {self.name}{threads}, {self.memory_bytes / 2**30:.1f} GiB; reads {self.bandwidth / 1e9:,.1f} GB/s; "
-            f"{rates}; measured {self.measured} with torch {self.torch}"
+            f"{self.slug}: {self.name}{threads_clause}, {self.memory_bytes / 2**30:.1f} GiB; reads "
+            f"{self.bandwidth / 1e9:,.1f} GB/s; "
+            f"{rates_text}; measured {self.measured} with torch {self.torch}"
         )
 
 
 def slug_of(name: str, kind: str, threads: int) -> str:
     """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments are as in `DeviceSpeed`."""
-    words = name if kind != "cpu" else f"{name} {threads} threads"
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+    name_with_threads = name if kind != "cpu" else f"{name} {threads} threads"
+    return re.sub(r"[^a-z0-9]+", "-", name_with_threads.lower()).strip("-")
 
 
 def folder() -> Path:
@@ -101,9 +102,9 @@ def named(slug: str) -> DeviceSpeed:
     """Return the stored speed of the device with this short name. Raises ConfigError: the device was not measured."""
     speeds = stored()
     if slug not in speeds:
-        help = nearest(slug, speeds) if speeds else "none was measured"
+        suggestion = nearest(slug, speeds) if speeds else "none was measured"
         raise ConfigError(
-            f"--device {slug}: no measurement of it is in {folder()}; {help}; "
+            f"--device {slug}: no measurement of it is in {folder()}; {suggestion}; "
             "run `mmkv-bench plan --measure auto` on the device, or give the numbers of its data sheet: --device-memory [GiB], "
             "--bandwidth [GB/s] and --matmul [TFLOP/s]"
         )
@@ -131,11 +132,11 @@ def _read(file: Path) -> DeviceSpeed | None:
         if values.pop("scheme") != SCHEME:
             return None
         speed = DeviceSpeed(**values)
-        usable = speed.load is None or float(speed.load) >= 0
-        usable &= speed.bandwidth > 0 and speed.memory_bytes > 0 and all(rate > 0 for rate in speed.rates.values())
+        is_usable = speed.load is None or float(speed.load) >= 0
+        is_usable &= speed.bandwidth > 0 and speed.memory_bytes > 0 and all(rate > 0 for rate in speed.rates.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return speed if usable else None
+    return speed if is_usable else None
 
 
 def measured(setting: str, again: bool = False) -> DeviceSpeed:
@@ -157,11 +158,16 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
 
     place = device_of(setting)
     kind = devices.at(place).kind
-    earlier = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
-    now = _load()
-    disturbed = earlier and earlier.load is not None and now is not None and earlier.load > now + 1
-    if earlier is not None and not again and not disturbed:
-        return earlier
+    stored_speed = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
+    present_load = _load()
+    was_disturbed = (
+        stored_speed
+        and stored_speed.load is not None
+        and present_load is not None
+        and stored_speed.load > present_load + 1
+    )
+    if stored_speed is not None and not again and not was_disturbed:
+        return stored_speed
     speed = measure(place)
     save(speed)
     return speed
@@ -185,13 +191,13 @@ def measure(place: torch.device, block: int | None = None, width: int | None = N
 
     device = devices.at(place)
     kind, memory, load = device.kind, device.total_bytes(), _load()
-    block = min(block or _BLOCK[kind], memory // 8)
+    block = min(block or _BLOCK_BYTES[kind], memory // 8)
     return DeviceSpeed(
         name=device_name(str(place)),
         kind=kind,
         threads=torch.get_num_threads(),
         bandwidth=_bandwidth(device, block),
-        rates={name: _rate(device, getattr(torch, name), width or _WIDTH[kind]) for name in _DTYPES[kind]},
+        rates={name: _rate(device, getattr(torch, name), width or _MATRIX_WIDTH[kind]) for name in _DTYPES[kind]},
         memory_bytes=memory,
         torch=torch.__version__,
         measured=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -203,10 +209,14 @@ def _bandwidth(device: Device, block: int) -> float:
     """Return a device's read-only memory bandwidth [bytes/s]. block: bytes to read."""
     import torch
 
-    x = torch.ones(max(1, block // 4 // _COLUMNS), _COLUMNS, device=device.place)
-    ones = torch.ones(_COLUMNS, device=device.place)
-    read: tuple[Callable[[], object], ...] = (x.sum, x.amax, lambda: torch.mv(x, ones))
-    return x.numel() * x.element_size() / min(_seconds(one, device) for one in read)
+    block_values = torch.ones(max(1, block // 4 // _BLOCK_COLUMNS), _BLOCK_COLUMNS, device=device.place)
+    ones = torch.ones(_BLOCK_COLUMNS, device=device.place)
+    read_passes: tuple[Callable[[], object], ...] = (
+        block_values.sum,
+        block_values.amax,
+        lambda: torch.mv(block_values, ones),
+    )
+    return block_values.numel() * block_values.element_size() / min(_seconds(one, device) for one in read_passes)
 
 
 def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
@@ -217,9 +227,9 @@ def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
     """
     import torch
 
-    draw, rate = torch.Generator(device.place).manual_seed(0), 0.0
+    generator, rate = torch.Generator(device.place).manual_seed(0), 0.0
     for columns in sorted({min(_FIRST_WIDTH << step, width) for step in range(width.bit_length())}):
-        a, b = (torch.randn(columns, columns, generator=draw, device=device.place, dtype=dtype) for _ in range(2))
+        a, b = (torch.randn(columns, columns, generator=generator, device=device.place, dtype=dtype) for _ in range(2))
         seconds = _seconds(partial(torch.mm, a, b), device)
         rate = 2 * columns**3 / seconds
         if seconds > _SLOW_S:
@@ -231,9 +241,9 @@ def _seconds(run: Callable[[], object], device: Device) -> float:
     """Return the shortest time of one call of `run` [s], over rounds with enough calls to be timed."""
     run()
     calls = 1
-    while (taken := _round(run, calls, device)) < _LEAST_S / _ROUNDS:
+    while (round_seconds := _round(run, calls, device)) < _LEAST_S / _ROUNDS:
         calls *= 2
-    return min(taken, *(_round(run, calls, device) for _ in range(_ROUNDS - 1))) / calls
+    return min(round_seconds, *(_round(run, calls, device) for _ in range(_ROUNDS - 1))) / calls
 
 
 def _round(run: Callable[[], object], calls: int, device: Device) -> float:

@@ -52,24 +52,24 @@ class Kernels(TorchFunctionMode):
         if getattr(function, "__name__", "").startswith("_varlen_attn"):
             return self._back_to_back(*args, **kwargs)
         if function is torch.tensor and kwargs.get("device") is not None:
-            plain = tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, args)
-            return torch.tensor(*plain, **{**kwargs, "device": "cpu"}).to(kwargs["device"])
+            args_without_tensors = tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, args)
+            return torch.tensor(*args_without_tensors, **{**kwargs, "device": "cpu"}).to(kwargs["device"])
         return function(*args, **kwargs)
 
     @staticmethod
     def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        batch, heads, rows = query.shape[:3]
-        sums = query.new_empty(batch, heads, rows, dtype=torch.float32)
-        output = query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
-        del sums
+        batch, heads, query_rows = query.shape[:3]
+        row_sums = query.new_empty(batch, heads, query_rows, dtype=torch.float32)
+        output = query.new_empty(batch, query_rows, heads, value.shape[-1]).transpose(1, 2)
+        del row_sums
         return output
 
     @staticmethod
     def _back_to_back(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Stand in for the attention kernel of sequences stored back to back. Return output, row sums and random state."""
-        rows, heads = query.shape[:2]
-        sums = query.new_empty(heads, rows, dtype=torch.float32)
-        return query.new_empty(rows, heads, value.shape[-1]), sums, query.new_empty(2, dtype=torch.uint64)
+        query_rows, heads = query.shape[:2]
+        row_sums = query.new_empty(heads, query_rows, dtype=torch.float32)
+        return query.new_empty(query_rows, heads, value.shape[-1]), row_sums, query.new_empty(2, dtype=torch.uint64)
 
 
 def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -85,9 +85,9 @@ def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
     """
 
     def products(rows: Tensor, name: str) -> Tensor:
-        one = getattr(module, name)[0]
-        out = rows @ (one if module.is_transposed else one.T)
-        return out + getattr(module, f"{name}_bias")[index.flatten()] if module.has_bias else out
+        expert_weight = getattr(module, name)[0]
+        output = rows @ (expert_weight if module.is_transposed else expert_weight.T)
+        return output + getattr(module, f"{name}_bias")[index.flatten()] if module.has_bias else output
 
     rows = hidden.repeat_interleave(index.shape[-1], 0)
     rows = products(module._apply_gate(products(rows, "gate_up_proj")), "down_proj")
@@ -108,12 +108,12 @@ class DryPeaks(Peaks):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the memory peak of the phase `name` inside the block, with made-up values if the phase reads values."""
-        before, self.made_up.invents = self.made_up.invents, name in (SELECT, REDUCE, DECODE)
+        earlier_setting, self.made_up.invents = self.made_up.invents, name in (SELECT, REDUCE, DECODE)
         try:
             with super().phase(name):
                 yield
         finally:
-            self.made_up.invents = before
+            self.made_up.invents = earlier_setting
 
 
 @contextmanager
@@ -143,10 +143,10 @@ class DryModel:
         from transformers.integrations.moe import ExpertsInterface
 
         self.counter, self.made_up, self.family = counter, made_up, model_facts(config)
-        classes = AutoModelForImageTextToText if self.family.multimodal else AutoModelForCausalLM
+        auto_class = AutoModelForImageTextToText if self.family.multimodal else AutoModelForCausalLM
         made_up.carries = False
         with counter.place:
-            self.model = classes.from_config(copy.deepcopy(config), dtype=dtype).eval()
+            self.model = auto_class.from_config(copy.deepcopy(config), dtype=dtype).eval()
         made_up.carries = True
         set_attention(self.model, attention)
         if getattr(self.model.config, "num_local_experts", None):
@@ -172,18 +172,20 @@ class DryModel:
             reserve: see `one_pass.run`.
             chunk: tokens per chunk if the prompt is read as a stream of text; 0 for no stream.
         """
-        place = self.counter.place
-        given = self._text(types) if inputs is None or chunk else inputs
-        held = {name: self.made_up.hold(value, place) for name, value in given.items()}
+        device = self.counter.place
+        prompt_inputs = self._text(types) if inputs is None or chunk else inputs
+        inputs_on_device = {name: self.made_up.hold(value, device) for name, value in prompt_inputs.items()}
         self.counter.restart()
-        peaks = DryPeaks(self.counter, self.made_up)
-        kinds = self.made_up.hold(self._text(types)["input_ids"] if chunk else types, place)
+        phase_peaks = DryPeaks(self.counter, self.made_up)
+        token_types = self.made_up.hold(self._text(types)["input_ids"] if chunk else types, device)
         if chunk:
-            stream_pass.run(self.model, held["input_ids"], kinds, compressor, budget, peaks, chunk, reserve)
+            stream_pass.run(
+                self.model, inputs_on_device["input_ids"], token_types, compressor, budget, phase_peaks, chunk, reserve
+            )
         else:
-            run(self.model, held, compressor, budget, peaks, types=kinds, reserve=reserve)
+            run(self.model, inputs_on_device, compressor, budget, phase_peaks, types=token_types, reserve=reserve)
         gc.collect()
-        return {name: peak.allocated for name, peak in peaks.of.items()}
+        return {name: peak.allocated for name, peak in phase_peaks.of.items()}
 
     def _text(self, types: Tensor) -> dict[str, Tensor]:
         with _disable_current_modes():
@@ -206,6 +208,6 @@ def prompt_types(tokens: int, visual: int) -> Tensor:
     with values."""
     with _disable_current_modes():
         types = torch.zeros(1, tokens, dtype=torch.int64)
-        first = min(tokens // 10, tokens - visual)
-        types[0, first : first + visual] = 1
+        image_start = min(tokens // 10, tokens - visual)
+        types[0, image_start : image_start + visual] = 1
     return types

@@ -31,7 +31,7 @@ HOUR = 3600.0
 LARGEST_BATCH = 1 << 24
 """Largest batch that a search considers."""
 STREAM = "stream"
-_ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
+_LIVE_MLP_TENSORS = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 
 @dataclass(frozen=True)
@@ -175,16 +175,20 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
     """
     sizes = model_sizes(plan.model)
     model = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
-    missing = [sizes.missing] if sizes.missing else []
+    missing_sentences = [sizes.missing] if sizes.missing else []
     if model is None or plan.family is None:
-        return Forecast(given, sizes, None, None, None, None, (), missing or ["the model's precision is unknown"])
+        return Forecast(
+            given, sizes, None, None, None, None, (), missing_sentences or ["the model's precision is unknown"]
+        )
     if given.bandwidth is None:
-        missing.append("times need a device; give --bandwidth GB/s, or --measure auto, which measures this machine")
-    missing += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
-    missing += [*_unknown_chunks(workloads), *notes]
+        missing_sentences.append(
+            "times need a device; give --bandwidth GB/s, or --measure auto, which measures this machine"
+        )
+    missing_sentences += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
+    missing_sentences += [*_unknown_chunks(workloads), *notes]
     datasets = [_dataset(workload, model, given) for workload in workloads]
-    facts = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
-    return Forecast(given, sizes, *facts, datasets, missing)
+    model_numbers = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
+    return Forecast(given, sizes, *model_numbers, datasets, missing_sentences)
 
 
 def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumptions) -> list[Workload]:
@@ -199,13 +203,15 @@ def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumption
         lengths = [prompt_length.of_images(plan, given.images)]
     else:
         lengths = [PromptLength(tokens, "given") for tokens in given.prompt_tokens]
-    known = {} if lengths else prompt_length.stored_lengths(plan, store)
+    stored_length_by_dataset = {} if lengths else prompt_length.stored_lengths(plan, store)
     workloads = []
     for part in plan.parts:
         samples = coverage.missing(part)
-        for length in lengths or [known.get(part.dataset) or prompt_length.expected_length(plan, part)]:
-            visual = length.visual if given.visual_tokens is None else given.visual_tokens
-            workloads.append(_workload(plan, part, replace(length, visual=visual), samples))
+        for length in lengths or [
+            stored_length_by_dataset.get(part.dataset) or prompt_length.expected_length(plan, part)
+        ]:
+            visual_tokens = length.visual if given.visual_tokens is None else given.visual_tokens
+            workloads.append(_workload(plan, part, replace(length, visual=visual_tokens), samples))
     return workloads
 
 
@@ -217,8 +223,8 @@ def kept_entries(budget: Budget | None, tokens: int) -> int:
 
 def prefills(plan: Plan, coverage: Coverage) -> int:
     """Return the number of prompts that a run must prefill to generate the missing answers."""
-    made = [passes(plan, part, coverage.missing(part)) for part in plan.parts]
-    return sum(each.prefills + sum(each.streams.values()) for each in made)
+    passes_by_dataset = [passes(plan, part, coverage.missing(part)) for part in plan.parts]
+    return sum(each.prefills + sum(each.streams.values()) for each in passes_by_dataset)
 
 
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
@@ -227,37 +233,48 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
     Cells that share a prefill decode in batches of `fork_batch`, with all questions of a document if the questions share a
     prefill. A step reads the weights once per batch, and the entries of every cell.
     """
-    forks = plan.answering.fork_batch if plan.answering.shares_prefill else 1
-    new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
-    made = passes(plan, part, samples)
+    cells_per_batch = plan.answering.fork_batch if plan.answering.shares_prefill else 1
+    new_tokens = json.loads(part.cells[0].generation).get("max_new_tokens") or None
+    pass_counts = passes(plan, part, samples)
     # A lower bound on a question and its answer: without pictures a question's length is unknown and counts as 0.
-    turn = (length.tokens - length.visual if length.visual else 0) + (new or 0)
-    questions = questions_per_document(part) or 1.0
-    size = questions if plan.answering.shares_prefill else 1.0
-    earlier = questions / 2 - 0.5  # mean number of earlier turns
-    entries = 0.0
+    turn_tokens = (length.tokens - length.visual if length.visual else 0) + (new_tokens or 0)
+    questions_of_document = questions_per_document(part) or 1.0
+    questions_per_prefill = questions_of_document if plan.answering.shares_prefill else 1.0
+    mean_earlier_turns = questions_of_document / 2 - 0.5  # mean number of earlier turns
+    entries_per_step = 0.0
     for cell in part.cells:
-        grown = earlier * turn if cell in made.turns and cell.budget is None else 0.0
-        read = math.ceil(length.tokens * (cell.stream.ask_at if cell.rule.streams else 1.0))
-        entries += min(kept_entries(cell.budget, length.tokens), read) + grown + (new or 0) / 2
-    alone = sum(cell.rule.apart for cell in part.cells)
-    once = sum(size > 1 and cell.rule.serves_all_questions(reads_answer=False) for cell in part.cells)
-    batches = math.ceil((len(part.cells) - alone - once) / forks) + math.ceil(once * size / forks) / size
-    steps = None if new is None else samples * int(new)
-    streaming = [cell for cell in part.cells if cell.rule.streams]
+        entries_of_earlier_turns = (
+            mean_earlier_turns * turn_tokens if cell in pass_counts.turns and cell.budget is None else 0.0
+        )
+        tokens_read = math.ceil(length.tokens * (cell.stream.ask_at if cell.rule.streams else 1.0))
+        entries_per_step += (
+            min(kept_entries(cell.budget, length.tokens), tokens_read)
+            + entries_of_earlier_turns
+            + (new_tokens or 0) / 2
+        )
+    cells_with_own_prefill = sum(cell.rule.apart for cell in part.cells)
+    cells_for_all_questions = sum(
+        questions_per_prefill > 1 and cell.rule.serves_all_questions(reads_answer=False) for cell in part.cells
+    )
+    batches_per_step = (
+        math.ceil((len(part.cells) - cells_with_own_prefill - cells_for_all_questions) / cells_per_batch)
+        + math.ceil(cells_for_all_questions * questions_per_prefill / cells_per_batch) / questions_per_prefill
+    )
+    decode_steps = None if new_tokens is None else samples * int(new_tokens)
+    streaming_cells = [cell for cell in part.cells if cell.rule.streams]
     return Workload(
         part.dataset,
         length,
-        new,
+        new_tokens,
         part.cells,
-        {length.tokens: made.prefills},
-        None if steps is None else math.ceil(steps * (batches + alone)),
-        None if steps is None else steps * entries,
-        state_reads=(steps or 0) * len(part.cells),
-        fed=_fed(made, length, turn),
-        streams=list(made.streams.items()),
-        chunk=_chunk(streaming[0], length, plan.family) if streaming else 0,
-        ask_at=sorted({cell.stream.ask_at for cell in streaming}) or (1.0,),
+        {length.tokens: pass_counts.prefills},
+        None if decode_steps is None else math.ceil(decode_steps * (batches_per_step + cells_with_own_prefill)),
+        None if decode_steps is None else decode_steps * entries_per_step,
+        state_reads=(decode_steps or 0) * len(part.cells),
+        fed=_fed(pass_counts, length, turn_tokens),
+        streams=list(pass_counts.streams.items()),
+        chunk=_chunk(streaming_cells[0], length, plan.family) if streaming_cells else 0,
+        ask_at=sorted({cell.stream.ask_at for cell in streaming_cells}) or (1.0,),
     )
 
 
@@ -267,48 +284,49 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
     made: number of contexts and turns that are fed again.
     turn: tokens of a conversation's turn.
     """
-    fed: Counter[tuple[int, int]] = Counter()
+    pieces_by_size: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
-        chunk = int(json.loads(cell.parameters).get("chunk") or length.tokens)
-        whole, rest = divmod(length.tokens, chunk)
-        fed[chunk, length.tokens] += count * whole
-        fed[rest, length.tokens] += count * bool(rest)
+        chunk_tokens = int(json.loads(cell.parameters).get("chunk") or length.tokens)
+        whole_chunks, remaining_tokens = divmod(length.tokens, chunk_tokens)
+        pieces_by_size[chunk_tokens, length.tokens] += count * whole_chunks
+        pieces_by_size[remaining_tokens, length.tokens] += count * bool(remaining_tokens)
     for cell, count in made.turns.items():
-        fed[turn, kept_entries(cell.budget, length.tokens)] += count
-    return {piece: count for piece, count in fed.items() if count and piece[0]}
+        pieces_by_size[turn, kept_entries(cell.budget, length.tokens)] += count
+    return {piece: count for piece, count in pieces_by_size.items() if count and piece[0]}
 
 
 def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
     """Return the number of tokens of a stream's chunk. If the tokens of a frame are unknown, it is the whole prompt."""
-    every = cell.stream.every
-    if every is None:
+    frames_per_chunk = cell.stream.every
+    if frames_per_chunk is None:
         return length.tokens
     if length.visual == 0 or (family is not None and not family.multimodal):
-        return min(every, length.tokens)
+        return min(frames_per_chunk, length.tokens)
     if length.frames is None or length.visual is None:
         return length.tokens
-    return min(every * math.ceil(length.visual / length.frames), length.tokens)
+    return min(frames_per_chunk * math.ceil(length.visual / length.frames), length.tokens)
 
 
 def _check(plan: Plan, given: Assumptions) -> None:
-    name, family, visual = plan.model.name, plan.family, given.visual_tokens
-    context = None if family is None else family.max_context
+    name, family, visual_tokens = plan.model.name, plan.family, given.visual_tokens
+    max_context = None if family is None else family.max_context
     for tokens in given.prompt_tokens:
-        if context is not None and tokens > context:
+        if max_context is not None and tokens > max_context:
             raise ConfigError(
-                f"--prompt-tokens {tokens} is beyond the context of {name}, which is {context} tokens; allowed: 1 to {context}; "
+                f"--prompt-tokens {tokens} is beyond the context of {name}, which is {max_context} tokens; allowed: 1 "
+                f"to {max_context}; "
                 "give a shorter prompt"
             )
-        if visual is not None and visual > tokens:
+        if visual_tokens is not None and visual_tokens > tokens:
             raise ConfigError(
-                f"--visual-tokens {visual} exceeds --prompt-tokens {tokens}, which includes visual tokens; give fewer"
+                f"--visual-tokens {visual_tokens} exceeds --prompt-tokens {tokens}, which includes visual tokens; give fewer"
             )
-    if visual and family is not None and not family.multimodal:
-        raise ConfigError(f"--visual-tokens {visual}: {name} has no visual tokens; leave it out")
+    if visual_tokens and family is not None and not family.multimodal:
+        raise ConfigError(f"--visual-tokens {visual_tokens}: {name} has no visual tokens; leave it out")
 
 
 def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetForecast:
-    prefill = decode = None
+    prefill_hours = decode_hours = None
     if given.rate is not None:
         operations = sum(
             count * roofline.prefill_operations(model.decoder, tokens) for tokens, count in work.prefills.items()
@@ -317,42 +335,52 @@ def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetFo
         for cap, count in work.streams:
             tokens = math.ceil(work.ask_at[-1] * work.length.tokens)
             operations += count * roofline.prefill_operations(model.decoder, tokens, cap, work.chunk)
-        prefill = operations / given.rate / HOUR
+        prefill_hours = operations / given.rate / HOUR
     if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
-        read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
-        read += work.state_reads * model.state_bytes(work.length.tokens)
-        decode = read / given.bandwidth / HOUR
+        bytes_read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
+        bytes_read += work.state_reads * model.state_bytes(work.length.tokens)
+        decode_hours = bytes_read / given.bandwidth / HOUR
     lines = [_budget(work, model, given, *group) for group in _groups(work.cells)]
-    prompt = work.length.tokens, work.length.visual, work.length.source
-    return DatasetForecast(work.dataset, *prompt, work.new_tokens, work.batch, lines, prefill, decode, work.chunk)
+    prompt_facts = work.length.tokens, work.length.visual, work.length.source
+    return DatasetForecast(
+        work.dataset, *prompt_facts, work.new_tokens, work.batch, lines, prefill_hours, decode_hours, work.chunk
+    )
 
 
 def _budget(
     work: Workload, model: ModelBytes, given: Assumptions, budget: Budget | None, scope: str, methods: Sequence[str]
 ) -> BudgetForecast:
-    per_token, read = model.kv_per_token, model.step_weights
+    kv_bytes_per_token, weight_bytes_read = model.kv_per_token, model.step_weights
     tokens, batch = work.length.tokens, work.batch
     kept = kept_entries(budget, tokens)
-    states = model.state_bytes(tokens)
-    kv, full = float(kept * per_token + states), float(tokens * per_token + states)  # of one sequence
-    ms = whole = None
+    state_bytes = model.state_bytes(tokens)
+    kept_kv_bytes, full_kv_bytes = (
+        float(kept * kv_bytes_per_token + state_bytes),
+        float(tokens * kv_bytes_per_token + state_bytes),
+    )  # of one sequence
+    step_ms = full_step_ms = None
     if given.bandwidth is not None:
-        device = roofline.Roofline(model.decoder, model.itemsize, given.bandwidth, given.rate, given.device)
-        ms, whole = device.step_ms(batch * kv, batch), device.step_ms(batch * full, batch)
-    weights = model.weights or read
+        device_roofline = roofline.Roofline(model.decoder, model.itemsize, given.bandwidth, given.rate, given.device)
+        step_ms, full_step_ms = (
+            device_roofline.step_ms(batch * kept_kv_bytes, batch),
+            device_roofline.step_ms(batch * full_kv_bytes, batch),
+        )
+    weight_bytes = model.weights or weight_bytes_read
 
     def needs(batch: int) -> float:
-        return weights + _beside_weights(work, model, scope, kept, batch)
+        return weight_bytes + _beside_weights(work, model, scope, kept, batch)
 
     return BudgetForecast(
         label="full" if budget is None else str(budget),
         scope=scope,
         methods=methods,
         kept=kept,
-        kv=batch * kv,
-        read=roofline.step_bytes(read, kv, batch),
-        ms=ms,
-        speed_up=roofline.speed_up_allowed(read, full, kv, batch) if ms is None or whole is None else whole / ms,
+        kv=batch * kept_kv_bytes,
+        read=roofline.step_bytes(weight_bytes_read, kept_kv_bytes, batch),
+        ms=step_ms,
+        speed_up=roofline.speed_up_allowed(weight_bytes_read, full_kv_bytes, kept_kv_bytes, batch)
+        if step_ms is None or full_step_ms is None
+        else full_step_ms / step_ms,
         needs=needs(batch),
         batch=None if given.memory is None else bisect_right(range(1, LARGEST_BATCH), given.memory, key=needs),
     )
@@ -369,19 +397,30 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     scope: when the method compresses, see `BudgetForecast`.
     kept: entries per KV head kept of a prompt.
     """
-    decoder, states = model.decoder, model.state_bytes(work.length.tokens)
+    decoder, state_bytes = model.decoder, model.state_bytes(work.length.tokens)
     if scope == STREAM:
         return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token
-    kv, full = float(kept * model.kv_per_token), float(work.length.tokens * model.kv_per_token)  # of one sequence
-    ended = kv + (work.new_tokens or 0) * model.kv_per_token
+    kept_kv_bytes, full_kv_bytes = (
+        float(kept * model.kv_per_token),
+        float(work.length.tokens * model.kv_per_token),
+    )  # of one sequence
+    final_kv_bytes = kept_kv_bytes + (work.new_tokens or 0) * model.kv_per_token
     layers = decoder.compressed
-    joined = batch * (kv + ended / layers) if batch > 1 and not work.together else 0.0
-    prompt = full
+    joining_bytes = batch * (kept_kv_bytes + final_kv_bytes / layers) if batch > 1 and not work.together else 0.0
+    prefill_bytes = full_kv_bytes
     if scope == "layer":
-        prompt = max(kv, min(full, kv * (layers - 1) / layers + full / layers))
-    prompt += work.length.tokens * (_ALIVE * decoder.intermediate + 2 * decoder.hidden) * model.itemsize
-    at_once = batch if work.together else 1
-    return batch * states + max(batch * ended, joined, at_once * prompt + (batch - at_once) * kv)
+        prefill_bytes = max(
+            kept_kv_bytes, min(full_kv_bytes, kept_kv_bytes * (layers - 1) / layers + full_kv_bytes / layers)
+        )
+    prefill_bytes += (
+        work.length.tokens * (_LIVE_MLP_TENSORS * decoder.intermediate + 2 * decoder.hidden) * model.itemsize
+    )
+    prompts_at_once = batch if work.together else 1
+    return batch * state_bytes + max(
+        batch * final_kv_bytes,
+        joining_bytes,
+        prompts_at_once * prefill_bytes + (batch - prompts_at_once) * kept_kv_bytes,
+    )
 
 
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
@@ -392,12 +431,16 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
     kept: entries per KV head under the stream's cap.
     """
-    capped = kept < work.length.tokens
-    *copies, slots = (min(kept, math.ceil(share * work.length.tokens)) + work.chunk * capped for share in work.ask_at)
-    layers = model.decoder.compressed + capped
-    held = slots * layers / model.decoder.compressed + sum(copies)
-    working = work.chunk * (_ALIVE * model.decoder.intermediate + 2 * model.decoder.hidden) * model.itemsize
-    return held * model.kv_per_token + working
+    is_capped = kept < work.length.tokens
+    *entries_of_copies, entry_slots = (
+        min(kept, math.ceil(share * work.length.tokens)) + work.chunk * is_capped for share in work.ask_at
+    )
+    layers_with_copy = model.decoder.compressed + is_capped
+    entries_of_all_layers = entry_slots * layers_with_copy / model.decoder.compressed + sum(entries_of_copies)
+    mlp_bytes = (
+        work.chunk * (_LIVE_MLP_TENSORS * model.decoder.intermediate + 2 * model.decoder.hidden) * model.itemsize
+    )
+    return entries_of_all_layers * model.kv_per_token + mlp_bytes
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
@@ -433,8 +476,10 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     """Return a sentence if a stream's chunk is counted as the whole prompt because its size is unknown. Else nothing."""
-    whole = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
-    names = dict.fromkeys(work.dataset for work in whole if all(cell.stream.every is not None for cell in work.cells))
+    unchunked_workloads = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
+    names = dict.fromkeys(
+        work.dataset for work in unchunked_workloads if all(cell.stream.every is not None for cell in work.cells)
+    )
     sentence = (
         f"{', '.join(names)}: the tokens of a frame are unknown without --image or stored rows, so a stream's chunk is counted "
         "as the whole prompt"
@@ -444,15 +489,18 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:
     """Return sentences about cells whose memory does not follow from their budget alone."""
-    quantised = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
-    evicting = dict.fromkeys(
+    quantising_methods = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
+    decode_evicting_methods = dict.fromkeys(
         cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises
     )
     sentences = []
-    if quantised:
+    if quantising_methods:
         sentences.append(
-            f"{', '.join(quantised)}: bytes follow from bits, scales and residuals, not a budget; `plan --memory` counts them"
+            f"{', '.join(quantising_methods)}: bytes follow from bits, scales and residuals, not a budget; `plan "
+            "--memory` counts them"
         )
-    if evicting:
-        sentences.append(f"{', '.join(evicting)}: the cache changes while decoding; numbers are of its first step")
+    if decode_evicting_methods:
+        sentences.append(
+            f"{', '.join(decode_evicting_methods)}: the cache changes while decoding; numbers are of its first step"
+        )
     return sentences

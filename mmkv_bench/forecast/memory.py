@@ -107,11 +107,11 @@ def count_peaks(
     cells, kind = _distinct(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
     prompts = _prompts(plan, forecast, config) if prompts is None else prompts
     batches = list(dict.fromkeys(one.sequences for one in forecast.datasets)) or [1]
-    counted, memory = [], forecast.given.memory
-    runs = list(product(prompts, cells.items()))
+    all_peaks, memory = [], forecast.given.memory
+    prompts_and_cells = list(product(prompts, cells.items()))
     with dry_model(config, plan.cells[0].dtype, model.attention, kind) as dry:
-        for number, (prompt, (name, (compressor, budget, streams))) in enumerate(runs):
-            tell(number, len(runs), f"{name} at {prompt.types.shape[1]:,} tokens")
+        for number, (prompt, (name, (compressor, budget, streams))) in enumerate(prompts_and_cells):
+            tell(number, len(prompts_and_cells), f"{name} at {prompt.types.shape[1]:,} tokens")
             one = CellPeaks(name, prompt.types.shape[1], int((prompt.types > 0).sum()), {})
             try:
                 chunk = prompt.chunk if streams else 0
@@ -119,18 +119,29 @@ def count_peaks(
                 one = replace(one, peaks={phase: peaks[phase] for phase in PHASES if phase in peaks})
             except MMKVError as error:
                 one = replace(one, error=str(error))
-            slots, together = reserve * (forecast.kv_per_token or 0), plan.batch_prefill == TOGETHER
-            of_batch = partial(_of_batch, one, slots=slots, together=together, layers=plan.family.num_layers)
-            made = [of_batch(size) for size in batches]
+            slot_bytes, prefills_together = reserve * (forecast.kv_per_token or 0), plan.batch_prefill == TOGETHER
+            peaks_of_batch = partial(
+                _of_batch, one, slots=slot_bytes, together=prefills_together, layers=plan.family.num_layers
+            )
+            peaks_by_batch = [peaks_of_batch(size) for size in batches]
             if one.peaks and memory is not None:
-                most = bisect_right(range(1, LARGEST_BATCH), memory, key=lambda size: of_batch(size).largest)
-                made = [replace(each, fits=each.largest <= memory, largest_batch=most) for each in made]
-            counted += made
-    counted.sort(key=lambda one: one.batch)
-    longest = max((one.tokens for one in counted), default=0)
-    held = longest * (forecast.kv_per_token or 0), observed_bytes(plan, longest, text_config(config).hidden_size)
-    unseen = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
-    return counted, _notes(plan, stand_ins, unseen, batches != [1]) + _held(plan, *held)
+                largest_batch = bisect_right(
+                    range(1, LARGEST_BATCH), memory, key=lambda size: peaks_of_batch(size).largest
+                )
+                peaks_by_batch = [
+                    replace(each, fits=each.largest <= memory, largest_batch=largest_batch) for each in peaks_by_batch
+                ]
+            all_peaks += peaks_by_batch
+    all_peaks.sort(key=lambda one: one.batch)
+    longest_prompt = max((one.tokens for one in all_peaks), default=0)
+    cache_and_observed_bytes = (
+        longest_prompt * (forecast.kv_per_token or 0),
+        observed_bytes(plan, longest_prompt, text_config(config).hidden_size),
+    )
+    has_uncounted_vision = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
+    return all_peaks, _notes(plan, stand_ins, has_uncounted_vision, batches != [1]) + _held(
+        plan, *cache_and_observed_bytes
+    )
 
 
 def without_weights(plan: Plan) -> LoadedModel:
@@ -167,28 +178,28 @@ def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) 
     processor = build_processor(config, model.processor or {})
     apply_limits(processor, model.min_pixels, model.max_pixels)
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": QUESTION}]
-    blank = [Image.new("RGB", size) for size in images]
-    prompt = encode(processor, model_facts(config), "planned", [{"role": "user", "content": content}], blank)
+    blank_images = [Image.new("RGB", size) for size in images]
+    prompt = encode(processor, model_facts(config), "planned", [{"role": "user", "content": content}], blank_images)
     return DryPrompt(prompt.types, prompt.inputs)
 
 
 def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
     """Return the peaks as a table for a terminal: one line per cell, in GiB. memory: bytes of the device, None if unknown."""
-    shown = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
-    heads = ["cell", *shown, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
+    shown_phases = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
+    headings = ["cell", *shown_phases, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
     lines = ["", "peak memory in GiB, counted in a dry run without numbers"]
-    groups: dict[tuple[int, int, int], list[CellPeaks]] = {}
+    peaks_by_setting: dict[tuple[int, int, int], list[CellPeaks]] = {}
     for one in counted:
-        groups.setdefault((one.tokens, one.visual_tokens, one.batch), []).append(one)
-    for (tokens, visual, batch), here in groups.items():
+        peaks_by_setting.setdefault((one.tokens, one.visual_tokens, one.batch), []).append(one)
+    for (tokens, visual, batch), here in peaks_by_setting.items():
         rows = []
         for one in here:
-            row = [one.cell, *(_gib(one.peaks.get(phase)) for phase in shown), _gib(one.largest or None)]
-            fits = [] if memory is None else ["-" if one.fits is None else "fits" if one.fits else "too large"]
-            rows.append([*row, *fits])
-        several = f", {batch} at a time" if batch > 1 else ""
-        lines += ["", f"prompts of {tokens:,} tokens, {visual:,} of them visual{several}"]
-        lines += aligned(heads, rows, words=1)
+            row = [one.cell, *(_gib(one.peaks.get(phase)) for phase in shown_phases), _gib(one.largest or None)]
+            fit_column = [] if memory is None else ["-" if one.fits is None else "fits" if one.fits else "too large"]
+            rows.append([*row, *fit_column])
+        batch_clause = f", {batch} at a time" if batch > 1 else ""
+        lines += ["", f"prompts of {tokens:,} tokens, {visual:,} of them visual{batch_clause}"]
+        lines += aligned(headings, rows, words=1)
         lines += [f"  {one.cell}: {one.error}" for one in here if one.error]
     return "\n".join([*lines, "", *(f"note       {note}" for note in notes)])
 
@@ -211,16 +222,18 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
     """
     if batch == 1 or not one.peaks:
         return replace(one, batch=batch)
-    load = one.peaks[LOAD]
-    cache = one.peaks[DECODE] - load
-    kept = max(0, cache - slots)
-    peaks = {
-        phase: load + batch * (peak - load) if together or phase in (LOAD, DECODE) else peak + (batch - 1) * kept
+    load_bytes = one.peaks[LOAD]
+    cache_bytes = one.peaks[DECODE] - load_bytes
+    kept_bytes = max(0, cache_bytes - slots)
+    peak_by_phase = {
+        phase: load_bytes + batch * (peak - load_bytes)
+        if together or phase in (LOAD, DECODE)
+        else peak + (batch - 1) * kept_bytes
         for phase, peak in one.peaks.items()
     }
     if not together:
-        peaks[JOIN] = load + batch * (kept + cache // layers)
-    return replace(one, peaks=peaks, batch=batch)
+        peak_by_phase[JOIN] = load_bytes + batch * (kept_bytes + cache_bytes // layers)
+    return replace(one, peaks=peak_by_phase, batch=batch)
 
 
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
@@ -229,10 +242,10 @@ def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
         prompt = _blank_prompt(config, plan.model, forecast.given.images)
         return [replace(prompt, chunk=max((one.chunk for one in forecast.datasets), default=0))]
     assert plan.family is not None
-    share = VISUAL if plan.family.multimodal else 0
+    visual_share = VISUAL if plan.family.multimodal else 0
     lengths = dict.fromkeys((one.tokens, one.visual_tokens, one.chunk) for one in forecast.datasets)
     return [
-        DryPrompt(prompt_types(n, int(share * n) if visual is None else visual), chunk=chunk)
+        DryPrompt(prompt_types(n, int(visual_share * n) if visual is None else visual), chunk=chunk)
         for n, visual, chunk in lengths
     ]
 
@@ -266,16 +279,16 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
 
     Dataset, seed and other protocols change no peak.
     """
-    built = {
+    compressor_by_method = {
         (method.name, method.compressor.reading): method.compressor for method in build_methods(plan.entries, stand_ins)
     }
     cells: dict[str, tuple[Compressor, Budget | None, bool]] = {}
     for cell in plan.cells:
         label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
         label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
-        streams = cell.rule.streams
-        label += " stream" * streams
-        cells.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget, streams))
+        is_stream = cell.rule.streams
+        label += " stream" * is_stream
+        cells.setdefault(label, (compressor_by_method[cell.method, cell.compressor.reading], cell.budget, is_stream))
     return cells
 
 
@@ -285,12 +298,14 @@ def _held(plan: Plan, cache: int, observed: int) -> list[str]:
     cache: bytes of the longest prompt's full cache.
     observed: see `observed_bytes`.
     """
-    answering, prefilling = caches_held(plan)
+    caches_while_answering, caches_while_prefilling = caches_held(plan)
     notes = []
-    if answering:
+    if caches_while_answering:
         notes.append(
-            f"documents' whole caches stay for further questions and come on top: {answering} while answers are decoded "
-            f"({nbytes(answering * cache)}), {prefilling} during one more prefill ({nbytes(prefilling * cache)})"
+            f"documents' whole caches stay for further questions and come on top: {caches_while_answering} while "
+            "answers are decoded "
+            f"({nbytes(caches_while_answering * cache)}), {caches_while_prefilling} during one more prefill "
+            f"({nbytes(caches_while_prefilling * cache)})"
         )
     if observed:
         notes.append(

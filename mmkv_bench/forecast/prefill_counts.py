@@ -48,8 +48,8 @@ def questions_per_document(part: DatasetShare) -> float | None:
     """
     if not part.spec.questions_key:
         return 1.0
-    stated = re.match(r"(\d+) \((?:test, )?of (\d+) ", str(part.about.get("samples") or ""))
-    return None if stated is None else int(stated[1]) / int(stated[2])
+    samples_match = re.match(r"(\d+) \((?:test, )?of (\d+) ", str(part.about.get("samples") or ""))
+    return None if samples_match is None else int(samples_match[1]) / int(samples_match[2])
 
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
@@ -57,44 +57,50 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
 
     The samples are assumed to include all questions of each document.
     """
-    made = Passes()
+    pass_counts = Passes()
     if not plan.answering.shares_prefill:
         for cell in part.cells:
             if cell.rule.streams:
-                made.streams[_cap(cell)] += samples
+                pass_counts.streams[_cap(cell)] += samples
             else:
-                made.prefills += samples
-        made.replays.update({cell: samples for cell in part.cells if _replays(cell)})
-        return made
-    size = questions_per_document(part) or 1.0
-    documents = math.ceil(samples / size)
-    several = bool(part.spec.questions_key)
-    shared: list[Cell] = []
+                pass_counts.prefills += samples
+        pass_counts.replays.update({cell: samples for cell in part.cells if _replays(cell)})
+        return pass_counts
+    questions_of_document = questions_per_document(part) or 1.0
+    documents = math.ceil(samples / questions_of_document)
+    has_several_questions = bool(part.spec.questions_key)
+    prefill_sharing_cells: list[Cell] = []
     for name, rule in {cell.protocol: cell.rule for cell in part.cells}.items():
         cells = [cell for cell in part.cells if cell.protocol == name]
         if rule.streams:
-            readings = {
+            stream_cell_by_setting = {
                 (cell.method, cell.reading, cell.budget, cell.seed, replace(cell.stream, ask_at=1.0)): cell
                 for cell in cells
             }
-            for cell in readings.values():
-                made.streams[_cap(cell)] += documents
+            for cell in stream_cell_by_setting.values():
+                pass_counts.streams[_cap(cell)] += documents
             continue
         if rule.apart:
-            made.prefills += len(cells) * documents
+            pass_counts.prefills += len(cells) * documents
             if rule.converses:
-                made.turns.update(dict.fromkeys(cells, samples - documents))
+                pass_counts.turns.update(dict.fromkeys(cells, samples - documents))
             continue
-        once = [cell for cell in cells if several and rule.serves_all_questions(cell.compressor.needs.answer)]
-        others = [cell for cell in cells if cell not in once]
-        shared += others
-        if once:
-            made.prefills += samples if rule.knows == "paraphrase" else documents
-        made.replays.update(dict.fromkeys(_replaying(others), samples))
-        made.replays.update(dict.fromkeys(_replaying(once), samples if rule.knows == "paraphrase" else documents))
-    again = sum(cell.rule.prefills_again and cell.budget is not None for cell in shared)
-    made.prefills += samples * (len({_prefill_of(plan, cell.rule) for cell in shared}) + again)
-    return made
+        cells_for_all_questions = [
+            cell for cell in cells if has_several_questions and rule.serves_all_questions(cell.compressor.needs.answer)
+        ]
+        other_cells = [cell for cell in cells if cell not in cells_for_all_questions]
+        prefill_sharing_cells += other_cells
+        if cells_for_all_questions:
+            pass_counts.prefills += samples if rule.knows == "paraphrase" else documents
+        pass_counts.replays.update(dict.fromkeys(_replaying(other_cells), samples))
+        pass_counts.replays.update(
+            dict.fromkeys(_replaying(cells_for_all_questions), samples if rule.knows == "paraphrase" else documents)
+        )
+    second_prefills = sum(cell.rule.prefills_again and cell.budget is not None for cell in prefill_sharing_cells)
+    pass_counts.prefills += samples * (
+        len({_prefill_of(plan, cell.rule) for cell in prefill_sharing_cells}) + second_prefills
+    )
+    return pass_counts
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
@@ -103,12 +109,14 @@ def caches_held(plan: Plan) -> tuple[int, int]:
 
     If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
     """
-    several = {part.dataset for part in plan.parts if part.spec.questions_key}
-    rules = {cell.protocol: cell.rule for cell in plan.cells if cell.dataset in several}
-    once = [rule for rule in rules.values() if rule.serves_all_questions(reads_answer=False)]
-    if not once or not plan.answering.shares_prefill:
+    multi_question_datasets = {part.dataset for part in plan.parts if part.spec.questions_key}
+    rule_by_protocol = {cell.protocol: cell.rule for cell in plan.cells if cell.dataset in multi_question_datasets}
+    rules_for_all_questions = [
+        rule for rule in rule_by_protocol.values() if rule.serves_all_questions(reads_answer=False)
+    ]
+    if not rules_for_all_questions or not plan.answering.shares_prefill:
         return 0, 0
-    return len(once), len(once) - 1
+    return len(rules_for_all_questions), len(rules_for_all_questions) - 1
 
 
 def observed_bytes(plan: Plan, tokens: int, hidden: int) -> int:
@@ -122,20 +130,20 @@ def observed_bytes(plan: Plan, tokens: int, hidden: int) -> int:
         tokens: tokens of the document.
         hidden: size of the attention modules' input.
     """
-    several = {part.dataset for part in plan.parts if part.spec.questions_key}
-    cells = [cell for cell in plan.cells if cell.dataset in several and cell.rule.knows == "joint"]
+    multi_question_datasets = {part.dataset for part in plan.parts if part.spec.questions_key}
+    cells = [cell for cell in plan.cells if cell.dataset in multi_question_datasets and cell.rule.knows == "joint"]
     if not cells or plan.family is None or not plan.answering.shares_prefill:
         return 0
     needs = reduce(or_, (cell.compressor.needs for cell in cells))
     family, itemsize = plan.family, ITEMSIZE[plan.cells[0].dtype]
-    heads, width = family.num_query_heads, family.head_dim
-    layer = (tokens * needs.queries + min(needs.tail_queries, tokens)) * heads * width * itemsize
-    layer += tokens * needs.states * hidden * itemsize
-    layer += tokens * needs.column_sums * family.num_kv_heads * ITEMSIZE["float32"]
-    layer += needs.query_moments * heads * width * (width + 1) * ITEMSIZE["float64"]
-    layer += (needs.hidden_moments or needs.hidden_scalars) * 2 * hidden * ITEMSIZE["float64"]
-    rotation = tokens * needs.states * 2 * width * itemsize  # the layers share it
-    return family.num_layers * layer + rotation
+    heads, head_dim = family.num_query_heads, family.head_dim
+    bytes_per_layer = (tokens * needs.queries + min(needs.tail_queries, tokens)) * heads * head_dim * itemsize
+    bytes_per_layer += tokens * needs.states * hidden * itemsize
+    bytes_per_layer += tokens * needs.column_sums * family.num_kv_heads * ITEMSIZE["float32"]
+    bytes_per_layer += needs.query_moments * heads * head_dim * (head_dim + 1) * ITEMSIZE["float64"]
+    bytes_per_layer += (needs.hidden_moments or needs.hidden_scalars) * 2 * hidden * ITEMSIZE["float64"]
+    rotation_bytes = tokens * needs.states * 2 * head_dim * itemsize  # the layers share it
+    return family.num_layers * bytes_per_layer + rotation_bytes
 
 
 def notes_of(plan: Plan) -> list[str]:
@@ -158,8 +166,8 @@ def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
     """
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
-    states = plan.family is not None and bool(plan.family.states.layers)
-    return lengths.prefilled, lengths.candidates if states else 0
+    has_states = plan.family is not None and bool(plan.family.states.layers)
+    return lengths.prefilled, lengths.candidates if has_states else 0
 
 
 def _replaying(cells: Sequence[Cell]) -> list[Cell]:

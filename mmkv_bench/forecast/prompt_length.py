@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 ASSUMED, QUESTION = 2048, 64
 """Assumed tokens of a prompt of which nothing is known, and of the text beside images of known size."""
 _PAGE_TEXT, _PAGE_MARKERS = 10, 2  # tokens of the embedded model's template and question, and beside each of its images
-_SHOWN = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
+_IMAGE_SETTINGS = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
 """Settings of `model` that change the number of tokens of an image or a video."""
-_TOKENS = re.compile(r"(?<![\d.,])(\d[\d,]*)(?: to (\d[\d,]*))? tokens")
-_SHAPES = ((336, 336), (1344, 896), (300, 1500))
+_TOKENS_PATTERN = re.compile(r"(?<![\d.,])(\d[\d,]*)(?: to (\d[\d,]*))? tokens")
+_PROBE_SIZES = ((336, 336), (1344, 896), (300, 1500))
 """Sizes in pixels; a model with equal token counts for these scales all images to one size."""
 
 
@@ -55,29 +55,34 @@ class PromptLength:
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
     """Map each dataset to the median length of its stored prompts, for the plan's model and image settings, under any method."""
-    shown = [getattr(plan.model, name) for name in _SHOWN]
+    image_settings = [getattr(plan.model, name) for name in _IMAGE_SETTINGS]
     cells = store.cells(columns=("cell", "base", "model_fingerprint", "config"))
     cells = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
     configs = {text: json.loads(text).get("model") or {} for text in set(cells["config"].to_pylist())}
-    same = {text for text, model in configs.items() if [model.get(name) for name in _SHOWN] == shown}
+    configs_with_same_images = {
+        text for text, model in configs.items() if [model.get(name) for name in _IMAGE_SETTINGS] == image_settings
+    }
     names = [
         cell["cell"]
         for cell in cells.to_pylist()
-        if cell["config"] in same and cell["base"] not in RESAMPLING  # these controls have smaller prompts
+        if cell["config"] in configs_with_same_images
+        and cell["base"] not in RESAMPLING  # these controls have smaller prompts
     ]
     rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens", "frames_left", "ask_at"), coded=True)
     # Earlier questions cut the prompt.
     rows = rows.filter(pc.fill_null(pc.equal(rows["ask_at"], 1.0), True)).drop_columns("ask_at")
-    lengths = {}
+    length_by_dataset = {}
     for part in plan.parts:
         prompts = rows.filter(pc.equal(rows["dataset"].cast("string"), part.dataset)).drop_columns("dataset")
-        left = prompts["frames_left"].cast("string").unique().drop_null().to_pylist()
+        frame_ranges = prompts["frames_left"].cast("string").unique().drop_null().to_pylist()
         prompts = prompts.drop_columns("frames_left").drop_null()
         if prompts.num_rows:
             tokens, visual = (int(np.median(prompts[name].to_numpy())) for name in ("prompt_tokens", "visual_tokens"))
-            last = [int(re.split("[-,]", ranges)[-1]) for ranges in left if ranges]
-            lengths[part.dataset] = PromptLength(tokens, "stored", visual, max(last) + 1 if last else None)
-    return lengths
+            last_frames = [int(re.split("[-,]", ranges)[-1]) for ranges in frame_ranges if ranges]
+            length_by_dataset[part.dataset] = PromptLength(
+                tokens, "stored", visual, max(last_frames) + 1 if last_frames else None
+            )
+    return length_by_dataset
 
 
 def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
@@ -87,19 +92,25 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
     the length in the file of a dataset of texts, or else an assumed length.
     """
     spec, family = part.spec, plan.family
-    prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _SHAPES]
-    one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
-    if family is not None and family.multimodal and (spec.is_pages or one_image):
+    images_of_prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _PROBE_SIZES]
+    has_one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
+    if family is not None and family.multimodal and (spec.is_pages or has_one_image):
         with suppress(MMKVError, KeyError, TypeError):  # settings of a processor that lack something
-            counts = {visual_tokens(plan, images) for images in prompts}
-            if len(counts) == 1:
-                embedded = str(plan.model.path).startswith(PACKAGE_SCHEME)
-                text = _PAGE_TEXT + _PAGE_MARKERS * len(prompts[0]) if spec.is_pages and embedded else QUESTION
-                return PromptLength(min(counts) + text, "pages" if spec.is_pages else "picture", min(counts))
-    context = None if family is None else family.max_context
-    if (stated := _stated(part.about)) is not None:
-        return PromptLength(min(stated, context or stated), "dataset", 0)
-    return PromptLength(min(ASSUMED, context or ASSUMED), "assumed")
+            token_counts = {visual_tokens(plan, images) for images in images_of_prompts}
+            if len(token_counts) == 1:
+                is_embedded_model = str(plan.model.path).startswith(PACKAGE_SCHEME)
+                text = (
+                    _PAGE_TEXT + _PAGE_MARKERS * len(images_of_prompts[0])
+                    if spec.is_pages and is_embedded_model
+                    else QUESTION
+                )
+                return PromptLength(
+                    min(token_counts) + text, "pages" if spec.is_pages else "picture", min(token_counts)
+                )
+    max_context = None if family is None else family.max_context
+    if (stated_tokens := _stated(part.about)) is not None:
+        return PromptLength(min(stated_tokens, max_context or stated_tokens), "dataset", 0)
+    return PromptLength(min(ASSUMED, max_context or ASSUMED), "assumed")
 
 
 def _stated(about: Mapping[str, Any]) -> int | None:
@@ -109,11 +120,11 @@ def _stated(about: Mapping[str, Any]) -> int | None:
 
     about: `about` of the dataset's file.
     """
-    match = _TOKENS.search(str(about.get("size") or ""))
+    match = _TOKENS_PATTERN.search(str(about.get("size") or ""))
     if match is None or about.get("media") != "none":
         return None
-    ends = [int(number.replace(",", "")) for number in match.groups() if number]
-    return sum(ends) // len(ends) + QUESTION
+    range_ends = [int(number.replace(",", "")) for number in match.groups() if number]
+    return sum(range_ends) // len(range_ends) + QUESTION
 
 
 def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
@@ -145,9 +156,9 @@ def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 
     task, size = page_task(spec.name)
-    side = SIZES[size] * CELL
-    cut = all(kind.startswith(("mi_", "redundant_")) for kind in PAGE_TASKS[task])
-    return [(side // 2, side // 2)] * FRAMES if cut else [(side, side)]
+    page_pixels = SIZES[size] * CELL
+    has_several_images = all(kind.startswith(("mi_", "redundant_")) for kind in PAGE_TASKS[task])
+    return [(page_pixels // 2, page_pixels // 2)] * FRAMES if has_several_images else [(page_pixels, page_pixels)]
 
 
 def _folder_processor(source: Source) -> Mapping[str, Any]:
@@ -156,5 +167,7 @@ def _folder_processor(source: Source) -> Mapping[str, Any]:
         values = json.loads((Path(source.place) / "processor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    parts = {kind: values[f"{kind}_processor"] for kind in ("image", "video") if f"{kind}_processor" in values}
-    return parts | {"processor": values}
+    settings_by_kind = {
+        kind: values[f"{kind}_processor"] for kind in ("image", "video") if f"{kind}_processor" in values
+    }
+    return settings_by_kind | {"processor": values}

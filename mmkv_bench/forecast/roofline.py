@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 MS = 1000.0
-_KEY = ("model", "model_fingerprint", "dtype", "device")
+_KEY_COLUMNS = ("model", "model_fingerprint", "dtype", "device")
 """Columns of a cell that determine its roofline; models of the same name may differ in their layers."""
-_COUNTED = {
+_SOURCE_CLAUSES = {
     "files": "counted in its files",
     "stated": "as its repository states",
     "shape": "from its shape",
@@ -74,8 +74,8 @@ class ModelBytes:
         itemsize, decoder = ITEMSIZE.get(dtype), sizes.decoder
         if decoder is None or itemsize is None or family is None:
             return None
-        weights = None if sizes.parameters is None else sizes.parameters * itemsize
-        return cls(decoder, itemsize, weights, decoder.read * itemsize, kv_bytes_per_token(family, dtype))
+        weight_bytes = None if sizes.parameters is None else sizes.parameters * itemsize
+        return cls(decoder, itemsize, weight_bytes, decoder.read * itemsize, kv_bytes_per_token(family, dtype))
 
 
 def model_sizes(model: Any) -> Sizes:
@@ -84,8 +84,8 @@ def model_sizes(model: Any) -> Sizes:
     folder: str | Path | None = source.place if source.kind == FOLDER else None
     if source.kind == HUB:
         folder = cached_folder(source.place, model.revision)
-    whole = stated(values_of(model.shape)) if model.layers is not None and model.shape else None
-    return sizes_of(vars(model), source.described_here(), whole, folder)
+    unshortened_parameters = stated(values_of(model.shape)) if model.layers is not None and model.shape else None
+    return sizes_of(vars(model), source.described_here(), unshortened_parameters, folder)
 
 
 def weights_text(plan: Plan, loaded: int | None = None) -> str:
@@ -94,15 +94,15 @@ def weights_text(plan: Plan, loaded: int | None = None) -> str:
     loaded: bytes of all parameters, if the model is loaded.
     """
     model, sizes = plan.model, model_sizes(plan.model)
-    known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
-    weights = known.weights if loaded is None and known is not None else loaded
-    read = f", {size(known.step_weights)} read by a decode step" if known else ""
+    model_bytes = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
+    weights = model_bytes.weights if loaded is None and model_bytes is not None else loaded
+    step_clause = f", {size(model_bytes.step_weights)} read by a decode step" if model_bytes else ""
     if Source.of(model).kind == RANDOM:
-        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only){read}"
+        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only){step_clause}"
     if weights is None:
         return "weights of unknown size"
-    counted = f" ({_COUNTED[sizes.source]})" if loaded is None and sizes.source else ""
-    return f"{size(weights)} weights{counted}{read}"
+    source_clause = f" ({_SOURCE_CLAUSES[sizes.source]})" if loaded is None and sizes.source else ""
+    return f"{size(weights)} weights{source_clause}{step_clause}"
 
 
 # ---------------------------------------------------------------------- limits
@@ -125,8 +125,8 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
 
     entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`).
     """
-    products = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
-    return batch * (products + 4 * sum(one.count * one.queries for one in decoder.shapes) * entries)
+    weight_operations = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
+    return batch * (weight_operations + 4 * sum(one.count * one.queries for one in decoder.shapes) * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
@@ -135,9 +135,11 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
     cap, chunk: for a prompt read as a stream: `chunk` tokens are read at a time, and a KV head keeps at most `cap` entries
         after each chunk.
     """
-    unseen = tokens * (tokens + 1) // 2 - stream_pairs(tokens, tokens if cap is None else cap, chunk or tokens)
-    saved = 4 * decoder.queries(near=False) * unseen
-    return fed_operations(decoder, tokens, 0) - saved + last_operations(decoder, tokens)
+    unattended_pairs = tokens * (tokens + 1) // 2 - stream_pairs(
+        tokens, tokens if cap is None else cap, chunk or tokens
+    )
+    saved_operations = 4 * decoder.queries(near=False) * unattended_pairs
+    return fed_operations(decoder, tokens, 0) - saved_operations + last_operations(decoder, tokens)
 
 
 def last_operations(decoder: Decoder, tokens: int) -> float:
@@ -146,8 +148,10 @@ def last_operations(decoder: Decoder, tokens: int) -> float:
 
     tokens: length of the prompt.
     """
-    pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(tokens, decoder.states.window + 1)
-    return 2 * (decoder.multiplied - decoder.prefilled + decoder.table) + 4 * pairs
+    query_key_pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(
+        tokens, decoder.states.window + 1
+    )
+    return 2 * (decoder.multiplied - decoder.prefilled + decoder.table) + 4 * query_key_pairs
 
 
 def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
@@ -156,10 +160,16 @@ def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
     Those of `last_operations` are not included.
     """
     window = decoder.states.window + 1
-    near = min(tokens, max(window - before, 0))  # tokens whose window begins before the first stored entry
-    products = decoder.queries(near=False) * (tokens * before + tokens * (tokens + 1) // 2)
-    products += decoder.queries(near=True) * (near * before + near * (near + 1) // 2 + (tokens - near) * window)
-    return tokens * (2 * decoder.prefilled + _recurrent(decoder)) + 4 * products
+    tokens_before_window_full = min(
+        tokens, max(window - before, 0)
+    )  # tokens whose window begins before the first stored entry
+    query_key_pairs = decoder.queries(near=False) * (tokens * before + tokens * (tokens + 1) // 2)
+    query_key_pairs += decoder.queries(near=True) * (
+        tokens_before_window_full * before
+        + tokens_before_window_full * (tokens_before_window_full + 1) // 2
+        + (tokens - tokens_before_window_full) * window
+    )
+    return tokens * (2 * decoder.prefilled + _recurrent(decoder)) + 4 * query_key_pairs
 
 
 def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
@@ -168,9 +178,11 @@ def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
     chunk: tokens read at a time.
     cap: most entries of a KV head after each chunk.
     """
-    sizes = [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
-    held = [min(cap, number * chunk) for number in range(len(sizes))]
-    return sum(size * before + size * (size + 1) // 2 for size, before in zip(sizes, held, strict=True))
+    chunk_sizes = [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
+    entries_before_chunk = [min(cap, number * chunk) for number in range(len(chunk_sizes))]
+    return sum(
+        size * before + size * (size + 1) // 2 for size, before in zip(chunk_sizes, entries_before_chunk, strict=True)
+    )
 
 
 def _recurrent(decoder: Decoder) -> int:
@@ -227,8 +239,8 @@ class Roofline:
     def step_ms(self, useful: float, batch: int = 1) -> float:
         """Return the least time of a decode step [ms]. useful: bytes of keys, values, windows and states of all sequences
         together."""
-        linear = self.decoder.states.linear_bytes(self.itemsize)
-        entries = self.decoder.mean_entries((useful / batch - linear) / self.itemsize)
+        recurrent_bytes = self.decoder.states.linear_bytes(self.itemsize)
+        entries = self.decoder.mean_entries((useful / batch - recurrent_bytes) / self.itemsize)
         operations = step_operations(self.decoder, entries, batch)
         return roofline_ms(self.weights + useful, self.bandwidth, operations, self.rate)
 
@@ -279,7 +291,7 @@ def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline 
     The store's rows are read at the first call of this function.
     """
     rooflines = cache(lambda: stored_rooflines(store, store.timings()))
-    return lambda context: rooflines().get(tuple(context[name] for name in _KEY))
+    return lambda context: rooflines().get(tuple(context[name] for name in _KEY_COLUMNS))
 
 
 def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
@@ -293,13 +305,13 @@ def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roof
     from mmkv_bench.config.run_config import stored_config
     from mmkv_bench.forecast.device_speed import slug_of, stored
 
-    timed, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored()
-    threads = timed.groupby("cell")["threads"].max().astype(int).to_dict()
+    timed_rows, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored()
+    threads_by_cell = timed_rows.groupby("cell")["threads"].max().astype(int).to_dict()
     rooflines: dict[tuple[str, ...], Roofline] = {}
-    for cell in store.cells([*threads]).to_pylist():
-        key, host = tuple(cell[name] for name in _KEY), cell["device"] == "cpu"
-        name, kind = (cell["cpu"] or "cpu", "cpu") if host else (cell["device"], "cuda")
-        speed = speeds.get(slug_of(name, kind, threads[cell["cell"]]))
+    for cell in store.cells([*threads_by_cell]).to_pylist():
+        key, is_cpu = tuple(cell[name] for name in _KEY_COLUMNS), cell["device"] == "cpu"
+        name, kind = (cell["cpu"] or "cpu", "cpu") if is_cpu else (cell["device"], "cuda")
+        speed = speeds.get(slug_of(name, kind, threads_by_cell[cell["cell"]]))
         if key in rooflines or speed is None:
             continue
         with suppress(MMKVError):

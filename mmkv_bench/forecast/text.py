@@ -21,7 +21,7 @@ _SOURCES = {
     "dataset": "as the dataset's file states, question assumed",
     "assumed": "assumed, data not opened; --prompt-tokens sets it",
 }
-_WHEN = {"model": " (after the last layer)", "stream": " (stream)"}
+_SCOPE_CLAUSES = {"model": " (after the last layer)", "stream": " (stream)"}
 _MEANING = (
     "Lower bounds by arithmetic: a step reads weights and kept entries once, the prefill holds one MLP's activations. Vision",
     "tower, attention and a method's own tensors come on top (--memory counts them). kept: entries per KV head; max batch:",
@@ -57,11 +57,11 @@ def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
     """Group datasets whose tables would be equal. Return the groups."""
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
-        alike = next((group for group in groups if _table(group[0]) == _table(one)), None)
-        if alike is None:
+        group_of_equal_tables = next((group for group in groups if _table(group[0]) == _table(one)), None)
+        if group_of_equal_tables is None:
             groups.append([one])
         else:
-            alike.append(one)
+            group_of_equal_tables.append(one)
     return groups
 
 
@@ -70,33 +70,37 @@ def _table(one: DatasetForecast) -> tuple[Any, ...]:
 
 
 def _device(given: Assumptions) -> str:
-    facts = [
+    device_facts = [
         None if given.memory is None else f"{given.memory / GIB:,.4g} GiB",
         None if given.bandwidth is None else f"reads {given.bandwidth / 1e9:,.4g} GB/s",
         None if given.rate is None else f"{given.rate / 1e12:,.4g} TFLOP/s",
     ]
-    words = ", ".join(fact for fact in facts if fact) or "unknown"
-    return f"{given.device}: {words}" if given.device else words
+    device_text = ", ".join(fact for fact in device_facts if fact) or "unknown"
+    return f"{given.device}: {device_text}" if given.device else device_text
 
 
 def _section(datasets: Sequence[DatasetForecast], given: Assumptions) -> list[str]:
-    one = datasets[0]
-    answer = "answers of unknown length" if one.new_tokens is None else f"answers of at most {one.new_tokens:,} tokens"
-    batch = f", {one.sequences} at a time" if one.sequences > 1 else ""
+    first_dataset = datasets[0]
+    answer_clause = (
+        "answers of unknown length"
+        if first_dataset.new_tokens is None
+        else f"answers of at most {first_dataset.new_tokens:,} tokens"
+    )
+    batch = f", {first_dataset.sequences} at a time" if first_dataset.sequences > 1 else ""
     names = ", ".join(dataset.dataset for dataset in datasets)
-    heads = ["budget", "methods", "kept", "of prompt", "KV", "step reads", "ms/step", "speed-up", "needs"]
-    heads += [] if given.memory is None else ["max batch", f"on {given.memory / GIB:,.4g} GiB"]
-    table = aligned(heads, [_row(line, one.tokens, given) for line in one.lines], words=2)
-    prompts = f"{names}: prompts of {one.tokens:,} tokens ({_SOURCES[one.source]}){batch}, {answer}"
-    together = f", all {len(datasets)} together" if len(datasets) > 1 else ""
-    return [prompts, *table, f"  time at least{together}: {_hours(datasets)}"]
+    headings = ["budget", "methods", "kept", "of prompt", "KV", "step reads", "ms/step", "speed-up", "needs"]
+    headings += [] if given.memory is None else ["max batch", f"on {given.memory / GIB:,.4g} GiB"]
+    table = aligned(headings, [_row(line, first_dataset.tokens, given) for line in first_dataset.lines], words=2)
+    prompts = f"{names}: prompts of {first_dataset.tokens:,} tokens ({_SOURCES[first_dataset.source]}){batch}, {answer_clause}"
+    hours_clause = f", all {len(datasets)} together" if len(datasets) > 1 else ""
+    return [prompts, *table, f"  time at least{hours_clause}: {_hours(datasets)}"]
 
 
 def _row(line: BudgetForecast, tokens: int, given: Assumptions) -> list[str]:
     methods = ", ".join(line.methods[:3]) + (f" and {len(line.methods) - 3} more" if len(line.methods) > 3 else "")
     cells = [
         line.label,
-        methods + _WHEN.get(line.scope, ""),
+        methods + _SCOPE_CLAUSES.get(line.scope, ""),
         f"{line.kept:,}",
         f"{line.kept / tokens:.1%}",
         size(line.kv),
@@ -106,8 +110,8 @@ def _row(line: BudgetForecast, tokens: int, given: Assumptions) -> list[str]:
         size(line.needs),
     ]
     if given.memory is not None:
-        fits = "may fit" if line.needs <= given.memory else f"{size(line.needs - given.memory)} too many"
-        cells += [f"{line.batch:,}", fits]
+        fit_clause = "may fit" if line.needs <= given.memory else f"{size(line.needs - given.memory)} too many"
+        cells += [f"{line.batch:,}", fit_clause]
     return cells
 
 
@@ -120,8 +124,8 @@ def _hours(datasets: Sequence[DatasetForecast]) -> str:
 
 
 def _sum(hours: Sequence[float | None], needs: str) -> str:
-    known = [one for one in hours if one is not None]
-    return duration(sum(known)) if len(known) == len(hours) else f"unknown ({needs})"
+    known_hours = [one for one in hours if one is not None]
+    return duration(sum(known_hours)) if len(known_hours) == len(hours) else f"unknown ({needs})"
 
 
 def duration(hours: float) -> str:

@@ -64,21 +64,33 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
     coverage: which answers are stored.
     """
     cells = store.cells(columns=("cell", "model_fingerprint", "device"))
-    mine = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
-    stored = store.responses(mine["cell"].to_pylist(), ("dataset", "worker", "committed_at", "slim"))
-    timed = stored.filter(pc.invert(pc.fill_null(stored["slim"], False)))
-    dataset, seconds, sizes = _commit_intervals(timed)
-    devices = tuple(sorted({*mine["device"].drop_null().to_pylist()})) if len(seconds) else ()
+    cells_of_model = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
+    stored_rows = store.responses(cells_of_model["cell"].to_pylist(), ("dataset", "worker", "committed_at", "slim"))
+    timed_rows = stored_rows.filter(pc.invert(pc.fill_null(stored_rows["slim"], False)))
+    dataset_of_commit, seconds_of_commit, rows_per_commit = _commit_intervals(timed_rows)
+    devices = tuple(sorted({*cells_of_model["device"].drop_null().to_pylist()})) if len(seconds_of_commit) else ()
     rates = []
     for part in plan.parts:
-        own = dataset == part.dataset
-        taken = own if own.any() else np.ones(len(own), bool)
-        near = taken & (sizes >= len(part.cells) / 2) & (sizes <= len(part.cells) * 2)
-        chosen = near if near.any() else taken
-        median = _median(seconds[chosen], sizes[chosen], questions_per_document(part) or 1) if chosen.any() else None
-        rows = int(np.median(sizes[chosen])) if chosen.any() else 0
-        facts = int(chosen.sum()), rows, bool(own.any()), bool(near.any()), stored.num_rows - timed.num_rows
-        rates.append(Rate(part.dataset, coverage.left(part), median, *facts, devices))
+        is_own_dataset = dataset_of_commit == part.dataset
+        is_usable = is_own_dataset if is_own_dataset.any() else np.ones(len(is_own_dataset), bool)
+        has_similar_size = (
+            is_usable & (rows_per_commit >= len(part.cells) / 2) & (rows_per_commit <= len(part.cells) * 2)
+        )
+        is_chosen = has_similar_size if has_similar_size.any() else is_usable
+        seconds_per_row = (
+            _median(seconds_of_commit[is_chosen], rows_per_commit[is_chosen], questions_per_document(part) or 1)
+            if is_chosen.any()
+            else None
+        )
+        rows = int(np.median(rows_per_commit[is_chosen])) if is_chosen.any() else 0
+        rate_facts = (
+            int(is_chosen.sum()),
+            rows,
+            bool(is_own_dataset.any()),
+            bool(has_similar_size.any()),
+            stored_rows.num_rows - timed_rows.num_rows,
+        )
+        rates.append(Rate(part.dataset, coverage.left(part), seconds_per_row, *rate_facts, devices))
     return rates
 
 
@@ -87,34 +99,34 @@ def _median(seconds: np.ndarray, sizes: np.ndarray, questions: float) -> float:
 
     seconds, sizes: duration and number of rows of each commit.
     """
-    together = np.ones(min(round(questions), len(seconds)))
-    return float(np.median(np.convolve(seconds, together, "valid") / np.convolve(sizes, together, "valid")))
+    window = np.ones(min(round(questions), len(seconds)))
+    return float(np.median(np.convolve(seconds, window, "valid") / np.convolve(sizes, window, "valid")))
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:
     """Return lines of text: one per dataset with missing rows and a known rate, and a total. Without any rate, return one
     line."""
-    todo = [rate for rate in rates if rate.missing]
-    if todo and all(rate.hours is None for rate in todo):
-        why = "no rows of this model are stored there"
-        if todo[0].slim:
-            why = f"the {todo[0].slim:,} rows of this model there were packed without their times (pack --slim)"
+    rates_with_missing = [rate for rate in rates if rate.missing]
+    if rates_with_missing and all(rate.hours is None for rate in rates_with_missing):
+        reason = "no rows of this model are stored there"
+        if rates_with_missing[0].slim:
+            reason = f"the {rates_with_missing[0].slim:,} rows of this model there were packed without their times (pack --slim)"
         return [
-            f"measured   no rate: {why}; to get one, run with limit=3 and out=<another folder>, and plan with that out"
+            f"measured   no rate: {reason}; to get one, run with limit=3 and out=<another folder>, and plan with that out"
         ]
-    told = [rate for rate in todo if rate.hours is not None]
-    together = sum(rate.hours or 0 for rate in told)
-    total = f"measured   {duration(together)} in all, in one process; times its threads for core hours"
-    return [f"measured   {_line(rate)}" for rate in told] + ([total] if told else [])
+    known_rates = [rate for rate in rates_with_missing if rate.hours is not None]
+    total_hours = sum(rate.hours or 0 for rate in known_rates)
+    total_line = f"measured   {duration(total_hours)} in all, in one process; times its threads for core hours"
+    return [f"measured   {_line(rate)}" for rate in known_rates] + ([total_line] if known_rates else [])
 
 
 def _line(rate: Rate) -> str:
-    where = "" if rate.own else ", of its other datasets"
-    other = "" if rate.alike else ", unlike this plan's, whose rows cost more or less"
+    source_clause = "" if rate.own else ", of its other datasets"
+    size_clause = "" if rate.alike else ", unlike this plan's, whose rows cost more or less"
     return (
         f"{rate.dataset}: about {duration(rate.hours or 0)} for {rate.missing:,} rows in one process, {rate.seconds:.3g} s a "
-        f"row, median of {rate.commits:,} commits{where} on {', '.join(rate.devices) or 'an unknown device'} with "
-        f"{rate.rows:,} rows each{other}"
+        f"row, median of {rate.commits:,} commits{source_clause} on {', '.join(rate.devices) or 'an unknown device'} with "
+        f"{rate.rows:,} rows each{size_clause}"
     )
 
 
@@ -123,11 +135,15 @@ def _commit_intervals(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
     The previous commit is that of the same writer and dataset. The first commit of a writer to a dataset is left out.
     """
-    named = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
-    dataset, worker = (np.asarray(one.indices, np.int64) for one in named)
-    when = rows["committed_at"].cast(pa.int64()).to_numpy()
-    commits, sizes = np.unique(np.stack([worker, dataset, when]), axis=1, return_counts=True)
-    follows = (np.diff(commits[:2], axis=1) == 0).all(0)
-    seconds = np.diff(commits[2]) / 1e6
-    names = np.array(named[0].dictionary.to_pylist(), object)
-    return names[commits[1, 1:][follows]], seconds[follows], sizes[1:][follows]
+    coded_columns = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
+    dataset, worker = (np.asarray(one.indices, np.int64) for one in coded_columns)
+    commit_times = rows["committed_at"].cast(pa.int64()).to_numpy()
+    distinct_commits, rows_per_commit = np.unique(np.stack([worker, dataset, commit_times]), axis=1, return_counts=True)
+    has_predecessor = (np.diff(distinct_commits[:2], axis=1) == 0).all(0)
+    seconds_since_previous = np.diff(distinct_commits[2]) / 1e6
+    names = np.array(coded_columns[0].dictionary.to_pylist(), object)
+    return (
+        names[distinct_commits[1, 1:][has_predecessor]],
+        seconds_since_previous[has_predecessor],
+        rows_per_commit[1:][has_predecessor],
+    )

@@ -111,15 +111,15 @@ class Cell:
     def row(self) -> dict[str, Any]:
         """Return the cell's row of the table `cells`, with the identity columns only. The runner adds configuration and
         provenance."""
-        apart = ("compressor", "budget", "calibrations")
-        return {key: value for key, value in self.__dict__.items() if key not in apart}
+        excluded_fields = ("compressor", "budget", "calibrations")
+        return {key: value for key, value in self.__dict__.items() if key not in excluded_fields}
 
     def told(self) -> dict[str, Any]:
         """Return what the cell adds to the configuration in its row: the samples that calibrated its method, and the bytes of
         a budget given in bytes."""
-        made = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
-        asked = None if self.budget is None else self.budget.in_bytes
-        return made if asked is None else {**made, "budget_in_bytes": asked}
+        calibration_values = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
+        budget_bytes = None if self.budget is None else self.budget.in_bytes
+        return calibration_values if budget_bytes is None else {**calibration_values, "budget_in_bytes": budget_bytes}
 
     @property
     def rule(self) -> protocols.Protocol:
@@ -134,11 +134,11 @@ class Cell:
     @property
     def label(self) -> str:
         """Name of the cell among the cells of a dataset, for messages and the card: `snapkv@64 strict seed=1`."""
-        parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
-        parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
-        parts += [self.reading] if self.reading not in (None, "paper") else []
-        parts += [f"at={self.stream.ask_at:g}"] if self.stream.ask_at != protocols.READ_AS_ASKED.ask_at else []
-        return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
+        label_parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
+        label_parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
+        label_parts += [self.reading] if self.reading not in (None, "paper") else []
+        label_parts += [f"at={self.stream.ask_at:g}"] if self.stream.ask_at != protocols.READ_AS_ASKED.ask_at else []
+        return " ".join(label_parts + ([f"seed={self.seed}"] if self.seed is not None else []))
 
 
 def stored_rows(
@@ -150,9 +150,12 @@ def stored_rows(
     provenance: the result of `identity.provenance`.
     prompt_format: prompt format of the loaded model.
     """
-    origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
-    common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
-    return [cell.row() | common | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)} for cell in cells]
+    origin_columns = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
+    common_columns = {key: provenance[key] for key in origin_columns} | {"prompt_format": prompt_format}
+    return [
+        cell.row() | common_columns | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)}
+        for cell in cells
+    ]
 
 
 @dataclass(frozen=True)
@@ -202,20 +205,26 @@ def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = N
     """
     defaults = method_defaults(bases(config.methods, config.variants), config.folders) if defaults is None else defaults
     validate_variants(config.variants, config.folders, defaults)
-    nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
+    node_and_default_by_name = {name: (node, defaults[name]) for name, node in config.methods.items()}
     for name, changes in config.variants.items():
-        if name in nodes:
+        if name in node_and_default_by_name:
             raise ConfigError(f"variants.{name} has the name of a method of this run; give the variant another name")
-        base = str(changes["base"])
-        nodes[name] = (_variant(changes, config.methods.get(base, defaults[base])), defaults[base])
-    chosen_full = [name for name, (node, _) in nodes.items() if node["base"] == FULL]
+        base_name = str(changes["base"])
+        node_and_default_by_name[name] = (
+            _variant(changes, config.methods.get(base_name, defaults[base_name])),
+            defaults[base_name],
+        )
+    chosen_full = [name for name, (node, _) in node_and_default_by_name.items() if node["base"] == FULL]
     if chosen_full:
-        nodes = {name: nodes[name] for name in (*chosen_full, *(n for n in nodes if n not in chosen_full))}
+        node_and_default_by_name = {
+            name: node_and_default_by_name[name]
+            for name in (*chosen_full, *(n for n in node_and_default_by_name if n not in chosen_full))
+        }
     elif config.baseline == FULL:
-        nodes = {FULL: (defaults[FULL], defaults[FULL]), **nodes}
+        node_and_default_by_name = {FULL: (defaults[FULL], defaults[FULL]), **node_and_default_by_name}
     return [
         MethodEntry(name, node, default, reading)
-        for name, (node, default) in nodes.items()
+        for name, (node, default) in node_and_default_by_name.items()
         for reading in dict.fromkeys(config.reading if node.get("reading") is None else as_list(node["reading"]))
     ]
 
@@ -249,12 +258,12 @@ def expand(
     budgets = list(dict.fromkeys(Budget.parse(value, identity.cost) for value in grid.budget))
     seeds = list(dict.fromkeys(grid.seed))
     cells: dict[str, Cell] = {}
-    notes = {note: None for method in methods if (note := _without_release(method))}
-    beside = identity.cost.beside if identity.cost else 0
-    paid = f", when {beside:,} bytes of windows and recurrent states are paid" if beside else ""
+    note_set = {note: None for method in methods if (note := _without_release(method))}
+    state_bytes = identity.cost.beside if identity.cost else 0
+    state_clause = f", when {state_bytes:,} bytes of windows and recurrent states are paid" if state_bytes else ""
     for one in budgets:
         if one.in_bytes:
-            notes[f"budget={one.in_bytes} of all state is {one} entries per KV head{paid}"] = None
+            note_set[f"budget={one.in_bytes} of all state is {one} entries per KV head{state_clause}"] = None
     for dataset, protocol in product(grid.datasets, dict.fromkeys(grid.protocol)):
         for method in methods:
             for budget, seed, stream in product(
@@ -263,11 +272,13 @@ def expand(
                 grid.answering.stream if protocols.protocol(protocol).streams else [None],
             ):
                 cell = _cell(grid.answering, identity, dataset, protocol, method, budget, seed, stream)
-                first = cells.setdefault(cell.cell, cell)
-                if first.method != cell.method:
-                    notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
+                first_equal_cell = cells.setdefault(cell.cell, cell)
+                if first_equal_cell.method != cell.method:
+                    note_set[
+                        f"{cell.label} is the same cell as {first_equal_cell.label}: it runs once, as {first_equal_cell.method}"
+                    ] = None
     _refuse_shared_names(cells.values())
-    return list(cells.values()), list(notes)
+    return list(cells.values()), list(note_set)
 
 
 def _without_release(method: Method) -> str | None:
@@ -312,12 +323,18 @@ def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | N
     name, node, default, reading = entry.name, entry.node, entry.default, entry.reading
     as_it_runs = under_reading(name, node, reading, default)
     compressor = compressor_of(name, as_it_runs, reading, calibrations)
-    plain = identity_form(as_it_runs, compressor, dtype)
-    tuned = node != default and _identity_of(plain) != _identity_of(_untouched(entry, plain, compressor, dtype))
-    used = {} if calibrations is None else calibrations.taken()
+    effective_node = identity_form(as_it_runs, compressor, dtype)
+    is_tuned = node != default and _identity_of(effective_node) != _identity_of(
+        _untouched(entry, effective_node, compressor, dtype)
+    )
+    used_checksums = {} if calibrations is None else calibrations.taken()
     decoding = str(compressor.decoding) if node.get(DECODING) != default.get(DECODING) else None  # as written
-    seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}
-    return Method(name, with_checksums(plain, used), compressor, tuned, decoding, seen)
+    samples_by_checksum = (
+        {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used_checksums.values()}
+    )
+    return Method(
+        name, with_checksums(effective_node, used_checksums), compressor, is_tuned, decoding, samples_by_checksum
+    )
 
 
 def _untouched(
@@ -332,9 +349,11 @@ def _untouched(
     code_parameters = OUTSIDE.get(str(default["base"]))
     if code_parameters is None:
         return identity_form(under_reading(name, default, reading), compressor, dtype)
-    bare = {**default, **{key: entry.node[key] for key in code_parameters}}
+    default_with_code = {**default, **{key: entry.node[key] for key in code_parameters}}
     try:
-        return identity_form(under_reading(name, bare, reading), build_compressor(name, bare, reading), dtype)
+        return identity_form(
+            under_reading(name, default_with_code, reading), build_compressor(name, default_with_code, reading), dtype
+        )
     except ConfigError:
         return plain
 
@@ -342,8 +361,8 @@ def _untouched(
 def _variant(changes: Node, base: Node) -> Node:
     """Return the node of a variant: the node of its base (with the run's overrides), changed by `changes`."""
     # a decode policy is replaced whole: two policies have different parameters
-    start = {**base, DECODING: None} if DECODING in changes else base
-    return merged(start, {key: value for key, value in changes.items() if key != "base"})
+    base_node = {**base, DECODING: None} if DECODING in changes else base
+    return merged(base_node, {key: value for key, value in changes.items() if key != "base"})
 
 
 def _cell(
@@ -356,23 +375,31 @@ def _cell(
     seed: int | None,
     stream: StreamSettings | None,
 ) -> Cell:
-    data = identity.datasets[dataset]
+    dataset_identity = identity.datasets[dataset]
     reading = None if method.is_full else method.compressor.reading
     # In half precision, compiled steps may choose other tokens. Eager cells keep the hashes from before `decode` existed.
-    generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
+    generation = dict(dataset_identity.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
     if stream is not None:
         generation["stream"] = {
             key: value
             for key, value in vars(stream).items()
             if key == "every" or value != getattr(protocols.READ_AS_ASKED, key)
         }
-    named = {"context": data.context, "questions": data.questions} if protocols.protocol(protocol).cuts else {}
-    cut = {key: value for key, value in named.items() if value}
-    hashed = {
+    document_keys = (
+        {"context": dataset_identity.context, "questions": dataset_identity.questions}
+        if protocols.protocol(protocol).cuts
+        else {}
+    )
+    given_document_keys = {key: value for key, value in document_keys.items() if value}
+    hashed_values = {
         "model": identity.model_fingerprint,
         "processor": {key: getattr(config.model, key) for key in _PROMPT_SETTINGS}
         | {key: value for key in _VIDEO_SETTINGS if (value := getattr(config.model, key)) is not None},
-        "dataset": {"name": dataset, "content": data.fingerprint, "prompt": {**data.prompt, **cut}},
+        "dataset": {
+            "name": dataset,
+            "content": dataset_identity.fingerprint,
+            "prompt": {**dataset_identity.prompt, **given_document_keys},
+        },
         "generation": generation,
         "method": _identity_of(method.plain),
         "budget": None if budget is None else [budget.kind, budget.entries, budget.fraction_text],
@@ -385,17 +412,17 @@ def _cell(
         "torch": identity.torch,
         "transformers": identity.transformers,
     }
-    version = None if method.is_full else method.compressor.version_at(budget)
-    version = None if version == 1 else version
-    if version is not None:  # absent in the first version: those cells are older than versions of methods
-        hashed["method_version"] = version
+    method_version = None if method.is_full else method.compressor.version_at(budget)
+    method_version = None if method_version == 1 else method_version
+    if method_version is not None:  # absent in the first version: those cells are older than versions of methods
+        hashed_values["method_version"] = method_version
     return Cell(
-        cell=checksum(canonical_json(hashed).encode()),
+        cell=checksum(canonical_json(hashed_values).encode()),
         model=config.model.name,
         model_fingerprint=identity.model_fingerprint,
         model_revision=identity.model_revision,
         dataset=dataset,
-        dataset_fingerprint=data.fingerprint,
+        dataset_fingerprint=dataset_identity.fingerprint,
         method=method.name,
         base=str(method.plain["base"]),
         reading=reading,
@@ -411,7 +438,7 @@ def _cell(
         attention=config.model.attention,
         generation=json.dumps(generation, sort_keys=True),
         numerics_version=NUMERICS_VERSION,
-        method_version=version,
+        method_version=method_version,
         torch=identity.torch,
         transformers=identity.transformers,
         compressor=method.compressor,
@@ -428,10 +455,10 @@ def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_shared_names(cells: Iterable[Cell]) -> None:
-    seen: dict[tuple[str, str], Cell] = {}
+    cell_by_name: dict[tuple[str, str], Cell] = {}
     for cell in cells:
-        other = seen.setdefault((cell.dataset, f"{cell.label} {cell.reading} {cell.protocol}"), cell)
-        if other.cell != cell.cell:
+        earlier_cell = cell_by_name.setdefault((cell.dataset, f"{cell.label} {cell.reading} {cell.protocol}"), cell)
+        if earlier_cell.cell != cell.cell:
             raise ConfigError(
                 f"two different cells are both named {cell.label!r} on {cell.dataset}; give one of them another name with "
                 "variants.<name>={base: <method>, ...}"

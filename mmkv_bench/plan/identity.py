@@ -66,16 +66,19 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
     described, fingerprint, commit = Source.of(model).outlined()
     columns = ("model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint", "created_at")
     rows = sorted(stored.select(columns).to_pylist(), key=itemgetter("created_at"))  # the newest row wins
-    of_model: dict[str, Any] = {row["model"]: row for row in rows}.get(model.name, {})
-    known = {row["dataset"]: row["dataset_fingerprint"] for row in rows}
+    newest_row_of_model: dict[str, Any] = {row["model"]: row for row in rows}.get(model.name, {})
+    stored_fingerprints = {row["dataset"]: row["dataset_fingerprint"] for row in rows}
     if fingerprint is None:
-        fingerprint, commit = of_model.get("model_fingerprint", UNKNOWN), of_model.get("model_revision")
+        fingerprint, commit = (
+            newest_row_of_model.get("model_fingerprint", UNKNOWN),
+            newest_row_of_model.get("model_revision"),
+        )
     if model.dtype == "auto" and described is None:
-        dtype = of_model.get("dtype", UNKNOWN)
+        dtype = newest_row_of_model.get("dtype", UNKNOWN)
     else:
         dtype = resolve_dtype(model.dtype, described, None)
     datasets = {
-        name: dataset_identity(spec, None if spec.is_pages else known.get(name, UNKNOWN))
+        name: dataset_identity(spec, None if spec.is_pages else stored_fingerprints.get(name, UNKNOWN))
         for name, spec in specs.items()
     }
     return Identity(fingerprint, commit, dtype, datasets=datasets, cost=cost_of(described, dtype), **_installed())
@@ -122,12 +125,12 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
 
     if fingerprint is None:
         documents.forget_changed(spec)  # cached by an earlier run of this process
-    prompt: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
+    prompt_settings: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
     if spec.placeholders:
-        prompt["placeholders"] = spec.placeholders
+        prompt_settings["placeholders"] = spec.placeholders
     return DatasetIdentity(
         fingerprint=fingerprints.fingerprint(spec) if fingerprint is None else fingerprint,
-        prompt=prompt,
+        prompt=prompt_settings,
         generation=documents.generation_settings(spec),
         context=spec.context_key,
         questions=spec.questions_key,
@@ -160,15 +163,15 @@ def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
     if path and is_gguf(path):
         return "float32"  # transformers dequantises to it
     text = config.get_text_config(decoder=True)
-    declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
-    if declared is not None:
-        return str(declared).removeprefix("torch.")
-    stored = _first_stored_dtype(Path(path)) if path else None
-    if stored is None:
+    declared_dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    if declared_dtype is not None:
+        return str(declared_dtype).removeprefix("torch.")
+    stored_dtype = _first_stored_dtype(Path(path)) if path else None
+    if stored_dtype is None:
         raise ConfigError(
             f"the dtype of {path or 'the shape'} is not in its config.json; set it with model.dtype=float32 (or another)"
         )
-    return stored
+    return stored_dtype
 
 
 def _first_stored_dtype(folder: Path) -> str | None:

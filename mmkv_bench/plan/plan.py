@@ -77,22 +77,22 @@ class Coverage:
             places(self.rows[column], pa.array(values, pa.string()))
             for column, values in (("cell", cells), ("sample_id", part.samples), ("status", STATUSES))
         )
-        known = (cell >= 0) & (sample >= 0)
-        statuses[cell[known], sample[known]] = status[known]
+        is_known = (cell >= 0) & (sample >= 0)
+        statuses[cell[is_known], sample[is_known]] = status[is_known]
         return statuses
 
     def answered(self, part: DatasetShare) -> np.ndarray:
         """Tell which answers of a dataset are stored, bool [cells, samples]. Rows with a status in `retry` do not count."""
         statuses = self.statuses(part)
-        answered = statuses >= 0
+        is_answered = statuses >= 0
         for status in self.retry:
             if status != CHANGED:
-                answered &= statuses != STATUSES.index(status)
+                is_answered &= statuses != STATUSES.index(status)
         if CHANGED in self.retry:
             for row, cell in enumerate(part.cells):
-                again = part.changed.get(cell.cell, ())
-                answered[row] &= [sample not in again for sample in part.samples]
-        return answered
+                samples_to_repeat = part.changed.get(cell.cell, ())
+                is_answered[row] &= [sample not in samples_to_repeat for sample in part.samples]
+        return is_answered
 
     def done(self, part: DatasetShare) -> dict[str, set[str]]:
         """Map each cell of a dataset to the ids of the samples whose answers are stored. Rows with a status in `retry` do not
@@ -115,10 +115,10 @@ class Coverage:
     def ok(self, cells: Collection[str]) -> dict[str, int]:
         """Map each of these cells to its number of answers with status ok. Cells without any are left out."""
         names = sorted(cells)
-        of_cell = places(self.rows["cell"], pa.array(names, pa.string()))
-        ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
-        counts = np.bincount(of_cell[ok & (of_cell >= 0)], minlength=len(names))
-        return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
+        cell_of_row = places(self.rows["cell"], pa.array(names, pa.string()))
+        is_ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
+        ok_rows_per_cell = np.bincount(cell_of_row[is_ok & (cell_of_row >= 0)], minlength=len(names))
+        return {name: int(count) for name, count in zip(names, ok_rows_per_cell, strict=True) if count}
 
     def failed(self, part: DatasetShare) -> int:
         """Return the number of failed rows of a dataset, whichever run made them."""
@@ -219,9 +219,9 @@ class Plan:
         from mmkv_bench.compression.flash import check  # torch
 
         self.check_device()
-        if compiled := self.answering.decode == COMPILED:
+        if is_compiled := self.answering.decode == COMPILED:
             check_compiler()
-        check(self.model.attention, devices.kind_of(self.model.device), self.cells[0].dtype, compiled)
+        check(self.model.attention, devices.kind_of(self.model.device), self.cells[0].dtype, is_compiled)
 
     def load(self) -> LoadedModel:
         """Load the plan's model and return it. Raises the errors of `Source.load`, and of `Source.confirm` if files changed
@@ -236,8 +236,8 @@ class Plan:
 
         rows: rows of the plan's cells, if they were read already (see `Coverage`).
         """
-        held = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
-        return Coverage(held, self.retry)
+        plan_rows = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
+        return Coverage(plan_rows, self.retry)
 
     def unanswered(self, store: Store) -> int:
         """Return the number of samples that lack an answer in some cell. After a split run it is 0 unless a process failed."""

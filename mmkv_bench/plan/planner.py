@@ -44,18 +44,18 @@ def make_plan(config: RunConfig) -> Plan:
     """
     from mmkv_bench.datasets.sources import preflight
 
-    specs = _checked_tasks(config)
-    for spec in specs.values():
+    spec_by_label = _checked_tasks(config)
+    for spec in spec_by_label.values():
         preflight(spec)
     quiet_libraries()
     names = list(config.datasets)
-    config = config.labelled(specs).updated(limit=reaching(config.selection, specs).limit)
-    identity, entries = identities.gather(config.model, specs), method_entries(config.method_config)
+    config = config.labelled(spec_by_label).updated(limit=reaching(config.selection, spec_by_label).limit)
+    identity, entries = identities.gather(config.model, spec_by_label), method_entries(config.method_config)
     cells, notes = expand(config.grid, identity, entries)
     notes += _unchosen(names, config.model)
     family = model_facts(Source.of(config.model).described)
-    _check(config, specs, cells, family)
-    parts = [_part(name, spec, cells, config) for name, spec in zip(names, specs.values(), strict=True)]
+    _check(config, spec_by_label, cells, family)
+    parts = [_part(name, spec, cells, config) for name, spec in zip(names, spec_by_label.values(), strict=True)]
     return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family)
 
 
@@ -69,29 +69,29 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
 
     Raises MMKVError: methods or protocols that do not work with the model, or files that are not a model's.
     """
-    specs = _checked_tasks(config)
+    spec_by_label = _checked_tasks(config)
     names = list(config.datasets)
-    config = config.labelled(specs)
-    if all(spec.is_pages for spec in specs.values()):
-        config = config.updated(limit=reaching(config.selection, specs).limit)
-    identity = identities.outline(config.model, specs, Store(Path(config.out).expanduser()).cells())
+    config = config.labelled(spec_by_label)
+    if all(spec.is_pages for spec in spec_by_label.values()):
+        config = config.updated(limit=reaching(config.selection, spec_by_label).limit)
+    identity = identities.outline(config.model, spec_by_label, Store(Path(config.out).expanduser()).cells())
     identity = replace(identity, **(facts or {}))
-    entries, lacking = method_entries(config.method_config), list[str]()
-    cells, notes = expand(config.grid, identity, entries, lacking)
-    notes += [*lacking, *_unchosen(names, config.model)]
+    entries, uncalibrated_methods = method_entries(config.method_config), list[str]()
+    cells, notes = expand(config.grid, identity, entries, uncalibrated_methods)
+    notes += [*uncalibrated_methods, *_unchosen(names, config.model)]
     described = Source.of(config.model).described_here()
     family = None if described is None else model_facts(described)
     if family is None:
         notes.append(
             f"the files of model {config.model.name} are not on this machine: the run checks what the model supports"
         )
-    _check(config, specs, cells, family)
+    _check(config, spec_by_label, cells, family)
     parts = []
-    for name, spec in zip(names, specs.values(), strict=True):
-        part, unknown = _outlined_part(name, spec, cells, config)
+    for name, spec in zip(names, spec_by_label.values(), strict=True):
+        part, part_notes = _outlined_part(name, spec, cells, config)
         parts.append(part)
-        notes += unknown
-    return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=lacking)
+        notes += part_notes
+    return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=uncalibrated_methods)
 
 
 def _checked_tasks(config: RunConfig) -> dict[str, TaskSpec]:
@@ -114,13 +114,13 @@ def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cel
     specs: dataset label -> task.
     family: facts about the model; None if its files are unknown.
     """
-    uncut = [name for name, spec in specs.items() if not spec.context_key]
+    uncut_datasets = [name for name, spec in specs.items() if not spec.context_key]
     if family is not None:
         compressors = {(cell.method, cell.reading): cell.compressor for cell in cells}
-        validate_combinations(config.protocol, family, compressors.values(), uncut)
+        validate_combinations(config.protocol, family, compressors.values(), uncut_datasets)
         validate_decoding(family, config.answering)
-    streamed = [(cell.compressor, cell.budget) for cell in cells if cell.rule.streams]
-    validate_stream(config.decode, streamed, family, uncut)
+    streamed_methods = [(cell.compressor, cell.budget) for cell in cells if cell.rule.streams]
+    validate_stream(config.decode, streamed_methods, family, uncut_datasets)
 
 
 def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
@@ -146,13 +146,13 @@ def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str,
     """
     from mmkv_bench.datasets.specs import spec_from_config
 
-    specs: dict[str, TaskSpec] = {}
+    spec_by_label: dict[str, TaskSpec] = {}
     for name, node in datasets.items():
         spec = spec_from_config(str(name), dict(node), vars(data))
-        if spec.dataset in specs:
+        if spec.dataset in spec_by_label:
             raise ConfigError(f"datasets.{name} is {spec.dataset}, which this run has already; remove one of the two")
-        specs[spec.dataset] = spec
-    return specs
+        spec_by_label[spec.dataset] = spec
+    return spec_by_label
 
 
 def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
@@ -175,8 +175,13 @@ def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -
     from mmkv_bench.evaluation.question_groups import check_questions
 
     if spec.questions_key:
-        docs, names = documents(spec, config.limit), dict.fromkeys(cell.protocol for cell in cells)
-        check_questions(spec, docs.bare[docs.split], limited(spec, config.limit), names)
+        dataset_documents, protocol_names = (
+            documents(spec, config.limit),
+            dict.fromkeys(cell.protocol for cell in cells),
+        )
+        check_questions(
+            spec, dataset_documents.bare[dataset_documents.split], limited(spec, config.limit), protocol_names
+        )
     samples = [ref.sample_id for ref in chosen(sample_refs(spec, config.limit), config.selection)]
     return _share(name, spec, cells, samples, config)
 
@@ -202,18 +207,20 @@ def _outlined_part(
     if spec.is_pages:
         return _part(name, spec, cells, config), []
     selection, about = config.selection, config.datasets[spec.dataset].get("about") or {}
-    total, counted, why = _amount(spec, about.get("samples"))
-    notes = [why] if why else []
-    if selection.shard != "0/1" and total:
+    number_of_samples, count_source, amount_note = _amount(spec, about.get("samples"))
+    notes = [amount_note] if amount_note else []
+    if selection.shard != "0/1" and number_of_samples:
         notes.append(
             f"only its data tell which samples of {spec.dataset} are in shard {selection.shard}: all are counted"
         )
-    count = 0 if total is None else min(total, limited(spec, selection.limit) or total)
+    count = (
+        0 if number_of_samples is None else min(number_of_samples, limited(spec, selection.limit) or number_of_samples)
+    )
     samples = [spec.sample_id(number) for number in range(count)]
     samples = [one for one in samples if selection.samples is None or one in selection.samples]
-    if selection.samples is not None and not samples and total:
+    if selection.samples is not None and not samples and number_of_samples:
         notes.append(f"{spec.dataset} seems to have none of the samples up to limit; its data were not opened")
-    return _share(name, spec, cells, samples, config, counted), notes
+    return _share(name, spec, cells, samples, config, count_source), notes
 
 
 def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
@@ -230,10 +237,10 @@ def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
         return None, "unknown", str(error)
     if rows is not None:
         return rows, "data", None
-    found = None if spec.fixture else re.match(r"\d+", str(stated or ""))
-    if found is None:
+    number_match = None if spec.fixture else re.match(r"\d+", str(stated or ""))
+    if number_match is None:
         return None, "unknown", f"the number of samples of {spec.dataset} is known only from its data"
-    return int(found[0]), "documented", None
+    return int(number_match[0]), "documented", None
 
 
 # ---------------------------------------------------------------------- samples
@@ -254,8 +261,13 @@ def longest_first(costs: Mapping[str, float]) -> list[str]:
 
 def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
     """Return the samples of `refs` that are in a selection: with one of its ids, if it has ids, and in its shard."""
-    named, (index, count) = selection.samples, parse_shard(selection.shard)
-    return [ref for ref in refs if (named is None or ref.sample_id in named) and index_of(ref.cluster, count) == index]
+    chosen_ids, (shard_index, number_of_shards) = selection.samples, parse_shard(selection.shard)
+    return [
+        ref
+        for ref in refs
+        if (chosen_ids is None or ref.sample_id in chosen_ids)
+        and index_of(ref.cluster, number_of_shards) == shard_index
+    ]
 
 
 def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
@@ -271,30 +283,33 @@ def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
         return selection
     from mmkv_bench.evaluation.documents import sample_refs
 
-    wanted, known, last = selection.samples, set[str](), 0
+    wanted_ids, known_ids, new_limit = selection.samples, set[str](), 0
     for label, spec in specs.items():
         refs = sample_refs(spec, None)
-        named = [ref for ref in refs if ref.sample_id in wanted]
-        if not named:
-            shown = ",".join(wanted[:3]) + ",..." * (len(wanted) > 3)
+        named_refs = [ref for ref in refs if ref.sample_id in wanted_ids]
+        if not named_refs:
+            shown_ids = ",".join(wanted_ids[:3]) + ",..." * (len(wanted_ids) > 3)
             raise ConfigError(
-                f"samples=[{shown}]: {label} has none of these, {_near(wanted[0], refs)}; give one of its samples, or leave the "
+                f"samples=[{shown_ids}]: {label} has none of these, {_near(wanted_ids[0], refs)}; give one of its "
+                "samples, or leave the "
                 "dataset out"
             )
-        known |= {ref.sample_id for ref in named}
-        end = max(ref.doc_id for ref in named)
-        while spec.questions_key and end + 1 < len(refs) and refs[end + 1].cluster == refs[end].cluster:
-            end += 1  # the other questions of its document
-        last = max(last, end)
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        every = [ref for spec in specs.values() for ref in sample_refs(spec, None)]
-        raise ConfigError(f"samples: {unknown[0]!r} is in no dataset of this run; {_near(unknown[0], every)}")
-    return replace(selection, limit=last + 1)
+        known_ids |= {ref.sample_id for ref in named_refs}
+        last_doc = max(ref.doc_id for ref in named_refs)
+        while spec.questions_key and last_doc + 1 < len(refs) and refs[last_doc + 1].cluster == refs[last_doc].cluster:
+            last_doc += 1  # the other questions of its document
+        new_limit = max(new_limit, last_doc)
+    unknown_ids = [name for name in wanted_ids if name not in known_ids]
+    if unknown_ids:
+        all_refs = [ref for spec in specs.values() for ref in sample_refs(spec, None)]
+        raise ConfigError(
+            f"samples: {unknown_ids[0]!r} is in no dataset of this run; {_near(unknown_ids[0], all_refs)}"
+        )
+    return replace(selection, limit=new_limit + 1)
 
 
 def _near(name: str, refs: Sequence[SampleRef]) -> str:
-    close = get_close_matches(name, [ref.sample_id for ref in refs], n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
+    similar_ids = get_close_matches(name, [ref.sample_id for ref in refs], n=3, cutoff=0.6)
+    if similar_ids:
+        return f"did you mean {' or '.join(map(repr, similar_ids))}?"
     return f"its ids go from {refs[0].sample_id!r} to {refs[-1].sample_id!r}"

@@ -56,14 +56,14 @@ class Disk:
 def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
     """List what this machine lacks to carry out a plan without a connection: weights, data, calibrations, a judge, disk
     space."""
-    missing = weights_lacking(plan.model)
-    missing += [MissingInput("data", what) for what in _data(plan)]
-    missing += [MissingInput("calibration", what) for what in plan.uncalibrated]
-    missing += [MissingInput("judge", what) for what in _judges(plan)]
+    missing_inputs = weights_lacking(plan.model)
+    missing_inputs += [MissingInput("data", disk_sentence) for disk_sentence in _data(plan)]
+    missing_inputs += [MissingInput("calibration", disk_sentence) for disk_sentence in plan.uncalibrated]
+    missing_inputs += [MissingInput("judge", disk_sentence) for disk_sentence in _judges(plan)]
     if disk.free < disk.rows:
-        what = f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
-        missing.append(MissingInput("disk", what))
-    return missing
+        disk_sentence = f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
+        missing_inputs.append(MissingInput("disk", disk_sentence))
+    return missing_inputs
 
 
 def weights_lacking(model: Model) -> list[MissingInput]:
@@ -72,18 +72,18 @@ def weights_lacking(model: Model) -> list[MissingInput]:
     if source.kind != HUB:
         return []  # planning has read the files of a folder; random weights are generated
     folder = cached_folder(source.place, model.revision)
-    get = f"fetch them into HF_HOME with `hf download {source.place}`, or give model.weights=<folder>"
+    fetch_remedy = f"fetch them into HF_HOME with `hf download {source.place}`, or give model.weights=<folder>"
     if folder is None:
-        return [MissingInput("weights", f"{source.place} is not in the hub cache; {get}")]
-    index = folder / "model.safetensors.index.json"
+        return [MissingInput("weights", f"{source.place} is not in the hub cache; {fetch_remedy}")]
+    index_file = folder / "model.safetensors.index.json"
     names = {"model.safetensors"}
-    if index.exists():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-    absent = sorted(name for name in names if not (folder / name).exists())
-    if not absent:
+    if index_file.exists():
+        names = set(json.loads(index_file.read_text())["weight_map"].values())
+    missing_files = sorted(name for name in names if not (folder / name).exists())
+    if not missing_files:
         return []
-    files = f"{len(absent)} of {len(names)} files of {source.place}"
-    return [MissingInput("weights", f"{files} are not in the hub cache ({absent[0]}); {get}")]
+    files_clause = f"{len(missing_files)} of {len(names)} files of {source.place}"
+    return [MissingInput("weights", f"{files_clause} are not in the hub cache ({missing_files[0]}); {fetch_remedy}")]
 
 
 def _data(plan: Plan) -> Iterator[str]:
@@ -95,11 +95,11 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 def _judges(plan: Plan) -> Iterator[str]:
-    asking = [part.dataset for part in plan.parts if part.about.get("judge") == "needed"]
-    if not asking:
+    datasets_with_judge = [part.dataset for part in plan.parts if part.about.get("judge") == "needed"]
+    if not datasets_with_judge:
         return
     if plan.judge.kind == "none":
-        yield f"{', '.join(asking)}: needs a judge, but judge=none is set; give judge=openai, or judge=local judge.url=..."
+        yield f"{', '.join(datasets_with_judge)}: needs a judge, but judge=none is set; give judge=openai, or judge=local judge.url=..."
     elif plan.judge.key_env and not os.environ.get(plan.judge.key_env):
         yield f"the environment variable {plan.judge.key_env} is not set; it has the judge's key"
 
@@ -107,15 +107,17 @@ def _judges(plan: Plan) -> Iterator[str]:
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
     """Return the disk space that a plan's missing rows need, and the free space at the store. coverage: which rows are
     stored."""
-    missing = sum(map(coverage.left, plan.parts))
-    stored = store.responses(columns=("cell",)).num_rows
+    missing_rows = sum(map(coverage.left, plan.parts))
+    stored_rows = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
-    taken = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())
-    row = taken / stored if stored else float(ROW)
-    place = store.root.absolute()
-    while not place.exists():
-        place = place.parent
-    return Disk(int(missing * row), row, stored > 0, shutil.disk_usage(place).free)
+    used_bytes = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())
+    bytes_per_row = used_bytes / stored_rows if stored_rows else float(ROW)
+    existing_folder = store.root.absolute()
+    while not existing_folder.exists():
+        existing_folder = existing_folder.parent
+    return Disk(
+        int(missing_rows * bytes_per_row), bytes_per_row, stored_rows > 0, shutil.disk_usage(existing_folder).free
+    )
 
 
 def _bytes(file: Path) -> int:
@@ -128,8 +130,12 @@ def _bytes(file: Path) -> int:
 
 def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
     """Return lines of text for `mmkv-bench plan`: the disk space of the rows at `place`, and the missing inputs."""
-    how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"assumed {ROW:,} bytes each, none is stored"
-    lines = [f"disk       {size(disk.rows)} for the missing rows ({how}); {size(disk.free)} free at {place}"]
+    row_size_clause = (
+        f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"assumed {ROW:,} bytes each, none is stored"
+    )
+    lines = [
+        f"disk       {size(disk.rows)} for the missing rows ({row_size_clause}); {size(disk.free)} free at {place}"
+    ]
     return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
 
 

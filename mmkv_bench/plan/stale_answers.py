@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Samples = dict[str, set[str]]
 """Cell -> ids of samples."""
 
-_NAMED = 3
+_SHOWN_IDS = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
@@ -39,43 +39,50 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
 
     Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
     """
-    found: Samples = {}
+    changed_samples_by_cell: Samples = {}
     notes = []
     for part in plan.parts:
         if rows_hold_media(part.spec):
             continue
-        own = [cell.cell for cell in part.cells]
-        changed, unreadable = differing_prompts(store, part, [*own, *_beside(store, part)], plan.limit)
-        mine, others = changed.filter(_of(changed, own)), changed.filter(pc.invert(_of(changed, own)))
-        unreadable = unreadable.filter(_of(unreadable, own))
-        if unreadable.num_rows:
+        plan_cells = [cell.cell for cell in part.cells]
+        changed_rows, unreadable_rows = differing_prompts(store, part, [*plan_cells, *_beside(store, part)], plan.limit)
+        changed_in_plan, changed_elsewhere = (
+            changed_rows.filter(_of(changed_rows, plan_cells)),
+            changed_rows.filter(pc.invert(_of(changed_rows, plan_cells))),
+        )
+        unreadable_rows = unreadable_rows.filter(_of(unreadable_rows, plan_cells))
+        if unreadable_rows.num_rows:
             raise ConfigError(
-                f"{_counted(unreadable)} of {part.dataset} cannot be checked, because files of their prompts cannot be read; "
+                f"{_counted(unreadable_rows)} of {part.dataset} cannot be checked, because files of their prompts "
+                "cannot be read; "
                 f"restore the files, or print the rows as they are: python -m mmkv_bench tables {store.root}"
             )
-        if mine.num_rows:
-            _require_retry(plan, part, mine)
-        if others.num_rows:
+        if changed_in_plan.num_rows:
+            _require_retry(plan, part, changed_in_plan)
+        if changed_elsewhere.num_rows:
             notes.append(
-                f"{_counted(others)} of {part.dataset} in cells that are not of this run are for files that have changed since; "
+                f"{_counted(changed_elsewhere)} of {part.dataset} in cells that are not of this run are for files "
+                "that have changed since; "
                 f"tables of the folder mix both until these cells run with retry=[{CHANGED}] too"
             )
-        for cell, sample in zip(mine["cell"].to_pylist(), mine["sample_id"].to_pylist(), strict=True):
-            found.setdefault(cell, set()).add(sample)
-    return found, notes
+        for cell, sample in zip(
+            changed_in_plan["cell"].to_pylist(), changed_in_plan["sample_id"].to_pylist(), strict=True
+        ):
+            changed_samples_by_cell.setdefault(cell, set()).add(sample)
+    return changed_samples_by_cell, notes
 
 
 def _beside(store: Store, part: DatasetShare) -> list[str]:
     """Return the cells of a store that are not part of the plan but have the same prompts as the dataset's cells in the plan."""
-    ours = {cell.cell for cell in part.cells}
-    data = part.dataset, part.cells[0].dataset_fingerprint
-    others = []
+    plan_cells = {cell.cell for cell in part.cells}
+    label_and_fingerprint = part.dataset, part.cells[0].dataset_fingerprint
+    other_cells = []
     for row in store.cells(columns=("cell", "dataset", "dataset_fingerprint", "config")).to_pylist():
-        if row["cell"] not in ours and (row["dataset"], row["dataset_fingerprint"]) == data:
+        if row["cell"] not in plan_cells and (row["dataset"], row["dataset_fingerprint"]) == label_and_fingerprint:
             node = json.loads(row["config"])["datasets"].get(part.dataset) or {}
             if (node.get("placeholders") or "keep") == (part.spec.placeholders or "keep"):
-                others.append(row["cell"])
-    return others
+                other_cells.append(row["cell"])
+    return other_cells
 
 
 def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
@@ -83,10 +90,10 @@ def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
 
 
 def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
-    again = CHANGED in plan.retry and plan.stage != "score"
-    if again and (plan.limit is None or pc.max(changed["doc_id"]).as_py() < plan.limit):
+    is_retried = CHANGED in plan.retry and plan.stage != "score"
+    if is_retried and (plan.limit is None or pc.max(changed["doc_id"]).as_py() < plan.limit):
         return
-    limit_hint = f" (without limit={plan.limit}, which leaves some of them out)" if again else ""
+    limit_hint = f" (without limit={plan.limit}, which leaves some of them out)" if is_retried else ""
     raise ConfigError(
         f"{_counted(changed)} of {part.dataset} are for other prompts than the present ones, because pictures, "
         "videos or other files of the dataset have changed; "
@@ -108,49 +115,54 @@ def differing_prompts(
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
     if not rows.num_rows:
         return rows, rows
-    reach = pc.max(rows["doc_id"]).as_py() + 1
-    limit = limit if limit is None or reach <= limit else reach
+    documents_reached = pc.max(rows["doc_id"]).as_py() + 1
+    limit = limit if limit is None or documents_reached <= limit else documents_reached
     rows = rows.filter(pc.less(rows["doc_id"], len(sample_refs(part.spec, limit))))
     doc_ids = pc.unique(rows["doc_id"])
-    now = prompt_hashes(part.spec, doc_ids.to_pylist(), limit, anew=True)
-    hashes = pa.array([now[doc_id] for doc_id in doc_ids.to_pylist()], pa.string())
-    expected = hashes.take(pc.index_in(rows["doc_id"], doc_ids).combine_chunks())
-    gone = pc.equal(expected, "")
-    other = pc.and_(pc.invert(gone), pc.not_equal(rows["prompt_hash"], expected))
-    return rows.filter(other), rows.filter(gone)
+    present_hashes = prompt_hashes(part.spec, doc_ids.to_pylist(), limit, anew=True)
+    hash_of_document = pa.array([present_hashes[doc_id] for doc_id in doc_ids.to_pylist()], pa.string())
+    present_hash_of_row = hash_of_document.take(pc.index_in(rows["doc_id"], doc_ids).combine_chunks())
+    is_unreadable = pc.equal(present_hash_of_row, "")
+    is_changed = pc.and_(pc.invert(is_unreadable), pc.not_equal(rows["prompt_hash"], present_hash_of_row))
+    return rows.filter(is_changed), rows.filter(is_unreadable)
 
 
 def _counted(rows: pa.Table) -> str:
     names = sorted(set(rows["sample_id"].to_pylist()))
-    shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-    return f"{rows.num_rows} stored answers to {len(names)} samples ({shown})"
+    shown_ids = ", ".join(names[:_SHOWN_IDS]) + (", ..." if len(names) > _SHOWN_IDS else "")
+    return f"{rows.num_rows} stored answers to {len(names)} samples ({shown_ids})"
 
 
 # ---------------------------------------------------------------------- other versions
-_ASKED = (*IDENTITY, "budget_entries", "budget_fraction", "parameters", "generation")
-_VERSIONS = ("torch", "transformers", "numerics_version", "method_version")
+_CELL_COLUMNS = (*IDENTITY, "budget_entries", "budget_fraction", "parameters", "generation")
+_VERSION_COLUMNS = ("torch", "transformers", "numerics_version", "method_version")
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
     """Return a note if the plan's cells have no answers but the store has the same cells of another version; else nothing."""
-    asked: dict[tuple[Any, ...], Any] = {tuple(cell.row()[name] for name in _ASKED): cell for cell in plan.cells}
-    stored = store.cells(columns=("cell", *_ASKED, *_VERSIONS)).to_pylist()
-    here = {row["cell"] for row in stored}
-    older: set[str] = set()
-    changes: dict[str, None] = {}
-    for row in stored:
-        cell = asked.get(tuple(row[name] for name in _ASKED))
-        if cell is None or cell.cell in here:
+    cell_by_values: dict[tuple[Any, ...], Any] = {
+        tuple(cell.row()[name] for name in _CELL_COLUMNS): cell for cell in plan.cells
+    }
+    stored_cells = store.cells(columns=("cell", *_CELL_COLUMNS, *_VERSION_COLUMNS)).to_pylist()
+    stored_names = {row["cell"] for row in stored_cells}
+    other_version_labels: set[str] = set()
+    version_changes: dict[str, None] = {}
+    for row in stored_cells:
+        cell = cell_by_values.get(tuple(row[name] for name in _CELL_COLUMNS))
+        if cell is None or cell.cell in stored_names:
             continue
-        own = cell.row()
-        differing = [name for name in _VERSIONS if row[name] != own[name]]
-        if differing:
-            older.add(cell.cell)
-            changes |= dict.fromkeys(f"{name} {row[name] or 1} for {own[name] or 1}" for name in differing)
-    if not older:
+        plan_row = cell.row()
+        differing_columns = [name for name in _VERSION_COLUMNS if row[name] != plan_row[name]]
+        if differing_columns:
+            other_version_labels.add(cell.cell)
+            version_changes |= dict.fromkeys(
+                f"{name} {row[name] or 1} for {plan_row[name] or 1}" for name in differing_columns
+            )
+    if not other_version_labels:
         return []
     return [
-        f"{len(older)} of the {len(plan.cells)} cells have rows of another version in {store.root} ({', '.join(changes)}): "
+        f"{len(other_version_labels)} of the {len(plan.cells)} cells have rows of another version in "
+        f"{store.root} ({', '.join(version_changes)}): "
         "answers of two versions never share a cell, so those rows stay and these cells run anew; `plan` says how many samples "
         "that is, and out=<another folder> keeps them apart"
     ]

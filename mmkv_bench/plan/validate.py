@@ -80,13 +80,13 @@ def validated_jobs(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]
     """
     from mmkv_bench.config.compose import expand_sweep
 
-    made, jobs = [], expand_sweep(overrides)
+    configs, jobs = [], expand_sweep(overrides)
     for job in jobs:
         try:
-            made.append((job, validated(job)))
+            configs.append((job, validated(job)))
         except ConfigError as error:
             raise ConfigError(f"job {' '.join(job) or '(defaults)'} of {len(jobs)}: {error}") from error
-    return made
+    return configs
 
 
 def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
@@ -101,21 +101,25 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
         defaults: name -> method node without overrides.
     """
     for name, changes in variants.items():
-        base = str(changes["base"])
-        if name != base and name in options("method", folders):
+        base_name = str(changes["base"])
+        if name != base_name and name in options("method", folders):
             raise ConfigError(
-                f"variants.{name} has the name of a method but is based on {base}, so tables would confuse the two; give the "
-                f"variant another name, such as variants.my_{name}={{base: {base}, ...}}"
+                f"variants.{name} has the name of a method but is based on {base_name}, so tables would confuse the "
+                "two; give the "
+                f"variant another name, such as variants.my_{name}={{base: {base_name}, ...}}"
             )
-        known = {**flat_parameters(defaults[base]), "reading": None, "decoding": None}
+        default_by_key = {**flat_parameters(defaults[base_name]), "reading": None, "decoding": None}
         for key, value in changes.items():
             if key == "base":
                 continue
-            if key not in known:
-                raise ConfigError(f"variants.{name}: {base} has no parameter {key!r}; {nearest(key, known)}")
-            if not same_kind(value, known[key], key):
+            if key not in default_by_key:
                 raise ConfigError(
-                    f"variants.{name}.{key}={value} has another type than its default {known[key]!r}; give a value of that type"
+                    f"variants.{name}: {base_name} has no parameter {key!r}; {nearest(key, default_by_key)}"
+                )
+            if not same_kind(value, default_by_key[key], key):
+                raise ConfigError(
+                    f"variants.{name}.{key}={value} has another type than its default {default_by_key[key]!r}; give a "
+                    "value of that type"
                 )
 
 
@@ -127,8 +131,8 @@ def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
             f"model.attention={answering.model.attention}: {family.name} has learned sinks, which only eager attention "
             "supports; allowed for it: model.attention=eager"
         )
-    given = {"decode": answering.decode, "model.attention": answering.model.attention}
-    for key, value in given.items():
+    given_settings = {"decode": answering.decode, "model.attention": answering.model.attention}
+    for key, value in given_settings.items():
         if family.states.layers and value in (COMPILED, FLASH):
             raise UnsupportedError(
                 f"{key}={value}: {family.name} has layers that keep a window or a recurrent state; allowed for it: "
@@ -169,17 +173,17 @@ def validate_combinations(
             check_smaller(family.rules)
     if family.multimodal:
         return
-    cutting = [name for name in names if name in protocols.CUTTING]
-    if cutting and uncut:
+    cutting_protocols = [name for name in names if name in protocols.CUTTING]
+    if cutting_protocols and uncut:
         raise UnsupportedError(
-            f"protocol={cutting[0]} cuts a prompt after its visual tokens, but {family.name} has none; allowed for "
+            f"protocol={cutting_protocols[0]} cuts a prompt after its visual tokens, but {family.name} has none; allowed for "
             f"{uncut[0]}: {', '.join(protocols.WHOLE)}; choose one of these protocols or a multimodal model, or name the "
             f"document's field with datasets.{uncut[0]}.context_key"
         )
-    blind = [c.name for c in compressors if c.needs_visual or visual_parts(c)]
-    if blind:
+    visual_methods = [c.name for c in compressors if c.needs_visual or visual_parts(c)]
+    if visual_methods:
         raise UnsupportedError(
-            f"method {', '.join(dict.fromkeys(blind))} needs visual tokens, but {family.name} has none; choose another "
+            f"method {', '.join(dict.fromkeys(visual_methods))} needs visual tokens, but {family.name} has none; choose another "
             "method or a multimodal model"
         )
 
@@ -195,28 +199,31 @@ def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answ
 
     Raises ConfigError: a dataset has one question per document, or settings of the answers do not work with such protocols.
     """
-    needing = [name for name in names if protocols.protocol(name).needs_questions]
-    single = [name for name, spec in specs.items() if not spec.questions_key]
-    if needing and single:
+    question_protocols = [name for name in names if protocols.protocol(name).needs_questions]
+    single_question_datasets = [name for name, spec in specs.items() if not spec.questions_key]
+    if question_protocols and single_question_datasets:
         raise ConfigError(
-            f"protocol={needing[0]} needs several questions per document, but {single[0]} has one; choose "
+            f"protocol={question_protocols[0]} needs several questions per document, but "
+            f"{single_question_datasets[0]} has one; choose "
             f"dataset=questions_records, or protocol={' or '.join(protocols.SINGLE)}"
         )
-    if needing and not answering.shares_prefill:
+    if question_protocols and not answering.shares_prefill:
         raise ConfigError(
-            f"protocol={needing[0]} asks the questions of a document together, but sharing=off asks each alone; write sharing=on"
+            f"protocol={question_protocols[0]} asks the questions of a document together, but sharing=off asks "
+            "each alone; write sharing=on"
         )
-    apart = [name for name in names if protocols.protocol(name).apart]
-    measured = [name for name, spec in specs.items() if spec.measures]
-    if apart and measured:
+    separate_prefill_protocols = [name for name in names if protocols.protocol(name).apart]
+    measured_datasets = [name for name, spec in specs.items() if spec.measures]
+    if separate_prefill_protocols and measured_datasets:
         raise ConfigError(
-            f"protocol={apart[0]} measures only answers, but {measured[0]} has measures="
-            f"[{','.join(specs[measured[0]].measures)}]; leave the protocol out, or give datasets.{measured[0]}.measures=[]"
+            f"protocol={separate_prefill_protocols[0]} measures only answers, but {measured_datasets[0]} has measures="
+            f"[{','.join(specs[measured_datasets[0]].measures)}]; leave the protocol out, or give "
+            f"datasets.{measured_datasets[0]}.measures=[]"
         )
-    talking = [name for name in names if protocols.protocol(name).converses]
-    if talking and answering.decode != "eager":
+    conversing_protocols = [name for name in names if protocols.protocol(name).converses]
+    if conversing_protocols and answering.decode != "eager":
         raise ConfigError(
-            f"protocol={talking[0]} decodes eagerly, but decode={answering.decode} is set; write decode=eager"
+            f"protocol={conversing_protocols[0]} decodes eagerly, but decode={answering.decode} is set; write decode=eager"
         )
 
 
@@ -254,12 +261,12 @@ def validate_stream(
 
 def parse_shard(text: str) -> tuple[int, int]:
     """Parse `i/n` (shard i, from 0, of n shards) to (i, n). Raises ConfigError: not of the form i/n with 0 <= i < n."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if not match or int(match[1]) >= int(match[2]):
+    shard_match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not shard_match or int(shard_match[1]) >= int(shard_match[2]):
         raise ConfigError(
             f"shard={text} is not a part of a run; allowed: i/n with 0 <= i < n (0/4, 1/4, 2/4, 3/4); give one such part"
         )
-    return int(match[1]), int(match[2])
+    return int(shard_match[1]), int(shard_match[2])
 
 
 def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
@@ -271,11 +278,13 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
         return None
     from mmkv_bench.compression.budget import UNITS
 
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
-    size = int(float(match[1]) * {"": 1, **UNITS}.get(match[2].lower(), 0)) if match else 0
-    if size < 1:
+    amount_match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
+    number_of_bytes = (
+        int(float(amount_match[1]) * {"": 1, **UNITS}.get(amount_match[2].lower(), 0)) if amount_match else 0
+    )
+    if number_of_bytes < 1:
         raise ConfigError(f"{key}={value} is not an amount of memory; allowed: {allowed(key)}; give such an amount")
-    return size
+    return number_of_bytes
 
 
 def _check_values(config: RunConfig) -> None:
@@ -289,27 +298,29 @@ def _check_values(config: RunConfig) -> None:
         if key != "retry":
             _values(key, value)
     if config.samples is not None:
-        named = list(config.samples)
-        if not named or not all(isinstance(name, str) and name for name in named):
+        sample_ids = list(config.samples)
+        if not sample_ids or not all(isinstance(name, str) and name for name in sample_ids):
             raise ConfigError(
-                f"samples={named} is not a list of sample ids; allowed: {allowed('samples')}; give ids, or null"
+                f"samples={sample_ids} is not a list of sample ids; allowed: {allowed('samples')}; give ids, or null"
             )
 
     for key, (kind, least, inclusive, optional) in schema.ranges().items():
         for number in _values(key, attrgetter(key)(config)):
             if (number is None and optional) or (key == "batch" and number == schema.MAX):
                 continue
-            of_kind = not isinstance(number, bool) and isinstance(number, int if kind is int else (int, float))
-            too_large = of_kind and kind is int and number > LARGEST
-            if not of_kind or too_large or not (number >= least if inclusive else number > least):
-                most = f", at most {LARGEST}" if too_large else ""
+            is_of_kind = not isinstance(number, bool) and isinstance(number, int if kind is int else (int, float))
+            is_too_large = is_of_kind and kind is int and number > LARGEST
+            if not is_of_kind or is_too_large or not (number >= least if inclusive else number > least):
+                maximum_clause = f", at most {LARGEST}" if is_too_large else ""
                 raise ConfigError(
-                    f"{key}={number} is out of range; allowed: {allowed(key)}{most}; give a number in this range"
+                    f"{key}={number} is out of range; allowed: {allowed(key)}{maximum_clause}; give a number in this range"
                 )
     _stream(config.stream, config.protocol)
-    low, high = config.model.min_pixels, config.model.max_pixels
-    if low is not None and high is not None and low > high:
-        raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")
+    min_pixels, max_pixels = config.model.min_pixels, config.model.max_pixels
+    if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
+        raise ConfigError(
+            f"model.min_pixels={min_pixels} is above model.max_pixels={max_pixels}; give min_pixels <= max_pixels"
+        )
 
 
 def _stream(given: schema.Stream, names: Sequence[str]) -> None:
@@ -317,10 +328,10 @@ def _stream(given: schema.Stream, names: Sequence[str]) -> None:
 
     names: names of the chosen protocols.
     """
-    beyond = [share for share in given.ask_at if share > 1]
-    if beyond:
+    shares_above_one = [share for share in given.ask_at if share > 1]
+    if shares_above_one:
         raise ConfigError(
-            f"stream.ask_at={beyond[0]} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give a "
+            f"stream.ask_at={shares_above_one[0]} is beyond the end of the stream; allowed: {allowed('stream.ask_at')}; give a "
             "smaller share"
         )
     if given.every is None and given.ask_at != schema.Stream().ask_at:
@@ -340,8 +351,8 @@ def _stream(given: schema.Stream, names: Sequence[str]) -> None:
 def _written(value: Any) -> str:
     """Return a value as it is written on a command line: `0.5`, `[0.5,1]`, `null`."""
     if isinstance(value, tuple):
-        shares = ",".join(f"{share:g}" for share in value)
-        return shares if len(value) == 1 else f"[{shares}]"
+        share_texts = ",".join(f"{share:g}" for share in value)
+        return share_texts if len(value) == 1 else f"[{share_texts}]"
     return "null" if value is None else str(value)
 
 
@@ -366,42 +377,46 @@ def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
     data and a metric."""
     if gate.expected is None:
         return
-    given = f"gate.expected={gate.expected}"
+    gate_setting = f"gate.expected={gate.expected}"
     if len(datasets) > 1:
         raise ConfigError(
-            f"{given} is one score, but the run has {len(datasets)} datasets; allowed: one dataset, whose first metric it "
+            f"{gate_setting} is one score, but the run has {len(datasets)} datasets; allowed: one dataset, whose first metric it "
             "is compared with; run the datasets one by one, or drop gate.expected"
         )
     if data.source == "fixture":
         raise ConfigError(
-            f"{given} compares full with a paper's score, but data=fixture is made up; give real data, or drop gate.expected"
+            f"{gate_setting} compares full with a paper's score, but data=fixture is made up; give real data, or "
+            "drop gate.expected"
         )
     ((name, node),) = datasets.items()
     if not node.get("metrics"):
         raise ConfigError(
-            f"{given} has no metric to be compared with, because datasets.{name}.metrics is empty; allowed: a metric of the "
+            f"{gate_setting} has no metric to be compared with, because datasets.{name}.metrics is empty; "
+            "allowed: a metric of the "
             "task; give dataset.metrics=[<metric>]"
         )
 
 
 def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None:
-    known = options("method", folders)
+    method_names = options("method", folders)
     for name, changes in variants.items():
         if not isinstance(changes, Mapping) or "base" not in changes:
             raise ConfigError(
                 f"variants.{name}={changes} names no base; allowed: variants.{name}={{base: <method>, <parameter>: "
-                f"<value>}}; give a base ({', '.join(known)})"
+                f"<value>}}; give a base ({', '.join(method_names)})"
             )
         if not _NAME.fullmatch(str(name)):
             raise ConfigError(
                 f"variants.{name} is not a name; allowed: letters, digits and _ . + -; rename the variant"
             )
-        base = str(changes["base"])
-        if base not in known:
-            raise ConfigError(f"variants.{name}.base={base!r} is unknown; {nearest(base, known)}")
-        if base == FULL:
-            raise ConfigError(f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(known)}")
-        if base == CUSTOM:
+        base_name = str(changes["base"])
+        if base_name not in method_names:
+            raise ConfigError(f"variants.{name}.base={base_name!r} is unknown; {nearest(base_name, method_names)}")
+        if base_name == FULL:
+            raise ConfigError(
+                f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(method_names)}"
+            )
+        if base_name == CUSTOM:
             method_text.check(changes.get("path", (methods.get(CUSTOM) or {}).get("path")), str(name))
         if name in methods:
             raise ConfigError(f"variants.{name} has the name of a method of this run; give the variant another name")
@@ -418,14 +433,14 @@ def _model(model: Model) -> None:
     if source.kind == RANDOM:
         return
     path = str(model.path)
-    place = Path(source.place)
-    if place.is_dir():
-        model_files(place)
-    elif is_gguf(place):
-        tensor_types(place)
-    elif place.exists():
+    model_path = Path(source.place)
+    if model_path.is_dir():
+        model_files(model_path)
+    elif is_gguf(model_path):
+        tensor_types(model_path)
+    elif model_path.exists():
         raise ConfigError(
-            f"model.path={place} is a file; allowed: the folder with config.json, or a .gguf file; give one of these"
+            f"model.path={model_path} is a file; allowed: the folder with config.json, or a .gguf file; give one of these"
         )
     elif path.startswith((".", "/", "~", schema.PACKAGE_SCHEME)) or not _HUB_ID.fullmatch(path):
         raise ConfigError(
@@ -440,9 +455,11 @@ def _out(out: str) -> None:
         raise ConfigError("out is empty; allowed: a folder name; write out=runs/<name>")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"out={out} is a file; allowed: a folder that exists or can be made; give another name")
-    parent = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"out={out} cannot be written ({parent} is read-only); name a folder below a writable one")
+    existing_parent = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not os.access(existing_parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"out={out} cannot be written ({existing_parent} is read-only); name a folder below a writable one"
+        )
 
 
 def _values(key: str, value: Any) -> list[Any]:
@@ -454,8 +471,10 @@ def _values(key: str, value: Any) -> list[Any]:
 
 def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
     if value not in words:
-        hint = nearest(str(value), words)
-        raise ConfigError(f"{key}={value} is unknown; {hint}" + ("" if hint.endswith("?") else "; choose one of these"))
+        suggestion = nearest(str(value), words)
+        raise ConfigError(
+            f"{key}={value} is unknown; {suggestion}" + ("" if suggestion.endswith("?") else "; choose one of these")
+        )
 
 
 # ---------------------------------------------------------------------- missing devices and packages
@@ -484,14 +503,15 @@ def no_cuda(model: Model, dtype: str) -> ConfigError:
     dtype: precision of the weights; `auto` if it is not known yet.
     """
     parameters = (model.about or {}).get("parameters")
-    size = ""
+    size_clause = ""
     if parameters and model.layers is None:
-        taken = parameters * (4 if dtype == "float32" else 2) / 2**30
-        kind = "half precision" if dtype == "auto" else dtype
-        size = f" with more than {taken:.1f} GiB: {parameters / 1e9:.2f} B parameters in {kind}, before any cache"
+        weights_gib = parameters * (4 if dtype == "float32" else 2) / 2**30
+        precision = "half precision" if dtype == "auto" else dtype
+        size_clause = f" with more than {weights_gib:.1f} GiB: {parameters / 1e9:.2f} B parameters in {precision}, before any cache"
     remedy = "write model.device=cpu"
     if model.shape:
         remedy = "a form shrunk to two layers of random weights runs on CPU: model.weights=random model.layers=2 model.device=cpu"
     return ConfigError(
-        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size}; allowed here: cpu, auto; {remedy}"
+        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size_clause}; allowed "
+        f"here: cpu, auto; {remedy}"
     )

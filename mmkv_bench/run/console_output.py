@@ -64,9 +64,9 @@ def card(
     """
     cells, prompts = plan.cells, prompts or {}
     family, lines = _family(plan), model_lines(plan, loaded)
-    first = next((prompts[part.dataset] for part in plan.parts if part.dataset in prompts), None)
-    if first is not None and family is not None:
-        lines += _cache(plan, family, first)
+    first_prompt = next((prompts[part.dataset] for part in plan.parts if part.dataset in prompts), None)
+    if first_prompt is not None and family is not None:
+        lines += _cache(plan, family, first_prompt)
     protocols, readings, seeds = (
         _each(getattr(cell, name) for cell in cells) for name in ("protocol", "reading", "seed")
     )
@@ -80,12 +80,12 @@ def card(
 def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
     """Return lines of text about the model: its name, its weights, and the bytes per token of its KV cache."""
     model, cell, family = plan.model, plan.cells[0], _family(plan)
-    held = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
-    where = "" if loaded is None else f", on {loaded.device}"
+    loaded_bytes = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+    device_clause = "" if loaded is None else f", on {loaded.device}"
     if loaded is not None and devices.at(loaded.device).kind == "cpu":
-        count = threads_for(loaded, model.threads)
-        where += f" with {count} thread{'s' * (count > 1)}"
-    weights = f"{_INDENT}{weights_text(plan, held)}, {cell.dtype}, {model.attention}{where}"
+        threads = threads_for(loaded, model.threads)
+        device_clause += f" with {threads} thread{'s' * (threads > 1)}"
+    weights = f"{_INDENT}{weights_text(plan, loaded_bytes)}, {cell.dtype}, {model.attention}{device_clause}"
     if family is None:
         return [f"model      {model.name}, whose files are not on this machine", weights]
     heads = f"{family.num_query_heads} query / {family.num_kv_heads} KV heads, head_dim {family.head_dim}"
@@ -100,12 +100,12 @@ def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
 def _beside(family: ModelFacts) -> list[str]:
     """Return a line of text about layers that are not compressed. Without such layers, return no line."""
     states = family.states
-    kinds = [
+    layer_kinds = [
         *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
         *([f"{states.linear} with a recurrent state"] if states.linear else []),
         *([f"{states.readers} that read another layer's entries"] if states.readers else []),
     ]
-    return [f"beside     {' and '.join(kinds)}, which are not compressed"] if kinds else []
+    return [f"beside     {' and '.join(layer_kinds)}, which are not compressed"] if layer_kinds else []
 
 
 def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
@@ -114,11 +114,11 @@ def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = (
     rows_done: dataset to number of stored rows.
     """
     rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
-    todo = f"{rows - done} to make" if done < rows else "nothing to generate"
+    missing_text = f"{rows - done} to make" if done < rows else "nothing to generate"
     shard = plan.answering.selection.shard
     shard = "" if shard == "0/1" else f", shard {shard}"
     return [
-        f"rows       {rows} rows, {done} done, {todo}{shard}, in {plan.out}",
+        f"rows       {rows} rows, {done} done, {missing_text}{shard}, in {plan.out}",
         *(f"note       {note}" for note in (*plan.notes, *notes)),
     ]
 
@@ -126,9 +126,9 @@ def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = (
 def wrapped(lines: Sequence[str], width: int | None) -> str:
     """Join lines to text, wrapped at `width` with continuation lines indented below their text; None does not wrap."""
     if width is not None:
-        room = max(width, 2 * len(_INDENT))
+        line_width = max(width, 2 * len(_INDENT))
         options = {"subsequent_indent": _INDENT, "break_long_words": False, "break_on_hyphens": False}
-        lines = [row for line in lines for row in wrap(line, room, **options)]  # type: ignore[arg-type]
+        lines = [row for line in lines for row in wrap(line, line_width, **options)]  # type: ignore[arg-type]
     return "\n".join(lines)
 
 
@@ -148,19 +148,25 @@ def _each(values: Iterable[object]) -> str:
 def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     """Return lines with the bytes of the KV cache of a dataset's first prompt: full, and under each budget."""
     per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
-    whole = size(prompt.tokens * per_token)
-    lines = [f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {whole} cache"]
+    full_size = size(prompt.tokens * per_token)
+    lines = [
+        f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {full_size} cache"
+    ]
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
         entries = budget.entries_for(length)
-        kept, in_bytes = min(entries, length), f" ({budget.in_bytes} of all state)" if budget.in_bytes else ""
-        of_all = ""
+        kept_entries, bytes_clause = (
+            min(entries, length),
+            f" ({budget.in_bytes} of all state)" if budget.in_bytes else "",
+        )
+        state_clause = ""
         if family.states.layers:  # layers that are not compressed
-            share = share_of_all_state(family, length, kept, plan.cells[0].dtype)
-            of_all = f" in {family.num_layers} of {family.all_layers} layers, {100 * share:.1f}% of all state"
+            share = share_of_all_state(family, length, kept_entries, plan.cells[0].dtype)
+            state_clause = f" in {family.num_layers} of {family.all_layers} layers, {100 * share:.1f}% of all state"
         lines.append(
-            f"budget     {budget}{in_bytes}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
-            f"{kept * family.num_layers * family.num_kv_heads} in all, {size(kept * per_token)}"
-            + of_all
+            f"budget     {budget}{bytes_clause}: {kept_entries} of {length} entries per KV head "
+            f"({100 * kept_entries / length:.1f}%), "
+            f"{kept_entries * family.num_layers * family.num_kv_heads} in all, {size(kept_entries * per_token)}"
+            + state_clause
             + ("; the first prompt is kept whole" if entries >= length else "")
         )
     return lines
@@ -168,15 +174,15 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
 
 def _dataset(part: DatasetShare, done: int, prompt: PromptSize | None) -> str:
     samples, cells = len(part.samples), len(part.cells)
-    first = "" if prompt is None else f", first prompt {prompt.tokens} tokens"
-    return f"{part.dataset}: {samples} samples x {cells} cells{first}" + (
+    prompt_clause = "" if prompt is None else f", first prompt {prompt.tokens} tokens"
+    return f"{part.dataset}: {samples} samples x {cells} cells{prompt_clause}" + (
         f", {done} of {samples * cells} rows there already" if done else ""
     )
 
 
 # ---------------------------------------------------------------------- the schedule of `mmkv-bench plan`
-_HEADS = ("method", "reading", "budgets", "seeds", "protocols", "cells", "rows", "done", "failed", "missing")
-_COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
+_HEADINGS = ("method", "reading", "budgets", "seeds", "protocols", "cells", "rows", "done", "failed", "missing")
+_SOURCE_NOTES = {"documented": " as documented", "unknown": ", an unknown number"}
 
 
 def schedule(plan: Plan, coverage: Coverage) -> str:
@@ -185,16 +191,16 @@ def schedule(plan: Plan, coverage: Coverage) -> str:
 
     coverage: which rows of the plan are stored.
     """
-    done = {part.dataset: coverage.count(part) for part in plan.parts}
+    done_by_dataset = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
-        samples = f"{len(part.samples)} samples{_COUNTED.get(part.counted, '')}, {coverage.missing(part)} with missing answers"
+        samples = f"{len(part.samples)} samples{_SOURCE_NOTES.get(part.counted, '')}, {coverage.missing(part)} with missing answers"
         tables.setdefault((samples, _methods(part, coverage)), []).append(part.dataset)
-    lines = [wrapped([*model_lines(plan), *row_lines(plan, done)], columns(sys.stdout))]
+    lines = [wrapped([*model_lines(plan), *row_lines(plan, done_by_dataset)], columns(sys.stdout))]
     for (samples, methods), datasets in tables.items():
-        each = "each " if len(datasets) > 1 else ""
-        table = aligned(_HEADS, methods, words=_HEADS.index("cells"))
-        lines += ["", f"{', '.join(datasets)}: {each}{samples}", *table]
+        each_word = "each " if len(datasets) > 1 else ""
+        table = aligned(_HEADINGS, methods, words=_HEADINGS.index("cells"))
+        lines += ["", f"{', '.join(datasets)}: {each_word}{samples}", *table]
     return "\n".join(lines)
 
 
@@ -228,16 +234,25 @@ def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], .
     A reading is the variant of a method: as its paper's text says, or as its released code does.
     """
     answered, statuses = coverage.answered(part), coverage.statuses(part)
-    groups: dict[tuple[str, str | None], list[int]] = {}
+    places_by_method: dict[tuple[str, str | None], list[int]] = {}
     for place, cell in enumerate(part.cells):
-        groups.setdefault((cell.method, cell.reading), []).append(place)
+        places_by_method.setdefault((cell.method, cell.reading), []).append(place)
     lines = []
-    for (method, reading), places in groups.items():
+    for (method, reading), places in places_by_method.items():
         cells = [part.cells[place] for place in places]
-        done, failed = int(answered[places].sum()), int((statuses[places] > 0).sum())
+        done_rows, failed_rows = int(answered[places].sum()), int((statuses[places] > 0).sum())
         rows = len(cells) * len(part.samples)
-        varied = (_each(getattr(cell, name) for cell in cells) or "-" for name in ("budget", "seed", "protocol"))
-        lines.append((method, reading or "-", *varied, *map(str, (len(cells), rows, done, failed, rows - done))))
+        varied_settings = (
+            _each(getattr(cell, name) for cell in cells) or "-" for name in ("budget", "seed", "protocol")
+        )
+        lines.append(
+            (
+                method,
+                reading or "-",
+                *varied_settings,
+                *map(str, (len(cells), rows, done_rows, failed_rows, rows - done_rows)),
+            )
+        )
     return tuple(lines)
 
 
@@ -289,12 +304,14 @@ class Report:
             print(self._tables())
             for note in (*self._other_names(), *self._more(), *self._unmeasured()):
                 print(note)
-        trained, command = self.plan.model.weights != "random", f"python -m mmkv_bench tables {self.store.root}"
-        if trained and any(row["metric"] == "fidelity_kl" for row in self.metrics):
+        has_weights, command = self.plan.model.weights != "random", f"python -m mmkv_bench tables {self.store.root}"
+        if has_weights and any(row["metric"] == "fidelity_kl" for row in self.metrics):
             print(f"fidelity to full's answers: {command} --metric fidelity")
         if self.metrics and any(part.about.get("groups") for part in self.parts):
             print(f"means over the groups of these datasets: {command} --groups")
-        print(f"rows: {self.store.root}" + f"   ({command} prints the tables again)" * bool(with_scores and trained))
+        print(
+            f"rows: {self.store.root}" + f"   ({command} prints the tables again)" * bool(with_scores and has_weights)
+        )
         if judge:
             print(judge)
         if failed:
@@ -302,10 +319,10 @@ class Report:
         for label, why in (stopped or {}).items():
             print(f"{label}{STOPPED}{why}")
         if self.plan.json:
-            bad = bool(failed or stopped)
+            has_failures = bool(failed or stopped)
             document = {
-                "status": "failed" if bad else "ok",
-                "exit_code": int(bad),
+                "status": "failed" if has_failures else "ok",
+                "exit_code": int(has_failures),
                 "stopped": dict(stopped or {}),
                 "rows": str(self.store.root),
                 "cells": len(self.cells),
@@ -320,8 +337,8 @@ class Report:
 
     def _other_names(self) -> list[str]:
         """Return a sentence for each method whose rows an earlier run stored under another name."""
-        stored = dict(zip(*map(self.rows.cells.get, ("cell", "method")), strict=True))
-        names = {(cell.method, stored.get(cell.cell, cell.method)): None for cell in self.cells}
+        stored_methods = dict(zip(*map(self.rows.cells.get, ("cell", "method")), strict=True))
+        names = {(cell.method, stored_methods.get(cell.cell, cell.method)): None for cell in self.cells}
         return [
             f"note: {asked} is stored in these rows as {known}, the name that an earlier run gave the same cells; "
             f"the command tables prints {known}"
@@ -344,17 +361,22 @@ class Report:
             return f"Nothing to do: no sample of this run belongs to shard {self.plan.answering.selection.shard}."
         if self.plan.stage == "generate":
             return "Nothing to do: every cell has every sample."
-        answered = Coverage(self.coverage.rows)  # ignoring `retry`
-        if any(answered.missing(part) for part in self.parts):
+        all_coverage = Coverage(self.coverage.rows)  # ignoring `retry`
+        if any(all_coverage.missing(part) for part in self.parts):
             return "Nothing to score: all stored answers are scored, but some samples have no answer."
         return "Nothing to do: every cell has every sample, and all answers are scored."
 
     def _more(self) -> list[str]:
         """Return a sentence if the tables include samples outside this run's selection (its limit or shard), else nothing."""
-        asked = {part.dataset: len(part.samples) for part in self.parts}
-        larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
-        parts = [f"{name} {n} samples, but this run asked for {asked[name]}" for name, n in sorted(larger.items())]
-        return [f"note: the tables cover all stored samples: {'; '.join(parts)}"] if parts else []
+        samples_by_dataset = {part.dataset: len(part.samples) for part in self.parts}
+        larger_counts = {
+            row["dataset"]: row["n"] for row in self.metrics if row["n"] > samples_by_dataset[row["dataset"]]
+        }
+        clauses = [
+            f"{name} {n} samples, but this run asked for {samples_by_dataset[name]}"
+            for name, n in sorted(larger_counts.items())
+        ]
+        return [f"note: the tables cover all stored samples: {'; '.join(clauses)}"] if clauses else []
 
     def _unmeasured(self) -> list[str]:
         """Return a sentence if stored answers lack measures that this run asks for, else nothing.
@@ -363,37 +385,39 @@ class Report:
         """
         if not self.plan.answering.shares_prefill:
             return []
-        wanted: dict[str, dict[str, set[str]]] = {}
+        metrics_by_measure: dict[str, dict[str, set[str]]] = {}
         for part in self.parts:
-            measured = [cell for cell in part.cells if not protocol(cell.protocol).apart]
-            asked = {"fidelity": FIDELITY_METRICS} if self.plan.answering.fidelity else {}
-            asked |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
-            for measure, metrics in asked.items():
-                wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in measured)
-        suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
-        if not suspects:
+            measurable_cells = [cell for cell in part.cells if not protocol(cell.protocol).apart]
+            metrics_of_measure = {"fidelity": FIDELITY_METRICS} if self.plan.answering.fidelity else {}
+            metrics_of_measure |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
+            for measure, metrics in metrics_of_measure.items():
+                metrics_by_measure.setdefault(measure, {}).update((cell.cell, metrics) for cell in measurable_cells)
+        short_cells = {cell for metrics_of in metrics_by_measure.values() for cell in self._short(metrics_of)}
+        if not short_cells:
             return []
-        answered = self.coverage.ok(suspects & {row["cell"] for row in self.metrics})
-        found = []
-        for measure, metrics_of in wanted.items():
-            cells = {cell: metrics for cell, metrics in metrics_of.items() if cell in answered}
+        ok_answers_by_cell = self.coverage.ok(short_cells & {row["cell"] for row in self.metrics})
+        clauses = []
+        for measure, metrics_of in metrics_by_measure.items():
+            cells = {cell: metrics for cell, metrics in metrics_of.items() if cell in ok_answers_by_cell}
             cells = {cell: cells[cell] for cell in self._short(cells)}
-            valued = sum(row["n_ok"] for row in self.metrics if row["metric"] in cells.get(row["cell"], ()))
-            total = sum(answered[cell] for cell in cells)
-            if lacking := total - valued:
-                found.append(f"{measure} ({lacking} of {total} answers)")
+            measured_answers = sum(row["n_ok"] for row in self.metrics if row["metric"] in cells.get(row["cell"], ()))
+            ok_answers = sum(ok_answers_by_cell[cell] for cell in cells)
+            if lacking_answers := ok_answers - measured_answers:
+                clauses.append(f"{measure} ({lacking_answers} of {ok_answers} answers)")
         return (
-            [f"note: answers lack {', '.join(found)}; a run with out=<another folder> measures them"] if found else []
+            [f"note: answers lack {', '.join(clauses)}; a run with out=<another folder> measures them"]
+            if clauses
+            else []
         )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
         """Return the cells in which some measure has no metric with a value for every sample. metrics_of: cell to metrics."""
-        whole = {
+        complete_cells = {
             row["cell"]
             for row in self.metrics
             if row["metric"] in metrics_of.get(row["cell"], ()) and row["n_ok"] == row["n"]
         }
-        return [cell for cell in metrics_of if cell not in whole]
+        return [cell for cell in metrics_of if cell not in complete_cells]
 
     def _tables(self) -> str:
         """Return the score tables of this run's cells as text, without scores per kind of question."""
@@ -407,9 +431,9 @@ class Report:
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
         rows = frames(self.rows.of_metrics(headlines))
-        asked = {
+        method_by_cell = {
             cell.cell: cell.method for cell in self.cells
         }  # an earlier run may have stored a cell under another name
-        rows = replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(asked)))
-        shown = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
-        return markdown(tables_of_scores(build(rows, metrics=shown)))
+        rows = replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(method_by_cell)))
+        shown_metrics = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
+        return markdown(tables_of_scores(build(rows, metrics=shown_metrics)))

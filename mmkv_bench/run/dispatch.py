@@ -40,13 +40,15 @@ class Dispatcher:
 
     def connect(self) -> Connection:
         """Return a new process's end of a pipe. The caller closes it after starting the process."""
-        ours, theirs = Pipe()
+        dispatcher_end, process_end = Pipe()
         with self._changed:
             self._count += 1
             owner = self._count
             self._seen[owner] = self._deaths
-        threading.Thread(target=self._serve, args=(owner, ours), name=f"dispatch-{owner}", daemon=True).start()
-        return theirs
+        threading.Thread(
+            target=self._serve, args=(owner, dispatcher_end), name=f"dispatch-{owner}", daemon=True
+        ).start()
+        return process_end
 
     def take(self, owner: int, key: Key) -> bool:
         """Assign a sample to the process `owner`. Return False if another process has it.
@@ -75,19 +77,19 @@ class Dispatcher:
             self._waiting.add(owner)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._left(owner) or not self._seen.keys() - self._waiting)
-            found = self._left(owner)
-            if found:
+            has_freed = self._left(owner)
+            if has_freed:
                 self._seen[owner] = self._deaths
                 self._waiting.remove(owner)
-            return found
+            return has_freed
 
     def died(self, owner: int) -> None:
         """Make the samples available again that the process `owner` had taken but not answered."""
         with self._changed:
             self._seen.pop(owner, None)
-            lost = [key for key, of in self._owners.items() if of == owner and key not in self._done]
+            unfinished_samples = [key for key, of in self._owners.items() if of == owner and key not in self._done]
             self._deaths += 1
-            for key in lost:
+            for key in unfinished_samples:
                 del self._owners[key]
                 self._freed[key] = self._deaths
             self._changed.notify_all()
@@ -116,8 +118,8 @@ class SampleQueueClient:
     """
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
-        number, self._check = os.environ.get(VARIABLE), check
-        self._pipe = None if number is None else Connection(os.dup(int(number)))
+        descriptor, self._check = os.environ.get(VARIABLE), check
+        self._pipe = None if descriptor is None else Connection(os.dup(int(descriptor)))
 
     def take(self, dataset: str, sample: str) -> bool:
         """Ask for a sample. Return whether this process must answer it now."""

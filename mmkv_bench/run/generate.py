@@ -84,8 +84,8 @@ def encoded(
     with time_limit(config.timeout_s, "making the prompt"):
         length = int(request.generation.get("max_new_tokens") or 0)
         limit = prompt_limit(model.max_prompt_tokens, loaded.family.max_context, length)
-        given = request.messages, request.images, request.generation
-        messages, images = fitted(loaded.processor, *given, limit, request.instruction)
+        prompt_parts = request.messages, request.images, request.generation
+        messages, images = fitted(loaded.processor, *prompt_parts, limit, request.instruction)
         if tokens is not None:
             messages = middle(loaded.processor, messages, tokens, LEAST_TEXT)
         return encode(
@@ -147,13 +147,15 @@ class Answering:
     def __post_init__(self) -> None:
         if self.measures and not self.config.shares_prefill:
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
-        keeps = self.config.keeps_indices
+        keeps_indices = self.config.keeps_indices
         self.specs = {
-            one.cell: CellSpec(one.cell, one.compressor, one.budget, one.protocol, one.seed or 0, keeps, one.stream)
+            one.cell: CellSpec(
+                one.cell, one.compressor, one.budget, one.protocol, one.seed or 0, keeps_indices, one.stream
+            )
             for one in self.cells
         }
-        replays = any(cell.compressor.needs.replay for cell in self.cells)
-        self._encoded = partial(encoded, self.loaded, self.config, replays=replays)
+        needs_replay = any(cell.compressor.needs.replay for cell in self.cells)
+        self._encoded = partial(encoded, self.loaded, self.config, replays=needs_replay)
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the current sample
@@ -166,8 +168,8 @@ class Answering:
 
     def wants(self, sample: SampleRef) -> bool:
         """Tell whether a sample is in this run's selection (limit, ids and shard) and lacks a row in some cell."""
-        asked = bool(chosen([sample], self.config.selection))
-        return asked and self.pending(sample.sample_id) > 0
+        is_selected = bool(chosen([sample], self.config.selection))
+        return is_selected and self.pending(sample.sample_id) > 0
 
     @property
     def asks_groups(self) -> bool:
@@ -188,18 +190,20 @@ class Answering:
 
         lmms-eval does not score that text, because scoring reads the stored rows.
         """
-        pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
-        specs = [self.specs[cell.cell] for cell in pending]
+        pending_cells = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
+        specs = [self.specs[cell.cell] for cell in pending_cells]
         identity = f"{request.dataset}/{request.sample_id}"
         rows, self._visual, self._rendered = list[dict[str, Any]](), None, None
         for results in self._results(request, identity, specs):
-            ready = [self._row(request, pending[0].dataset, result) for result in results]
-            asked = prompt_row(request, pending[0].dataset, pending[0].model_fingerprint, self._visual, self._rendered)
+            ready_rows = [self._row(request, pending_cells[0].dataset, result) for result in results]
+            row_of_prompt = prompt_row(
+                request, pending_cells[0].dataset, pending_cells[0].model_fingerprint, self._visual, self._rendered
+            )
             if self.writer is not None:
-                self.writer.commit(ready, None if rows or request.error is not None else asked)
+                self.writer.commit(ready_rows, None if rows or request.error is not None else row_of_prompt)
             if self.committed is not None:
-                self.committed(len(ready))
-            rows += ready
+                self.committed(len(ready_rows))
+            rows += ready_rows
         self.after(rows)
         return rows[0]["answer"] or ""
 
@@ -211,16 +215,19 @@ class Answering:
 
         specs: the cells to answer with.
         """
-        left = list(specs)
+        unfinished_specs = list(specs)
         try:
             for results in self._answer(request, identity, specs):
-                ended = {result.cell for result in results}
-                left = [spec for spec in left if spec.cell not in ended]
+                finished_cells = {result.cell for result in results}
+                unfinished_specs = [spec for spec in unfinished_specs if spec.cell not in finished_cells]
                 yield results
         except Exception as error:  # noqa: BLE001 - a sample's failure becomes its rows' status; the run goes on
             log.warning("%s: %s", identity, without_secrets(describe(error)))
-            own = "group" if self.config.shares_prefill else "own"
-            yield [ForkResult(spec.cell, status_of(error), describe(error), measured=own) for spec in left]
+            measured_scope = "group" if self.config.shares_prefill else "own"
+            yield [
+                ForkResult(spec.cell, status_of(error), describe(error), measured=measured_scope)
+                for spec in unfinished_specs
+            ]
 
     def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
         if request.error is not None:
@@ -231,17 +238,20 @@ class Answering:
         extras = self._extras(request)
         if self.config.keeps_indices:
             self._visual = visual_places(self.loaded, prompt, request)
-        apart = resampled(specs, prompt, self.loaded.family)
-        together = [spec for spec in specs if spec not in apart]
-        if together:
-            yield from self._of_prompt(request, prompt, together, extras)
-        again = partial(self._encoded, request, identity, self.loaded.device)
-        cut_text = [spec for spec in apart if not spec.compressor.needs_visual]
-        smaller = (
-            (cut_text, lambda share: again(tokens=int(share * prompt.length))),
-            ([spec for spec in apart if spec not in cut_text], lambda share: again(share=share)),  # smaller pictures
+        resampled_specs = resampled(specs, prompt, self.loaded.family)
+        shared_specs = [spec for spec in specs if spec not in resampled_specs]
+        if shared_specs:
+            yield from self._of_prompt(request, prompt, shared_specs, extras)
+        encode_again = partial(self._encoded, request, identity, self.loaded.device)
+        cut_text = [spec for spec in resampled_specs if not spec.compressor.needs_visual]
+        specs_with_encoders = (
+            (cut_text, lambda share: encode_again(tokens=int(share * prompt.length))),
+            (
+                [spec for spec in resampled_specs if spec not in cut_text],
+                lambda share: encode_again(share=share),
+            ),  # smaller pictures
         )
-        for group, encode_share in smaller:
+        for group, encode_share in specs_with_encoders:
             yield from answered(
                 SmallerPrompts(encode_share, prompt, self.loaded.family),
                 group,
@@ -252,50 +262,67 @@ class Answering:
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
         """Encode the request's prompt. If a cell compresses a document once for several questions, the prompt includes all of
         them."""
-        asked, device = request.document, self.loaded.device
-        if asked is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
+        asked_document, device = request.document, self.loaded.device
+        if asked_document is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return self._encoded(request, identity, device)
-        document = f"{request.dataset}/{asked.name}"
-        if self._document is None or self._document.identity != document:
-            shared = SharedMedia(self.loaded.processor)
+        document_name = f"{request.dataset}/{asked_document.name}"
+        if self._document is None or self._document.identity != document_name:
+            shared_media = SharedMedia(self.loaded.processor)
 
             def made(text: str, name: str) -> EncodedPrompt:
                 messages = with_question(request.messages, request.context, text)
                 question = replace(request, messages=messages)
-                return self._encoded(question, name, device, shared=shared)
+                return self._encoded(question, name, device, shared=shared_media)
 
-            names = [f"{request.dataset}/{name}" for name in asked.sample_ids]
-            knows = {protocol(cell.protocol).knows for cell in self.cells}
-            reworded = asked.paraphrases if "paraphrase" in knows else ()
-            whole = DocumentPrompts(
-                document,
-                asked.number,
-                tuple(made(text, name) for text, name in zip(asked.texts, names, strict=True)),
-                asked.first,
-                made(asked.generic, f"{document}/generic") if asked.generic and "generic" in knows else None,
-                tuple(made(text, f"{name}/paraphrase") for text, name in zip(reworded, names, strict=False)),
+            names = [f"{request.dataset}/{name}" for name in asked_document.sample_ids]
+            known_questions = {protocol(cell.protocol).knows for cell in self.cells}
+            paraphrases = asked_document.paraphrases if "paraphrase" in known_questions else ()
+            document_prompts = DocumentPrompts(
+                document_name,
+                asked_document.number,
+                tuple(made(text, name) for text, name in zip(asked_document.texts, names, strict=True)),
+                asked_document.first,
+                made(asked_document.generic, f"{document_name}/generic")
+                if asked_document.generic and "generic" in known_questions
+                else None,
+                tuple(made(text, f"{name}/paraphrase") for text, name in zip(paraphrases, names, strict=False)),
             )
-            if "turns" in knows:
-                first = with_question(request.messages, request.context, asked.texts[asked.first])
-                further = [asked.texts[number].strip() for number in whole.order[1:]]
-                turns = tuple(turn_tokens(self.loaded.processor, first, text) for text in further)
-                whole = replace(whole, turns=turns)
-            others = (*whole.paraphrases, *([whole.generic] if whole.generic else []))
-            same_context((*whole.questions, *others), self.loaded.family)
-            self._document = whole  # stored only after the check, so the document's next question needs no check
-        waiting = self._waiting(request, self._document)
-        own = self._document.questions[asked.number]
-        return replace(own, document=replace(self._document, number=asked.number, waiting=waiting))
+            if "turns" in known_questions:
+                first_messages = with_question(
+                    request.messages, request.context, asked_document.texts[asked_document.first]
+                )
+                later_texts = [asked_document.texts[number].strip() for number in document_prompts.order[1:]]
+                turn_token_ids = tuple(turn_tokens(self.loaded.processor, first_messages, text) for text in later_texts)
+                document_prompts = replace(document_prompts, turns=turn_token_ids)
+            other_prompts = (
+                *document_prompts.paraphrases,
+                *([document_prompts.generic] if document_prompts.generic else []),
+            )
+            same_context((*document_prompts.questions, *other_prompts), self.loaded.family)
+            self._document = (
+                document_prompts  # stored only after the check, so the document's next question needs no check
+            )
+        waiting_questions = self._waiting(request, self._document)
+        own_prompt = self._document.questions[asked_document.number]
+        return replace(
+            own_prompt, document=replace(self._document, number=asked_document.number, waiting=waiting_questions)
+        )
 
     def _waiting(self, request: Request, document: DocumentPrompts) -> tuple[int, ...]:
         """Return the indices of the document's questions that will be asked later in this run, with the same cells and decode
         rules."""
         if request.document is None:
             return ()
-        rules, own, names = self._rules_for(request), request.document.number, request.document.sample_ids
-        done = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
-        fits = [self._within_context(rules, prompt) is rules for prompt in document.questions]
-        return tuple(other for other in request.waiting if done[other] == done[own] and fits[other] and fits[own])
+        rules, own_number, names = self._rules_for(request), request.document.number, request.document.sample_ids
+        done_by_question = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
+        fits_context = [self._within_context(rules, prompt) is rules for prompt in document.questions]
+        return tuple(
+            other
+            for other in request.waiting
+            if done_by_question[other] == done_by_question[own_number]
+            and fits_context[other]
+            and fits_context[own_number]
+        )
 
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
@@ -317,9 +344,9 @@ class Answering:
 
         An answer's last token needs no position.
         """
-        most = self.loaded.family.max_context
-        room = rules.max_new_tokens if most is None else most - prompt.length + 1
-        return rules if room >= rules.max_new_tokens else rules.shortened(room)
+        max_context = self.loaded.family.max_context
+        free_positions = rules.max_new_tokens if max_context is None else max_context - prompt.length + 1
+        return rules if free_positions >= rules.max_new_tokens else rules.shortened(free_positions)
 
     def _generated(
         self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: ExtraMeasures
@@ -347,19 +374,19 @@ class Answering:
 
         If the reference answer cannot be tokenized, a warning is logged and the measures that need it are left out.
         """
-        reference: tuple[int, ...] = ()
+        reference_ids: tuple[int, ...] = ()
         continuation = "continuation" in self.measures
         if "ppl" in self.measures or continuation:
             try:
                 with time_limit(self.config.timeout_s, "making the reference answer's prompt"):
-                    reference = reference_tokens(
+                    reference_ids = reference_tokens(
                         self.loaded.processor, request.messages, request.reference or "", continuation
                     )
             except Exception as error:  # noqa: BLE001 - templates are foreign programs; the answers are not affected
                 error_text = without_secrets(describe(error))
                 log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, error_text)
-        fidelity = self.config.fidelity and (bool(reference) or not continuation)
-        return ExtraMeasures(fidelity, reference, "self_rouge" in self.measures, continuation)
+        measures_fidelity = self.config.fidelity and (bool(reference_ids) or not continuation)
+        return ExtraMeasures(measures_fidelity, reference_ids, "self_rouge" in self.measures, continuation)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
         from mmkv_bench.generation.single import run_alone
@@ -400,7 +427,7 @@ class Answering:
 
 def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, Any]:
     """Return a response row changed to a failure: with `status` and `error`, and without an answer that could be scored."""
-    empty: dict[str, Any] = {
+    failure_values: dict[str, Any] = {
         "status": status,
         "error": error,
         "answer": None,
@@ -408,9 +435,9 @@ def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, 
         "n_tokens": 0,
         "finish_reason": None,
     }
-    measured = dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
-    counted = {name: row[name] or None for name in COUNTED}  # 0 means that it was never counted
-    return {**row, **empty, **measured, **counted}
+    unset_measures = dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
+    known_counts = {name: row[name] or None for name in COUNTED}  # 0 means that it was never counted
+    return {**row, **failure_values, **unset_measures, **known_counts}
 
 
 # ---------------------------------------------------------------------- rows of the table prompts
@@ -444,11 +471,11 @@ def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
     If there are several turns, each starts with its role.
     """
-    turns = []
+    turn_texts = []
     for turn in messages:
-        parts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]
-        turns.append((turn["role"], "\n".join(parts)))
-    return "\n\n".join(text if len(turns) == 1 else f"{role}: {text}" for role, text in turns)
+        part_texts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]
+        turn_texts.append((turn["role"], "\n".join(part_texts)))
+    return "\n\n".join(text if len(turn_texts) == 1 else f"{role}: {text}" for role, text in turn_texts)
 
 
 def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
@@ -461,13 +488,15 @@ def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) 
 
     if request.videos or not request.images:
         return None
-    places = prompt.types[0].nonzero().flatten().tolist()
-    sizes = [image.size for image in request.images]
+    visual_positions = prompt.types[0].nonzero().flatten().tolist()
+    image_sizes = [image.size for image in request.images]
     try:
-        boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, len(places))
+        box_of_token = token_boxes(
+            loaded.model.config, loaded.processor, prompt.inputs, image_sizes, len(visual_positions)
+        )
     except UnsupportedError:
         return None
-    found: list[float] = []
-    for place, box in zip(places, boxes, strict=True):
-        found += [float(place), *((-1.0,) * 5 if box is None else (float(part) for part in box))]
-    return found
+    flat_numbers: list[float] = []
+    for place, box in zip(visual_positions, box_of_token, strict=True):
+        flat_numbers += [float(place), *((-1.0,) * 5 if box is None else (float(part) for part in box))]
+    return flat_numbers

@@ -27,7 +27,7 @@ from mmkv_bench.signals import check_stop, deferred
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
 
-_LOOK_S = 0.5  # seconds between checks for a stop signal
+_POLL_S = 0.5  # seconds between checks for a stop signal
 RUN = (sys.executable, "-m", "mmkv_bench")
 
 
@@ -52,17 +52,17 @@ def launch_in_job(overrides: Sequence[str], asked: int) -> int:
     Raises:
         ConfigError: as `launch`, or the job sees no device.
     """
-    seen = visible_devices("auto")[:asked]
-    if not seen:
+    visible = visible_devices("auto")[:asked]
+    if not visible:
         raise ConfigError(
             f"this job requested {asked} GPUs but sees none "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}); check its node's driver and "
             "hydra.launcher.setup, or give model.device=cpu"
         )
-    if len(seen) < asked:
-        print(f"mmkv_bench: the job requested {asked} GPUs but sees {len(seen)}; it uses those", file=sys.stderr)
+    if len(visible) < asked:
+        print(f"mmkv_bench: the job requested {asked} GPUs but sees {len(visible)}; it uses those", file=sys.stderr)
     with deferred():
-        return launch(overrides, seen=seen)
+        return launch(overrides, seen=visible)
 
 
 def launch(
@@ -96,7 +96,7 @@ def launch(
             "stage=score needs only one process; allowed with launch: both, generate; use "
             "mmkv-bench run for stage=score"
         )
-    spread = config.model.device_map is not None
+    spans_devices = config.model.device_map is not None
     with waiting("loading", log=True):
         from mmkv_bench.evaluation.documents import documents
         from mmkv_bench.plan.planner import make_plan
@@ -104,7 +104,7 @@ def launch(
         from mmkv_bench.store.store import Store
 
         devices = visible_devices(config.model.device) if seen is None else list(seen)
-        count = _count(processes, devices, spread)
+        number_of_processes = _count(processes, devices, spans_devices)
         plan = make_plan(config)
     store = Store(plan.out)
     coverage = plan.coverage(store)
@@ -113,27 +113,37 @@ def launch(
         plan.check_device()
     for part in incomplete:  # once, before the processes start
         documents(part.spec, plan.limit)
-    named = "process"
+    log_prefix = "process"
     if seen is not None:  # a name for this attempt of a job, unique among all that write to one folder
-        identity, attempt = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
-        named = f"job-{identity or os.getpid()}-{attempt or 0}-process"
-    ordered = [*overrides, *_longest_first(plan)]
-    failed = run_all(workers(ordered, count, devices, Path(config.out), run, spread=spread, named=named))
-    for worker, code in failed.items():
+        job_id, restart_count = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
+        log_prefix = f"job-{job_id or os.getpid()}-{restart_count or 0}-process"
+    ordered_overrides = [*overrides, *_longest_first(plan)]
+    exit_code_by_worker = run_all(
+        workers(
+            ordered_overrides,
+            number_of_processes,
+            devices,
+            Path(config.out),
+            run,
+            spread=spans_devices,
+            named=log_prefix,
+        )
+    )
+    for worker, code in exit_code_by_worker.items():
         print(f"mmkv_bench: process {worker.name} ended with exit code {code}; see {worker.log}", file=sys.stderr)
-    stopped = _stopped(failed)
-    for line in stopped:
+    stopped_lines = _stopped(exit_code_by_worker)
+    for line in stopped_lines:
         print(f"mmkv_bench: {line}", file=sys.stderr)
     store.recover()  # publish what a dead process had committed
-    if failed and not stopped and plan.unanswered(store):
+    if exit_code_by_worker and not stopped_lines and plan.unanswered(store):
         print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
-        return max(abs(code) if code < 128 else 1 for code in failed.values())
-    if any(code != 1 for code in failed.values()):
+        return max(abs(code) if code < 128 else 1 for code in exit_code_by_worker.values())
+    if any(code != 1 for code in exit_code_by_worker.values()):
         print("mmkv_bench: the others answered what was left", file=sys.stderr)
     if config.stage == "generate":
-        return int(1 in failed.values())
-    scored = carry_out(plan.at_stage("score"))
-    return max(scored, int(bool(stopped)))
+        return int(1 in exit_code_by_worker.values())
+    score_exit_code = carry_out(plan.at_stage("score"))
+    return max(score_exit_code, int(bool(stopped_lines)))
 
 
 def _stopped(failed: Mapping[Worker, int]) -> list[str]:
@@ -170,19 +180,19 @@ def workers(
         spread: whether a process takes several devices (`model.device_map`).
         named: prefix of the logs' names. Jobs that share a folder need different prefixes.
     """
-    made = []
+    new_workers = []
     for index in range(count):
         name = f"{index}/{count}"
         if devices:
-            mine = devices[index::count] if spread and count <= len(devices) else [devices[index % len(devices)]]
-            environment = {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+            own_devices = devices[index::count] if spread and count <= len(devices) else [devices[index % len(devices)]]
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(own_devices)}
         else:
             threads = max(1, (os.cpu_count() or 1) // count)
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-        quiet = [text for text in overrides if text.lstrip("+") != "json=true"]
-        command = (*run, *quiet, "stage=generate")
-        made.append(Worker(name, command, environment, out / "logs" / f"{named}-{index}-of-{count}.log"))
-    return made
+        quiet_overrides = [text for text in overrides if text.lstrip("+") != "json=true"]
+        command = (*run, *quiet_overrides, "stage=generate")
+        new_workers.append(Worker(name, command, environment, out / "logs" / f"{named}-{index}-of-{count}.log"))
+    return new_workers
 
 
 def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
@@ -191,7 +201,7 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
     Exit codes are negative for a signal. Each line that a process writes to stderr is shown with the process's name in front.
     Ctrl-C, or a remembered stop signal (`signals.deferred`), ends all processes and is raised again.
     """
-    running, dispatcher = [], Dispatcher()
+    running_processes, dispatcher = [], Dispatcher()
     for worker in started:
         worker.log.parent.mkdir(parents=True, exist_ok=True)
         log = worker.log.open("w")
@@ -206,23 +216,23 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
             )
         thread = threading.Thread(target=_forward, args=(worker.name, process.stderr, log), daemon=True)
         thread.start()
-        running.append((worker, process, thread, log))
+        running_processes.append((worker, process, thread, log))
     try:
-        for _, process, _, _ in running:
+        for _, process, _, _ in running_processes:
             while process.poll() is None:
                 check_stop()
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK_S)
+                    process.wait(_POLL_S)
     except BaseException:
-        for _, process, _, _ in running:
+        for _, process, _, _ in running_processes:
             process.terminate()
         raise
     finally:
-        for _, process, thread, log in running:
+        for _, process, thread, log in running_processes:
             process.wait()
             thread.join()
             log.close()
-    return {worker: process.returncode for worker, process, _, _ in running if process.returncode}
+    return {worker: process.returncode for worker, process, _, _ in running_processes if process.returncode}
 
 
 def visible_devices(setting: str) -> list[str]:
@@ -232,9 +242,9 @@ def visible_devices(setting: str) -> list[str]:
     """
     if setting == "cpu":
         return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [device for device in (part.strip() for part in named.split(",")) if device and device != "-1"]
+    listed_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed_devices is not None:
+        return [device for device in (part.strip() for part in listed_devices.split(",")) if device and device != "-1"]
     return [str(index) for index in range(devices.KINDS["cuda"].count())]
 
 
@@ -257,8 +267,8 @@ def _longest_first(plan: Plan) -> list[str]:
     from mmkv_bench.plan.planner import longest_first
 
     tokens = {part.name: json.loads(part.cells[0].generation).get("max_new_tokens") or 1 for part in plan.parts}
-    costs = {part.name: float(len(part.samples) * tokens[part.name]) for part in plan.parts}
-    return [f"dataset=[{','.join(longest_first(costs))}]"]
+    work_by_dataset = {part.name: float(len(part.samples) * tokens[part.name]) for part in plan.parts}
+    return [f"dataset=[{','.join(longest_first(work_by_dataset))}]"]
 
 
 def _forward(name: str, lines: IO[str], log: IO[str]) -> None:

@@ -70,18 +70,18 @@ class Inputs:
 
         if self._stopped is not None:
             raise self._stopped
-        unsure, self._since, began = self._since, [], time.monotonic()
-        changed = self._changed()
-        now = time.monotonic()
-        self._next = now + max(EVERY_S, SELDOM * (now - began))
-        if changed is None:
+        uncertain_rows, self._since, check_start = self._since, [], time.monotonic()
+        changed_file = self._changed()
+        check_end = time.monotonic()
+        self._next = check_end + max(EVERY_S, SELDOM * (check_end - check_start))
+        if changed_file is None:
             return
-        reason = f"{changed.name} changed while this was answered"
-        for rows in unsure:
+        reason = f"{changed_file.name} changed while this was answered"
+        for rows in uncertain_rows:
             self._writer.commit([failed(row, "error", reason) for row in rows])
-        error = ConfigError if changed in self._model else DataError
-        self._stopped = error(
-            f"{changed} changed while the run was reading it; {len(unsure)} samples answered since the last check "
+        error_class = ConfigError if changed_file in self._model else DataError
+        self._stopped = error_class(
+            f"{changed_file} changed while the run was reading it; {len(uncertain_rows)} samples answered since the last check "
             "are rows with status error, all others are valid; restore the file and run the same command with "
             "retry=[error], or run it with the new file, which makes new cells"
         )
@@ -90,12 +90,12 @@ class Inputs:
     def _changed(self) -> Path | None:
         for file, (state, digest) in self._known.items():
             try:
-                now = state_of(file)
-                if now == state:
+                present_state = state_of(file)
+                if present_state == state:
                     continue
                 if digest is None or self._checksums.digest(file) != digest:
                     return file
-                self._known[file] = now, digest
+                self._known[file] = present_state, digest
             except (OSError, ConfigError):  # the file is gone, or being written
                 return file
         return None
@@ -113,7 +113,7 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
     """
     columns = ("device", "cpu", "dtype", "versions")
     for row in store.cells(cells, columns).select(columns).group_by(list(columns)).aggregate([]).to_pylist():
-        stored, now = (
+        stored_facts, own_facts = (
             {
                 "device": one["device"],
                 "cpu": processor(one["device"], one["cpu"], row["dtype"], times),
@@ -121,9 +121,13 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
             }
             for one in (row, own)
         )
-        if others := [f"{name} {value} (now {now[name]})" for name, value in stored.items() if value != now[name]]:
+        if differences := [
+            f"{name} {value} (now {own_facts[name]})"
+            for name, value in stored_facts.items()
+            if value != own_facts[name]
+        ]:
             raise StoreError(
-                f"cells of this run were begun under {store.root} with {', '.join(others)}, and one cell must not mix "
+                f"cells of this run were begun under {store.root} with {', '.join(differences)}, and one cell must not mix "
                 "them: continue on that machine, or give another folder (out=<folder>)"
             )
 
@@ -143,8 +147,8 @@ def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel
     written_anew = (
         template.takes_text or "strftime_now" in template.source or template.add_special_tokens is is_text_model
     )
-    stored = {*store.cells(cells, ["prompt_format"])["prompt_format"].to_pylist()} - {loaded.prompt_format}
-    if stored - {None} or (stored and written_anew):
+    stored_formats = {*store.cells(cells, ["prompt_format"])["prompt_format"].to_pylist()} - {loaded.prompt_format}
+    if stored_formats - {None} or (stored_formats and written_anew):
         raise ConfigError(
             f"{store.root} has rows of these cells whose prompts were written differently by another version of "
             "mmkv_bench (column prompt_format of the table cells), so no rows can be added; give another folder "

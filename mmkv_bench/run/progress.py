@@ -56,16 +56,16 @@ class Progress:
 
     def _line(self) -> None:
         self._shown, self._told = time.monotonic(), self.count
-        elapsed, left = self._shown - self._start, self.left()
-        text = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {left} left"
+        elapsed, time_left = self._shown - self._start, self.left()
+        text = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {time_left} left"
         print(text, file=self.stream, flush=True)
 
     def left(self) -> str:
         """Return the remaining time as text, estimated from the mean over all samples so far; `?` before the first."""
         if not self.count:
             return "?"
-        each = (self._last - self._start) / self.count
-        return duration(max(0.0, (self.total - self.count) * each - (time.monotonic() - self._last)))
+        seconds_per_sample = (self._last - self._start) / self.count
+        return duration(max(0.0, (self.total - self.count) * seconds_per_sample - (time.monotonic() - self._last)))
 
     def _terminal(self):
         from rich.console import Console

@@ -55,38 +55,40 @@ def carry_out(plan: Plan) -> int:
     Raises:
         MMKVError: the run as a whole stops. The exception has the exit code.
     """
-    started = time.perf_counter()
-    scoring, store = plan.stage != "generate", Store(plan.out)
+    start_time = time.perf_counter()
+    is_scoring, store = plan.stage != "generate", Store(plan.out)
     store.check_writable()
     if plan.primary is not None:
         store.prepare()
         name_primary(store.root, plan.primary)
-    shard, tracks = plan.answering.selection.shard, plan.logger.kind != "none"
-    track = tracker(plan.logger, shard, store) if tracks else None
+    shard, has_tracker = plan.answering.selection.shard, plan.logger.kind != "none"
+    run_tracker = tracker(plan.logger, shard, store) if has_tracker else None
     judge = judge_answers(plan.judge, store.root)
     store.recover()
-    changed, beside = changed_answers(plan, store)
-    plan = plan.with_changed(changed)
+    changed_samples, notes_of_other_cells = changed_answers(plan, store)
+    plan = plan.with_changed(changed_samples)
     rows, coverage = _read(plan, store)
     _refuse_other_sharing(plan, store, coverage)
-    todo = {part.dataset: coverage.missing(part) for part in plan.parts}
-    generating = plan.stage != "score" and any(todo.values())
+    missing_by_dataset = {part.dataset: coverage.missing(part) for part in plan.parts}
+    generating = plan.stage != "score" and any(missing_by_dataset.values())
     with waiting("loading the model"):
-        loaded = _loaded(plan, todo) if generating else None
+        loaded = _loaded(plan, missing_by_dataset) if generating else None
         if loaded is not None:
             refuse_other_prompts(store, plan.names, loaded)
         prompts = _first_prompts(plan, loaded) if loaded else {}
-    done = {part.dataset: coverage.count(part) for part in plan.parts}
-    print(card(plan, done, prompts, loaded, beside, columns(sys.stdout)), flush=True)
-    specs = {part.dataset: part.spec for part in plan.parts}
-    rescores = plan.stage == "score"
-    stale = unscored(store, plan.cells, judge, rows, specs, undigested=rescores) if scoring else []
+    done_by_dataset = {part.dataset: coverage.count(part) for part in plan.parts}
+    print(card(plan, done_by_dataset, prompts, loaded, notes_of_other_cells, columns(sys.stdout)), flush=True)
+    spec_by_dataset = {part.dataset: part.spec for part in plan.parts}
+    is_score_stage = plan.stage == "score"
+    stale_cells = (
+        unscored(store, plan.cells, judge, rows, spec_by_dataset, undigested=is_score_stage) if is_scoring else []
+    )
     if not generating:  # nothing to track
-        track = None
-    if track is not None:
-        track.start(described(plan.resolved, plan.cells))
-    scored, failed, ended = 0, 0, False
-    stopped: dict[str, str] = {}
+        run_tracker = None
+    if run_tracker is not None:
+        run_tracker.start(described(plan.resolved, plan.cells))
+    scored_cells, failed_rows, is_finished = 0, 0, False
+    reason_by_stopped_dataset: dict[str, str] = {}
     try:
         if loaded is not None:
             unfinished = [
@@ -97,26 +99,33 @@ def carry_out(plan: Plan) -> int:
             ]
             store.write_cells(stored_rows(plan.cells, plan.resolved, plan.provenance, loaded.prompt_format))
             refuse_other_machine(store, unfinished, plan.provenance)
-            store.forget_scores(changed)
+            store.forget_scores(changed_samples)
             with computing_with(threads_for(loaded, plan.model.threads)):
-                _generate(plan, loaded, store, todo, track, stopped)
+                _generate(plan, loaded, store, missing_by_dataset, run_tracker, reason_by_stopped_dataset)
             rows, coverage = _read(plan, store)
-            stale = unscored(store, plan.cells, judge, rows, specs) if scoring else []
-        if stale:
+            stale_cells = unscored(store, plan.cells, judge, rows, spec_by_dataset) if is_scoring else []
+        if stale_cells:
             del rows  # frees memory for scoring
-            scored = _score(store, plan.parts, stale, judge, stopped)
+            scored_cells = _score(store, plan.parts, stale_cells, judge, reason_by_stopped_dataset)
             rows, _ = _read(plan, store)
-        failed = sum(coverage.failed(part) for part in plan.parts)
-        ended = True
+        failed_rows = sum(coverage.failed(part) for part in plan.parts)
+        is_finished = True
     finally:
-        if track is not None:
-            track.finish(failed=not ended or failed > 0 or bool(stopped))
+        if run_tracker is not None:
+            run_tracker.finish(failed=not is_finished or failed_rows > 0 or bool(reason_by_stopped_dataset))
     report = Report(plan, store, coverage, rows)
-    seconds, asked = time.perf_counter() - started, judge.summary(report.metrics)
-    report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
-    if tracks and scoring and not stopped and not plan.unanswered(store):
-        summarise(plan.logger, shard, store, generating or bool(scored))
-    return 1 if failed or stopped else 0
+    seconds, judge_line = time.perf_counter() - start_time, judge.summary(report.metrics)
+    report.close(
+        missing_by_dataset if generating else dict.fromkeys(missing_by_dataset, 0),
+        scored_cells,
+        failed_rows,
+        seconds,
+        judge_line,
+        reason_by_stopped_dataset,
+    )
+    if has_tracker and is_scoring and not reason_by_stopped_dataset and not plan.unanswered(store):
+        summarise(plan.logger, shard, store, generating or bool(scored_cells))
+    return 1 if failed_rows or reason_by_stopped_dataset else 0
 
 
 def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
@@ -134,12 +143,12 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
     """Refuse to mix rows with and without a shared prefill in one cell: answers are equal, but times and memory are not."""
     if plan.stage == "score":
         return
-    wanted, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
-    found = {*coverage.rows["measured"].unique().to_pylist()} - {wanted}
-    if found:
+    wanted_scope, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
+    other_scopes = {*coverage.rows["measured"].unique().to_pylist()} - {wanted_scope}
+    if other_scopes:
         raise ConfigError(
-            f"sharing={switch} makes rows with measured={wanted}, but {store.root} has rows of these cells with "
-            f"measured={found.pop()}; give another folder (out=<folder>), or "
+            f"sharing={switch} makes rows with measured={wanted_scope}, but {store.root} has rows of these cells with "
+            f"measured={other_scopes.pop()}; give another folder (out=<folder>), or "
             f"sharing={'on' if switch == 'off' else 'off'}"
         )
 
@@ -152,12 +161,12 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     """
     from mmkv_bench.run.generate import decode_rules
 
-    parts = [part for part in plan.parts if todo[part.dataset]]
+    parts_to_answer = [part for part in plan.parts if todo[part.dataset]]
     plan.check_machine()
-    for part in parts:
+    for part in parts_to_answer:
         documents(part.spec, plan.limit)
     loaded = plan.load()
-    for part in parts:
+    for part in parts_to_answer:
         try:
             decode_rules(loaded, generation_settings(part.spec))
         except UnsupportedError as error:
@@ -173,20 +182,20 @@ def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
     from mmkv_bench.run.generate import encoded
 
     protocols = list(dict.fromkeys(cell.protocol for cell in plan.cells))
-    shown = next((name for name in protocols if name in WHOLE), protocols[0])
-    sizes: dict[str, PromptSize] = {}
+    shown_protocol = next((name for name in protocols if name in WHOLE), protocols[0])
+    size_by_dataset: dict[str, PromptSize] = {}
     for part in plan.parts:
 
         def measure(request: Request, dataset: str = part.dataset) -> str:
             with suppress(Exception):  # any failure of a processor becomes that sample's status later
                 if request.error is None:
                     prompt = encoded(loaded, plan.answering, request, "card", "cpu")
-                    context = lengths_of(protocol(shown), prompt, loaded.family).reduced
-                    sizes[dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
+                    context = lengths_of(protocol(shown_protocol), prompt, loaded.family).reduced
+                    size_by_dataset[dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
             return ""
 
         generate(part.spec, measure, 1)
-    return sizes
+    return size_by_dataset
 
 
 # ---------------------------------------------------------------------- stages
@@ -210,25 +219,27 @@ def _generate(
     from mmkv_bench.run.generate import Answering, compiled_step
 
     step = compiled_step(loaded, plan.answering)
-    coverage, shares = plan.coverage(store), plan.answering.shares_prefill
+    coverage, shares_prefill = plan.coverage(store), plan.answering.shares_prefill
     queue = SampleQueueClient(check_stop)
 
     def answer(part: DatasetShare, writer: Writer) -> None:
-        follow = None
+        dataset_tracker = None
         if track is not None:
-            scores = RunningScores(part.spec, plan.limit)
-            follow = DatasetTracker(part, coverage, todo[part.dataset], track, scores)
+            running_scores = RunningScores(part.spec, plan.limit)
+            dataset_tracker = DatasetTracker(part, coverage, todo[part.dataset], track, running_scores)
         confirm(part.spec, part.cells[0].dataset_fingerprint)
         inputs = Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer)
         # Progress counts samples if cells share a prefill, otherwise answers.
-        total, label = (todo[part.dataset], "cells") if shares else (coverage.left(part), "cells one by one")
-        with Progress(total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
+        progress_total, label = (
+            (todo[part.dataset], "cells") if shares_prefill else (coverage.left(part), "cells one by one")
+        )
+        with Progress(progress_total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
 
             def after(rows: list[dict[str, Any]]) -> None:
                 queue.done(part.dataset, rows[0]["sample_id"])
-                bar.advance(int(shares))
-                if follow is not None:
-                    follow.add(rows)
+                bar.advance(int(shares_prefill))
+                if dataset_tracker is not None:
+                    dataset_tracker.add(rows)
                 inputs.committed(rows)
                 check_stop()
 
@@ -236,21 +247,29 @@ def _generate(
                 """Tell whether this process must answer the sample. A sample of another process is counted as progress."""
                 if not answering.wants(sample):
                     return False
-                mine = queue.take(part.dataset, sample.sample_id)
-                if not mine:
-                    bar.advance(1 if shares else answering.pending(sample.sample_id))
-                return mine
+                is_own = queue.take(part.dataset, sample.sample_id)
+                if not is_own:
+                    bar.advance(1 if shares_prefill else answering.pending(sample.sample_id))
+                return is_own
 
-            done, committed = coverage.done(part), None if shares else bar.advance
+            samples_by_cell, after_commit = coverage.done(part), None if shares_prefill else bar.advance
             answering = Answering(
-                loaded, plan.answering, part.cells, done, writer, after, part.spec.measures, step, committed=committed
+                loaded,
+                plan.answering,
+                part.cells,
+                samples_by_cell,
+                writer,
+                after,
+                part.spec.measures,
+                step,
+                committed=after_commit,
             )
             try:
                 generate(part.spec, answering, plan.limit, wanted, answering.asks_groups)
             finally:
                 answering.close()
-                if follow is not None:
-                    follow.close()
+                if dataset_tracker is not None:
+                    dataset_tracker.close()
                 inputs.look()
 
     worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
@@ -290,12 +309,12 @@ def _score(
 
     stopped: filled by this function: dataset that could not be scored to the reason.
     """
-    done = 0
+    newly_scored = 0
     for part in parts:
-        waiting = {*stale}.intersection(cell.cell for cell in part.cells)
-        if waiting:
+        cells_to_score = {*stale}.intersection(cell.cell for cell in part.cells)
+        if cells_to_score:
             label = f"scoring {part.dataset}"
-            with Progress(len(waiting), label) as bar, _one_of(parts, label, stopped):
+            with Progress(len(cells_to_score), label) as bar, _one_of(parts, label, stopped):
                 confirm(part.spec, part.cells[0].dataset_fingerprint)
-                done += score_dataset(store, part.spec, part.cells, bar.advance, judge, waiting)
-    return done
+                newly_scored += score_dataset(store, part.spec, part.cells, bar.advance, judge, cells_to_score)
+    return newly_scored

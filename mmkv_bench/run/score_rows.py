@@ -40,18 +40,20 @@ class Answers:
         self._store = store
         self._held: ByCell | None = None
         rows = store.responses(cells, ("cell", "doc_id", "status", "n_tokens"), coded=True)
-        codes, docs = rows["cell"].combine_chunks(), numbers_of(rows["doc_id"]).astype(np.int64)
-        names, of_cell = codes.dictionary.to_pylist(), codes_of(codes)
+        codes, doc_ids = rows["cell"].combine_chunks(), numbers_of(rows["doc_id"]).astype(np.int64)
+        names, cell_of_row = codes.dictionary.to_pylist(), codes_of(codes)
         reach = np.zeros(len(names), np.int64)
-        np.maximum.at(reach, of_cell, docs + 1)
+        np.maximum.at(reach, cell_of_row, doc_ids + 1)
         tokens = numbers_of(pc.fill_null(rows["n_tokens"], 0))
-        room = np.bincount(of_cell, np.maximum(tokens / _TOKENS, 1), len(names)).astype(np.int64)
-        counts = np.bincount(of_cell, minlength=len(names))
+        answer_units_per_cell = np.bincount(cell_of_row, np.maximum(tokens / _TOKENS, 1), len(names)).astype(np.int64)
+        rows_per_cell = np.bincount(cell_of_row, minlength=len(names))
         self.reach = {name: int(own) for name, own in zip(names, reach, strict=True) if own}
-        self._counts, self._room = (dict(zip(names, each.tolist(), strict=True)) for each in (counts, room))
-        ok = texts_in(rows["status"], lambda text: text == "ok").to_numpy(zero_copy_only=False)
-        self.failed = np.unique(docs[~ok]).tolist()
-        del rows, codes, docs, of_cell, tokens
+        self._counts, self._room = (
+            dict(zip(names, each.tolist(), strict=True)) for each in (rows_per_cell, answer_units_per_cell)
+        )
+        is_ok = texts_in(rows["status"], lambda text: text == "ok").to_numpy(zero_copy_only=False)
+        self.failed = np.unique(doc_ids[~is_ok]).tolist()
+        del rows, codes, doc_ids, cell_of_row, tokens
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -74,14 +76,14 @@ class Answers:
         """Map each sample id to the cell's answer, in the order of the documents. The cell must be in the current block."""
         from mmkv_bench.evaluation.samples import Answer
 
-        own = self._held.of(cell) if self._held is not None and cell in self._held.places else None
-        if own is None:
-            own = self._store.responses([cell], _OF_ANSWERS)
-        own = own.select(_OF_ANSWERS)
-        docs = numbers_of(own["doc_id"])
-        if (docs[1:] < docs[:-1]).any():
-            own = own.take(column_of(np.argsort(docs, kind="stable")))
-        samples, *fields = (own[name].to_pylist() for name in _OF_ANSWERS)
+        rows_of_cell = self._held.of(cell) if self._held is not None and cell in self._held.places else None
+        if rows_of_cell is None:
+            rows_of_cell = self._store.responses([cell], _OF_ANSWERS)
+        rows_of_cell = rows_of_cell.select(_OF_ANSWERS)
+        doc_ids = numbers_of(rows_of_cell["doc_id"])
+        if (doc_ids[1:] < doc_ids[:-1]).any():
+            rows_of_cell = rows_of_cell.take(column_of(np.argsort(doc_ids, kind="stable")))
+        samples, *fields = (rows_of_cell[name].to_pylist() for name in _OF_ANSWERS)
         return dict(zip(samples, map(Answer, *fields), strict=True))
 
 
@@ -99,16 +101,16 @@ class ByCell:
         self._rows = rows
         self.places: dict[str, tuple[int, int]] = {}
         if rows.num_rows:
-            found = rows["cell"].combine_chunks().dictionary_encode()
-            codes = found.indices.to_numpy()
-            starts = np.append(0, np.flatnonzero(np.diff(codes)) + 1)
-            lengths = np.diff(np.append(starts, len(codes)))
-            names = found.dictionary.take(found.indices.take(starts)).to_pylist()
-            self.places = dict(zip(names, zip(starts.tolist(), lengths.tolist(), strict=True), strict=True))
+            coded_cells = rows["cell"].combine_chunks().dictionary_encode()
+            codes = coded_cells.indices.to_numpy()
+            cell_starts = np.append(0, np.flatnonzero(np.diff(codes)) + 1)
+            rows_per_cell = np.diff(np.append(cell_starts, len(codes)))
+            names = coded_cells.dictionary.take(coded_cells.indices.take(cell_starts)).to_pylist()
+            self.places = dict(zip(names, zip(cell_starts.tolist(), rows_per_cell.tolist(), strict=True), strict=True))
 
     def of(self, *cells: str) -> pa.Table:
-        own = [self._rows.slice(*self.places[cell]) for cell in cells if cell in self.places]
-        return pa.concat_tables(own) if own else self._rows.slice(0, 0)
+        slices = [self._rows.slice(*self.places[cell]) for cell in cells if cell in self.places]
+        return pa.concat_tables(slices) if slices else self._rows.slice(0, 0)
 
 
 _SCHEMA = pa.schema(
@@ -126,10 +128,12 @@ class SampleRows:
     def add(self, cell: str, dataset: str, scores: Iterable[SampleScore]) -> None:
         """Add the scores of a cell's answers. A sample without an answer (of another shard or an interrupted run) gets no
         row."""
-        own = [score for score in scores if score.status != "missing"]
-        if own:
-            columns: dict[str, Sequence[Any]] = dict(zip(own[0]._fields, zip(*own, strict=True), strict=True))
-            columns |= {"cell": [cell] * len(own), "dataset": [dataset] * len(own)}
+        present_scores = [score for score in scores if score.status != "missing"]
+        if present_scores:
+            columns: dict[str, Sequence[Any]] = dict(
+                zip(present_scores[0]._fields, zip(*present_scores, strict=True), strict=True)
+            )
+            columns |= {"cell": [cell] * len(present_scores), "dataset": [dataset] * len(present_scores)}
             self._tables.append(pa.table({name: columns[name] for name in _SCHEMA.names}, _SCHEMA))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -140,16 +144,16 @@ class SampleRows:
         """Add the rows of an Arrow table, except those of the metrics `without`. The column `parts` may be missing."""
         if "parts" not in rows.column_names:
             rows = rows.append_column("parts", pa.nulls(rows.num_rows, _SCHEMA.field("parts").type))
-        kept = rows.select(_SCHEMA.names).cast(_SCHEMA)
+        kept_rows = rows.select(_SCHEMA.names).cast(_SCHEMA)
         if without:
-            kept = kept.filter(pc.invert(pc.is_in(kept["metric"], value_set=pa.array(sorted(without)))))
-        self._tables.append(kept)
+            kept_rows = kept_rows.filter(pc.invert(pc.is_in(kept_rows["metric"], value_set=pa.array(sorted(without)))))
+        self._tables.append(kept_rows)
 
     def table(self) -> pa.Table:
         """Return all rows added so far as one table, grouped by cell in the order in which the cells were added."""
         rows = pa.concat_tables(self._tables)
-        place = pc.index_in(rows["cell"], value_set=rows["cell"].unique()).to_numpy()
-        return rows.take(np.argsort(place, kind="stable"))
+        cell_place_of_row = pc.index_in(rows["cell"], value_set=rows["cell"].unique()).to_numpy()
+        return rows.take(np.argsort(cell_place_of_row, kind="stable"))
 
 
 class Measuring:
@@ -163,17 +167,19 @@ class Measuring:
         self._store = store
         self._protocols = {cell.cell: cell.protocol for cell in cells}
         self._baselines = {cell.cell for cell in cells if cell.base == "full"}
-        full = {cell.protocol: cell.cell for cell in cells if cell.base == "full" and cell.cell in answered}
-        self._full = store.responses(list(full.values()), COLUMNS)
+        full_cell_by_protocol = {
+            cell.protocol: cell.cell for cell in cells if cell.base == "full" and cell.cell in answered
+        }
+        self._full = store.responses(list(full_cell_by_protocol.values()), COLUMNS)
 
     def of(self, rows: pa.Table, dataset: str) -> Iterator[pa.Table]:
         """Compute extra metrics from response rows. Yield tables of `samples` rows.
 
         rows: response rows of some cells, with the columns that the measures read.
         """
-        slim = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
-        before = self._store.samples(slim) if slim else None
-        if before is not None:
-            before = before.filter(pc.is_in(before["metric"], value_set=pa.array(sorted(NAMES))))
-        for table in measured(rows.select(COLUMNS), self._full, self._protocols, self._baselines, before):
+        slim_cells = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
+        stored_scores = self._store.samples(slim_cells) if slim_cells else None
+        if stored_scores is not None:
+            stored_scores = stored_scores.filter(pc.is_in(stored_scores["metric"], value_set=pa.array(sorted(NAMES))))
+        for table in measured(rows.select(COLUMNS), self._full, self._protocols, self._baselines, stored_scores):
             yield table.append_column("dataset", pa.repeat(pa.scalar(dataset), table.num_rows))

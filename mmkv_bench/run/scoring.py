@@ -60,22 +60,25 @@ def unscored(
     """
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
-    other = _otherwise_scored(store, metrics, specs or {}, undigested)
+    otherwise_scored = _otherwise_scored(store, metrics, specs or {}, undigested)
     with_metrics = {row["cell"] for row in metrics}
-    to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
-    changed: set[str] = set()
-    found: set[str] = set()
+    cells_to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
+    changed_cells: set[str] = set()
+    answered_cells: set[str] = set()
     for answered, scored in _standing(store, names, rows):
-        changed |= _changed(answered, scored.select(answered.column_names))
-        sums, among = sums_of(scored), set(answered["cell"].unique().to_pylist())
-        ours = [row for row in metrics if row["cell"] in among]
-        totals = [(row, sums.get((row["cell"], row["metric"]))) for row in ours]
-        changed |= cells_beside(sums, ours) | {row["cell"] for row, total in totals if total and total.contradicts(row)}
-        found |= among
+        changed_cells |= _changed(answered, scored.select(answered.column_names))
+        sums_by_cell, cells_of_block = sums_of(scored), set(answered["cell"].unique().to_pylist())
+        metrics_of_block = [row for row in metrics if row["cell"] in cells_of_block]
+        totals_of_metrics = [(row, sums_by_cell.get((row["cell"], row["metric"]))) for row in metrics_of_block]
+        changed_cells |= cells_beside(sums_by_cell, metrics_of_block) | {
+            row["cell"] for row, total in totals_of_metrics if total and total.contradicts(row)
+        }
+        answered_cells |= cells_of_block
     return [
         name
         for name in names
-        if name in found and (name in changed or name not in with_metrics or name in to_judge or name in other)
+        if name in answered_cells
+        and (name in changed_cells or name not in with_metrics or name in cells_to_judge or name in otherwise_scored)
     ]
 
 
@@ -87,21 +90,23 @@ def _otherwise_scored(
     metrics: the cells' rows of the table `metrics`.
     specs, undigested: as in `unscored`.
     """
-    digested = [row for row in metrics if row["answers_digest"] is not None]
-    other = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
-    held = tally(store).digests if digested else {}
-    other |= {row["cell"] for row in digested if held.get(row["cell"], (0, ""))[1] != row["answers_digest"]}
-    scorers = {name: scorer_digest(spec) for name, spec in specs.items()}
-    files: dict[tuple[str, str], bool] = {}
-    for row in digested:
-        if row["dataset"] not in scorers:
+    digested_metrics = [row for row in metrics if row["answers_digest"] is not None]
+    otherwise_scored = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
+    stored_digests = tally(store).digests if digested_metrics else {}
+    otherwise_scored |= {
+        row["cell"] for row in digested_metrics if stored_digests.get(row["cell"], (0, ""))[1] != row["answers_digest"]
+    }
+    digest_by_dataset = {name: scorer_digest(spec) for name, spec in specs.items()}
+    changed_by_files: dict[tuple[str, str], bool] = {}
+    for row in digested_metrics:
+        if row["dataset"] not in digest_by_dataset:
             continue
         key = row["dataset"], row["scorer_files"] or "{}"
-        if key not in files:
-            files[key] = files_as_scored(specs[key[0]], key[1])
-        if row["scorer_digest"] != scorers[row["dataset"]] or not files[key]:
-            other.add(row["cell"])
-    return other
+        if key not in changed_by_files:
+            changed_by_files[key] = files_as_scored(specs[key[0]], key[1])
+        if row["scorer_digest"] != digest_by_dataset[row["dataset"]] or not changed_by_files[key]:
+            otherwise_scored.add(row["cell"])
+    return otherwise_scored
 
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
@@ -113,18 +118,18 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
     if rows is not None and not rows.large:
         yield rows.responses.select(columns), rows.samples
         return
-    counts = Counter(store.counts("responses")) + Counter(store.counts("samples"))
-    for own in blocks(names, counts, AT_ONCE):
+    rows_by_cell = Counter(store.counts("responses")) + Counter(store.counts("samples"))
+    for own in blocks(names, rows_by_cell, AT_ONCE):
         yield store.responses(own, columns, coded=True), store.samples(own, SUMMED, coded=True)
 
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
     """Return the cells whose answered samples differ from the scored ones: a (sample, status) pair is in only one of the
     tables."""
-    both = pa.concat_tables([answered, scored])
-    key = keys(both, both.column_names)
-    differing = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
-    return set(both["cell"].filter(pa.array(np.isin(key, differing))).unique().to_pylist())
+    all_rows = pa.concat_tables([answered, scored])
+    key = keys(all_rows, all_rows.column_names)
+    differing_keys = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
+    return set(all_rows["cell"].filter(pa.array(np.isin(key, differing_keys))).unique().to_pylist())
 
 
 def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
@@ -136,9 +141,11 @@ def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
         return False
     if not_judged(row):
         return True
-    wanted = judge.settings.temperature
-    other = row["judge"] != judge.model or (wanted is not None and row["judge_temperature"] != wanted)
-    return row["judge"] is not None and other
+    wanted_temperature = judge.settings.temperature
+    is_other_judge = row["judge"] != judge.model or (
+        wanted_temperature is not None and row["judge_temperature"] != wanted_temperature
+    )
+    return row["judge"] is not None and is_other_judge
 
 
 def score_dataset(
@@ -173,16 +180,16 @@ def score_dataset(
     stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
         return 0
-    described = store.cells([cell.cell for cell in cells])
-    named = {cell.cell: cell for cell in cells}
-    cells = [named[name] for name in arranged(named, alike(described))]  # in the order of packed files
-    answers = Answers(store, list(named))
-    scored, measuring = _Scored(store, described, stale), Measuring(store, cells, answers.reach)
-    del described
+    cell_rows = store.cells([cell.cell for cell in cells])
+    cell_by_name = {cell.cell: cell for cell in cells}
+    cells = [cell_by_name[name] for name in arranged(cell_by_name, alike(cell_rows))]  # in the order of packed files
+    answers = Answers(store, list(cell_by_name))
+    scored, measuring = _Scored(store, cell_rows, stale), Measuring(store, cells, answers.reach)
+    del cell_rows
 
     def all_rows() -> Iterator[pa.Table]:
-        reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
-        scorer = Grader(spec, reach, answers.of, judge, answers.failed)
+        reach_by_cell = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
+        scorer = Grader(spec, reach_by_cell, answers.of, judge, answers.failed)
         for block in answers.blocks(cells):
             yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
@@ -194,9 +201,9 @@ def score_dataset(
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
             for cell in part:
                 if cell.cell in stale:
-                    name, found = next(scores)
+                    name, cell_scores = next(scores)
                     assert name == cell.cell, "scores come in the order of the cells"
-                    scored.add(cell, found)
+                    scored.add(cell, cell_scores)
                     after()
             for measures in measuring.of(rows, part[0].dataset):
                 scored.rows.add_table(measures)
@@ -265,13 +272,13 @@ class _Scored:
         if not scores.not_judged:
             self.rows.add(name, cell.dataset, scores.samples)
             return
-        fresh = SampleRows()
-        fresh.add(name, cell.dataset, scores.samples)
-        rows = {(row["sample_id"], row["metric"]): row for row in fresh.table().to_pylist()}
-        stored = self._stored.of(name).drop_columns(["schema_version"]).to_pylist()
+        fresh_rows = SampleRows()
+        fresh_rows.add(name, cell.dataset, scores.samples)
+        rows = {(row["sample_id"], row["metric"]): row for row in fresh_rows.table().to_pylist()}
+        stored_rows = self._stored.of(name).drop_columns(["schema_version"]).to_pylist()
         for known in self._metrics.get(name, []):
             if known["judge"] is not None:
-                self._keep_judged(known, [row for row in stored if row["metric"] == known["metric"]], rows, scores)
+                self._keep_judged(known, [row for row in stored_rows if row["metric"] == known["metric"]], rows, scores)
         self.rows.add_rows(list(rows.values()))
 
     def _keep_judged(
@@ -288,39 +295,56 @@ class _Scored:
         scores: the result of this pass.
         """
         name, metric = known["cell"], known["metric"]
-        judged = {row["sample_id"]: row for row in stored if row["status"] == "ok" and row["value"] is not None}
-        lost = [sample for sample in judged if rows.get((sample, metric), _NO_SCORE)["value"] is None]
-        if not lost:
+        judged_by_sample = {
+            row["sample_id"]: row for row in stored if row["status"] == "ok" and row["value"] is not None
+        }
+        lost_samples = [sample for sample in judged_by_sample if rows.get((sample, metric), _NO_SCORE)["value"] is None]
+        if not lost_samples:
             return
-        by = scores.judged.get(metric)
-        other = by is not None and tuple(by) != tuple(known[column] for column in JUDGE)
-        rows |= {(sample, metric): judged[sample] for sample in (judged if other else lost)}
-        new = {sample: row for (sample, its), row in rows.items() if its == metric}
-        if other:
-            new |= {sample: row | {"value": None} for sample, row in new.items() if sample not in judged}
-            rows |= {(sample, metric): row for sample, row in new.items()}
-        answered = [row for row in new.values() if row["status"] == "ok"]
-        waiting = sum(row["value"] is None for row in answered)
-        same = new.keys() == {row["sample_id"] for row in stored} and not waiting
+        judge_of_pass = scores.judged.get(metric)
+        is_other_judge = judge_of_pass is not None and tuple(judge_of_pass) != tuple(known[column] for column in JUDGE)
+        rows |= {
+            (sample, metric): judged_by_sample[sample]
+            for sample in (judged_by_sample if is_other_judge else lost_samples)
+        }
+        new_by_sample = {sample: row for (sample, its), row in rows.items() if its == metric}
+        if is_other_judge:
+            new_by_sample |= {
+                sample: row | {"value": None} for sample, row in new_by_sample.items() if sample not in judged_by_sample
+            }
+            rows |= {(sample, metric): row for sample, row in new_by_sample.items()}
+        answered_rows = [row for row in new_by_sample.values() if row["status"] == "ok"]
+        unjudged_rows = sum(row["value"] is None for row in answered_rows)
+        keeps_aggregate = new_by_sample.keys() == {row["sample_id"] for row in stored} and not unjudged_rows
         self.judges[name, metric] = {column: known[column] for column in JUDGE}
-        self.aggregates[name, metric] = known["lmms_eval"] if same else None
-        if waiting:
-            why = scores.not_judged.get(metric, "").split(": ", 2)[-1] or "this judge did not answer for all"
-            self.reasons[name, metric] = f"{NOT_JUDGED}: {waiting} of {len(answered)} samples: {why}"
+        self.aggregates[name, metric] = known["lmms_eval"] if keeps_aggregate else None
+        if unjudged_rows:
+            reason = scores.not_judged.get(metric, "").split(": ", 2)[-1] or "this judge did not answer for all"
+            self.reasons[name, metric] = f"{NOT_JUDGED}: {unjudged_rows} of {len(answered_rows)} samples: {reason}"
         else:
-            together = f"{NOT_JUDGED} in one pass, which lmms-eval's aggregate needs"
-            self.reasons[name, metric] = known["lmms_eval_reason"] if same else scores.reason or together
+            one_pass_reason = f"{NOT_JUDGED} in one pass, which lmms-eval's aggregate needs"
+            self.reasons[name, metric] = (
+                known["lmms_eval_reason"] if keeps_aggregate else scores.reason or one_pass_reason
+            )
 
     def metrics(self, samples: pa.Table) -> pa.Table:
         """Compute rows of the table `metrics` from rows of `samples`, which must have all samples of each (cell, metric)."""
-        own = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
-        found = metrics_rows(frame(samples), own, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges)
+        own_cells = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
+        metric_rows = metrics_rows(
+            frame(samples), own_cells, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges
+        )
         pa.default_memory_pool().release_unused()
         files = json.dumps(dict(self.files()), sort_keys=True)
-        new = {"scorer_digest": self.scorer, "scorer_files": None if files == "{}" else files}
-        nothing = dict.fromkeys(EVIDENCE)
-        for row in found:
+        new_evidence = {"scorer_digest": self.scorer, "scorer_files": None if files == "{}" else files}
+        no_evidence = dict.fromkeys(EVIDENCE)
+        for row in metric_rows:
             digest = self.answers.get(row["cell"])
-            row |= self._evidence.get(row["cell"], nothing) if digest is None else {**new, "answers_digest": digest}
-        of_store = ("schema_version", "row_digest")  # which the store adds
-        return pa.Table.from_pylist(found, pa.schema([field for field in METRICS if field.name not in of_store]))
+            row |= (
+                self._evidence.get(row["cell"], no_evidence)
+                if digest is None
+                else {**new_evidence, "answers_digest": digest}
+            )
+        store_columns = ("schema_version", "row_digest")  # which the store adds
+        return pa.Table.from_pylist(
+            metric_rows, pa.schema([field for field in METRICS if field.name not in store_columns])
+        )

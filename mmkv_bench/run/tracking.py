@@ -49,7 +49,7 @@ def _joined(values: Iterable[Any]) -> str:
     return ",".join(dict.fromkeys(map(str, values)))
 
 
-_SUMMARY = ("model", "dtype", "attention", "device", "dataset", "method", "budget", "protocol", "reading", "seed")
+_SUMMARY_KEYS = ("model", "dtype", "attention", "device", "dataset", "method", "budget", "protocol", "reading", "seed")
 """Keys of a summary's configuration. They come from rows and not from a run, because several runs may have made the rows."""
 
 
@@ -63,13 +63,13 @@ def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
     from mmkv_bench.tables.tracked_rows import tracked_rows
 
     lines = tracked_rows(store)
-    about = {key: _joined(line[key] for line in lines if line[key] is not None) for key in _SUMMARY}
-    show_summary(tracker(logger, shard, store), about, lines, logger.cells)
+    common_settings = {key: _joined(line[key] for line in lines if line[key] is not None) for key in _SUMMARY_KEYS}
+    show_summary(tracker(logger, shard, store), common_settings, lines, logger.cells)
 
 
-_GROUP = ("prefill_s", "decode_s", "n_tokens")
-_OWN = ("ttft_s", "tpot_s")
-_PEAKS = ("peak_device_bytes", "peak_resident_bytes")
+_GROUP_COLUMNS = ("prefill_s", "decode_s", "n_tokens")
+_OWN_COLUMNS = ("ttft_s", "tpot_s")
+_PEAK_COLUMNS = ("peak_device_bytes", "peak_resident_bytes")
 EVERY = 10.0
 """Seconds between two reports of single cells, which have hundreds of numbers."""
 SCORING = 20.0
@@ -118,22 +118,22 @@ class DatasetTracker:
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add the rows of one sample. Numbers per cell are sent from time to time, and with the last sample."""
-        values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP}
+        values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP_COLUMNS}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
             self._add_cell(row)
         self._new = True
         for row in rows:
             _add_peaks(self._largest, self._dataset, row)
-        shown = {**self._means.add(values), **self._largest}
+        shown_values = {**self._means.add(values), **self._largest}
         self._left -= 1
-        now = time.monotonic()
-        if now >= self._next or self._left <= 0:
+        report_start = time.monotonic()
+        if report_start >= self._next or self._left <= 0:
             self._score()
-            ended = time.monotonic()
-            self._next = ended + max(EVERY, SCORING * (ended - now))
-            shown |= self._cells
-        self._track.log(shown)
+            report_end = time.monotonic()
+            self._next = report_end + max(EVERY, SCORING * (report_end - report_start))
+            shown_values |= self._cells
+        self._track.log(shown_values)
 
     def close(self) -> None:
         """Send the numbers of samples added since the last time, if there are any."""
@@ -144,20 +144,20 @@ class DatasetTracker:
     def _score(self) -> None:
         """Score the answers added since the last time. If the scorer fails, only the running scores end."""
         self._new = False
-        waiting, self._unscored = self._unscored, []
-        if self._scores is None or not waiting:
+        unscored_answers, self._unscored = self._unscored, []
+        if self._scores is None or not unscored_answers:
             return
-        distinct = list(dict.fromkeys((doc_id, text) for _, doc_id, text in waiting))
+        distinct_answers = list(dict.fromkeys((doc_id, text) for _, doc_id, text in unscored_answers))
         scores = None
         try:
-            scores = self._scores.of(distinct)
+            scores = self._scores.of(distinct_answers)
         except Exception as error:  # noqa: BLE001 - the score stage will fail in the same way and report it
             log.warning("%s: no running scores: %s", self._dataset, error)
         if scores is None:
             self._scores = None
             return
-        scores_of = dict(zip(distinct, scores, strict=True))
-        for label, doc_id, text in waiting:
+        scores_of = dict(zip(distinct_answers, scores, strict=True))
+        for label, doc_id, text in unscored_answers:
             for metric, value in scores_of[doc_id, text].items():
                 name = f"{label}/{metric}"
                 total, count = self._sums.get(name, (0.0, 0))
@@ -172,15 +172,15 @@ class DatasetTracker:
             self._unscored.append((label, row["doc_id"], row["answer"]))
         if row["measured"] != "own" or row["status"] != "ok":
             return
-        own = {f"{label}/{name}": row.get(name) for name in _OWN}
-        means = self._own.add(own)
-        self._cells |= {name: means[name] for name in own if name in means}
+        own_values = {f"{label}/{name}": row.get(name) for name in _OWN_COLUMNS}
+        means = self._own.add(own_values)
+        self._cells |= {name: means[name] for name in own_values if name in means}
         _add_peaks(self._cells, label, row)
 
 
 def _add_peaks(largest: dict[str, float], label: str, row: Mapping[str, Any]) -> None:
     """Raise the maxima `largest["<label>/<peak>"]` to the memory peaks of a row."""
-    for name in _PEAKS:
+    for name in _PEAK_COLUMNS:
         if row.get(name) is not None:
             key = f"{label}/{name}"
             largest[key] = max(largest.get(key, 0), row[name])

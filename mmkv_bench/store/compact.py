@@ -25,7 +25,7 @@ from mmkv_bench.store.schema import CELL_COLUMNS, SCHEMAS
 from mmkv_bench.store.score_files import is_batch
 from mmkv_bench.store.store import Store
 
-_REST = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]
+_IDENTITY_COLUMNS = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]
 
 
 def superseded(store: Store, cells: pa.Table) -> set[str]:
@@ -37,22 +37,27 @@ def superseded(store: Store, cells: pa.Table) -> set[str]:
 
     cells: the whole table `cells`, one row per cell.
     """
-    groups: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
-    for row in cells.select([*_REST, "method_version", "cell"]).to_pylist():
-        same = tuple(row[name] for name in _REST)
-        if REDACTED not in str(same):
-            groups.setdefault(same, []).append((row["method_version"] or 1, row["cell"]))
-    several = [sorted(group) for group in groups.values() if len({version for version, _ in group}) > 1]
-    names = {cell for versions in several for _, cell in versions}
+    versions_by_configuration: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
+    for row in cells.select([*_IDENTITY_COLUMNS, "method_version", "cell"]).to_pylist():
+        configuration = tuple(row[name] for name in _IDENTITY_COLUMNS)
+        if REDACTED not in str(configuration):
+            versions_by_configuration.setdefault(configuration, []).append((row["method_version"] or 1, row["cell"]))
+    cells_with_several_versions = [
+        sorted(group) for group in versions_by_configuration.values() if len({version for version, _ in group}) > 1
+    ]
+    names = {cell for versions in cells_with_several_versions for _, cell in versions}
     if not names:
         return set()
-    answered = store.done(names)
-    scored = set(store.metrics(names, ["cell"])["cell"].to_pylist())
+    samples_by_cell = store.done(names)
+    scored_cells = set(store.metrics(names, ["cell"])["cell"].to_pylist())
     return {
         old
-        for versions in several
+        for versions in cells_with_several_versions
         for version, old in versions
-        if any(newer > version and new in scored and answered[new] >= answered[old] for newer, new in versions)
+        if any(
+            newer > version and new in scored_cells and samples_by_cell[new] >= samples_by_cell[old]
+            for newer, new in versions
+        )
     }
 
 
@@ -90,28 +95,28 @@ def _pack(store: Store, slim: bool) -> int:
             "locks, and continue there"
         )
     # Listed before the rows are read: a file that a run adds in between stays.
-    described = store.files("cells")
+    cell_files = store.files("cells")
     cells = store.cells()
     order, dropped = alike(cells), superseded(store, cells)
     for table in ("metrics", "samples", "timings", "responses", "cells"):  # cells last: no row is ever without its cell
-        before = described if table == "cells" else store.files(table)
+        old_files = cell_files if table == "cells" else store.files(table)
         packing = _Packing(store, table, cells, order, dropped, slim and table == "responses")
-        if packing.large(before):
-            with closing(packing.by_cells(before)) as files:
-                _replace(store.root / table, before, files)
+        if packing.large(old_files):
+            with closing(packing.by_cells(old_files)) as files:
+                _replace(store.root / table, old_files, files)
         elif (rows := packing.rows(None)).num_rows:
-            _replace(store.root / table, before, packing.files(rows))
+            _replace(store.root / table, old_files, packing.files(rows))
     _pack_diagnostics(store)
     return len(dropped)
 
 
 def _pack_diagnostics(store: Store) -> None:
     """Rewrite the table `diagnostics` as few files. Rows are grouped by measurement, because they belong to no cell."""
-    before = store.files("diagnostics")
+    old_files = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
         rows = rows.sort_by([(name, "ascending") for name in ("name", "model", "dataset", "measurement")])
-        _replace(store.root / "diagnostics", before, packed(rows, together="measurement"))
+        _replace(store.root / "diagnostics", old_files, packed(rows, together="measurement"))
 
 
 class _Packing:
@@ -127,8 +132,8 @@ class _Packing:
         self, store: Store, table: str, cells: pa.Table, order: list[str], dropped: set[str], slim: bool
     ) -> None:
         self._store, self._table, self._order, self._dropped, self._slim = store, table, order, dropped, slim
-        readers = {"responses": store.responses, "timings": store.timings, "cells": lambda _: cells}
-        self._read: Callable[..., pa.Table] = readers.get(table, partial(store.load, table))
+        reader_by_table = {"responses": store.responses, "timings": store.timings, "cells": lambda _: cells}
+        self._read: Callable[..., pa.Table] = reader_by_table.get(table, partial(store.load, table))
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
@@ -152,19 +157,21 @@ class _Packing:
 
         before: the table's present files, which the packed files will replace.
         """
-        counts = self._counts()
-        waiting = [name for name in arranged(counts, self._order) if name not in self._dropped]
-        step = float(AT_ONCE)
-        with self._by_some(waiting, before) as read:
-            while waiting:
-                ends = np.cumsum([counts[name] for name in waiting])
-                many = max(1, int(np.searchsorted(ends, step, side="right")))
-                rows = read(waiting[:many])
-                waiting = waiting[many:]
+        rows_by_cell = self._counts()
+        cells_to_pack = [name for name in arranged(rows_by_cell, self._order) if name not in self._dropped]
+        rows_per_step = float(AT_ONCE)
+        with self._by_some(cells_to_pack, before) as read:
+            while cells_to_pack:
+                cumulative_rows = np.cumsum([rows_by_cell[name] for name in cells_to_pack])
+                cells_in_step = max(1, int(np.searchsorted(cumulative_rows, rows_per_step, side="right")))
+                rows = read(cells_to_pack[:cells_in_step])
+                cells_to_pack = cells_to_pack[cells_in_step:]
                 if rows.num_rows:
-                    made = self.files(rows, QUICK)
-                    yield from made
-                    step = rows.num_rows * min(IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, made)))
+                    packed_files = self.files(rows, QUICK)
+                    yield from packed_files
+                    rows_per_step = rows.num_rows * min(
+                        IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, packed_files))
+                    )
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
@@ -236,12 +243,12 @@ class RegroupedBlocks:
         self._file, self._schema, self._cells = file, schema, texts_of(list(cells))
         self._place = {cell: place for place, cell in enumerate(cells)}
         self._batches: list[_Batch] = []
-        waiting: list[pa.Table] = []
+        unsorted_tables: list[pa.Table] = []
         for table in rows:
-            waiting.append(table)
-            if sum(part.nbytes for part in waiting) >= LOT:
-                self._write(waiting)
-        self._write(waiting)
+            unsorted_tables.append(table)
+            if sum(part.nbytes for part in unsorted_tables) >= LOT:
+                self._write(unsorted_tables)
+        self._write(unsorted_tables)
         file.flush()
 
     def of(self, cells: Sequence[str]) -> pa.Table:
@@ -249,9 +256,11 @@ class RegroupedBlocks:
 
         Raises StoreError if the temporary file fails its checksum.
         """
-        first, last = self._place[cells[0]], self._place[cells[-1]]
-        assert last - first == len(cells) - 1, "cells that stand together"
-        batches = [self._read(batch) for batch in self._batches if batch.first <= last and batch.last >= first]
+        first_place, last_place = self._place[cells[0]], self._place[cells[-1]]
+        assert last_place - first_place == len(cells) - 1, "cells that stand together"
+        batches = [
+            self._read(batch) for batch in self._batches if batch.first <= last_place and batch.last >= first_place
+        ]
         rows = pa.concat_tables([no_rows(self._schema), *batches])
         return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
 
@@ -260,16 +269,16 @@ class RegroupedBlocks:
         # In one piece: taking rows from many chunks copies all chunks every time.
         lot = pa.concat_tables([no_rows(self._schema), *waiting]).combine_chunks()
         waiting.clear()
-        place = places(lot["cell"], self._cells)
-        order = np.argsort(place, kind="stable")
-        order = order[np.count_nonzero(place < 0) :]  # without the rows of other cells
-        for start, end in runs(place[order], BATCH) if len(order) else ():
+        cell_places = places(lot["cell"], self._cells)
+        row_order = np.argsort(cell_places, kind="stable")
+        row_order = row_order[np.count_nonzero(cell_places < 0) :]  # without the rows of other cells
+        for start, end in runs(cell_places[row_order], BATCH) if len(row_order) else ():
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, self._schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-                writer.write_table(lot.take(column_of(order[start:end])))
+                writer.write_table(lot.take(column_of(row_order[start:end])))
             data = memoryview(sink.getvalue())
-            first, last = (int(place[order[row]]) for row in (start, end - 1))
-            self._batches.append(_Batch(first, last, self._file.tell(), len(data), zlib.crc32(data)))
+            first_place, last_place = (int(cell_places[row_order[row]]) for row in (start, end - 1))
+            self._batches.append(_Batch(first_place, last_place, self._file.tell(), len(data), zlib.crc32(data)))
             self._file.write(data)
 
     def _read(self, batch: _Batch) -> pa.Table:
@@ -288,12 +297,12 @@ def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:
 
     files: contents of the packed files.
     """
-    placed = set()
+    placed_paths = set()
     for data in files:
         path = folder / f"packed-{checksum(data)}.parquet"
         write_bytes(path, data)
-        placed.add(path)
-    gone = [path for path in before if path not in placed]
-    for path in sorted(gone, key=lambda path: (is_batch(path), not is_packed(path), path.name)):
+        placed_paths.add(path)
+    replaced_paths = [path for path in before if path not in placed_paths]
+    for path in sorted(replaced_paths, key=lambda path: (is_batch(path), not is_packed(path), path.name)):
         path.unlink(missing_ok=True)
     sync_folder(folder)

@@ -22,7 +22,7 @@ MARK = "store.json"
 """The file that makes a folder a store."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 """Error numbers of flock on a file system without locks, where a dead writer cannot be told from a living one."""
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def canonical_json(value: Any) -> str:
@@ -40,11 +40,11 @@ def checksum(data: bytes) -> str:
 
 def sync_folder(folder: Path) -> None:
     """Make renames and removals inside `folder` survive a power failure."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(file)
+        os.fsync(descriptor)
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
@@ -64,10 +64,10 @@ def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 @contextmanager
 def lock_held(path: Path) -> Iterator[None]:
     """Wait for the exclusive flock of a file and hold it. On a file system without locks, return at once."""
-    file = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
+    descriptor = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as problem:
             if problem.errno not in NO_LOCKS:
                 raise
@@ -75,8 +75,8 @@ def lock_held(path: Path) -> Iterator[None]:
     finally:
         # Closing is not enough: a process that was forked meanwhile has the file open too.
         with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_UN)
-        os.close(file)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def new_locked(hidden: Path) -> int:
@@ -86,14 +86,14 @@ def new_locked(hidden: Path) -> int:
     file is created.
     """
     for _ in range(100):
-        file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            if locked(file) is not False and os.fstat(file).st_nlink:
-                return file
+            if locked(descriptor) is not False and os.fstat(descriptor).st_nlink:
+                return descriptor
         except BaseException:
-            os.close(file)
+            os.close(descriptor)
             raise
-        os.close(file)
+        os.close(descriptor)
         with suppress(FileNotFoundError):
             os.unlink(hidden)
     raise OSError(errno.EAGAIN, f"{hidden} is removed whenever it is created")
@@ -171,18 +171,18 @@ def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
     """
     for path in folder.glob(".*.tmp"):
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):
             continue  # gone meanwhile, or another user's
         try:
-            mine = locked(file)
-            if mine is None:
-                mine = time.time() - os.fstat(file).st_mtime > older_than_s
-            if mine:
+            is_abandoned = locked(descriptor)
+            if is_abandoned is None:
+                is_abandoned = time.time() - os.fstat(descriptor).st_mtime > older_than_s
+            if is_abandoned:
                 with suppress(FileNotFoundError, PermissionError):
                     path.unlink()
         finally:
-            os.close(file)
+            os.close(descriptor)
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
         raise
     except OSError as problem:
         reason = problem.strerror or str(problem)
-        if problem.errno in _FULL:
+        if problem.errno in _DISK_FULL_ERRORS:
             remedy = "Free space (or raise the quota or file size limit)"
         elif problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             remedy = "Make the folder writable for this user"
@@ -227,17 +227,17 @@ def check_folder(folder: Path, need_bytes: int, kind: str = "result folder") -> 
             probe.write(bytes(1 << 16))
             probe.flush()
             os.fsync(probe.fileno())
-        free = shutil.disk_usage(ancestor).free
+        free_bytes = shutil.disk_usage(ancestor).free
     except OSError as problem:
-        if problem.errno in _FULL:
+        if problem.errno in _DISK_FULL_ERRORS:
             remedies = f"Free some space (or raise the quota), or choose another {kind}"
         else:
             remedies = f"{remedy}, or make this one writable"
         raise ConfigError(
             f"{kind} {folder}: cannot write in {ancestor} ({problem.strerror or problem}). {remedies}."
         ) from problem
-    if free < need_bytes:
+    if free_bytes < need_bytes:
         raise ConfigError(
-            f"{kind} {folder}: {free / 2**20:.0f} MiB are free, but at least {need_bytes / 2**20:.0f} MiB "
+            f"{kind} {folder}: {free_bytes / 2**20:.0f} MiB are free, but at least {need_bytes / 2**20:.0f} MiB "
             f"are needed. {remedy}, or free some space."
         )

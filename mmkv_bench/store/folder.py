@@ -108,11 +108,11 @@ class StoreFolder:
 
         The newest row of a cell and sample counts, so commit times must grow even if the machines' clocks differ.
         """
-        now = datetime.now(UTC)
+        commit_time = datetime.now(UTC)
         if self._latest is not None:
-            now = max(now, self._latest + timedelta(microseconds=1))
-        self._latest = now
-        return now
+            commit_time = max(commit_time, self._latest + timedelta(microseconds=1))
+        self._latest = commit_time
+        return commit_time
 
     def rows_in_files(self, table: str) -> int:
         """Count the rows in a table's files, from their footers alone. The few rows in journals are not counted."""
@@ -123,8 +123,8 @@ class StoreFolder:
         (`store.json`)."""
         path = self.root / MARK
         try:
-            mark = json.loads(path.read_bytes())
-            version = mark["schema_version"]
+            stored_mark = json.loads(path.read_bytes())
+            version = stored_mark["schema_version"]
         except FileNotFoundError:
             if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
                 raise StoreError(
@@ -194,12 +194,12 @@ class StoreFolder:
             columns: names of columns; None returns all.
             coded: return text columns dictionary-encoded.
         """
-        selected = SCHEMAS[table].names if columns is None else known_columns(table, columns)
-        names = list(dict.fromkeys([*selected, "cell"]))
-        wanted = None if cells is None else set(cells)
+        selected_columns = SCHEMAS[table].names if columns is None else known_columns(table, columns)
+        names = list(dict.fromkeys([*selected_columns, "cell"]))
+        wanted_cells = None if cells is None else set(cells)
         return score_files.current_rows(
-            self.root, table, names, wanted, partial(self.read, coded=coded), metrics
-        ).select(selected)
+            self.root, table, names, wanted_cells, partial(self.read, coded=coded), metrics
+        ).select(selected_columns)
 
     def remove_stale_files(self) -> None:
         """Remove the unfinished files of killed writers."""
@@ -268,31 +268,31 @@ class Writer:
         """
         if os.getpid() != self._process:
             raise StoreError("a Writer belongs to the process that made it; open one in the forked process")
-        time = self._store.next_time()
-        stamps = {"schema_version": SCHEMA_VERSION, "worker": self._worker, "committed_at": time}
-        checked = [check("responses", row, stamps) for row in rows]
-        samples = {(row["dataset"], row["sample_id"]) for row in checked}
+        commit_time = self._store.next_time()
+        stamped_values = {"schema_version": SCHEMA_VERSION, "worker": self._worker, "committed_at": commit_time}
+        checked_rows = [check("responses", row, stamped_values) for row in rows]
+        samples = {(row["dataset"], row["sample_id"]) for row in checked_rows}
         if len(samples) != 1:
             raise StoreError(
                 f"one commit takes one sample with all its cells; got {len(samples)} samples: "
                 f"{sorted(samples)[:5]}; commit each sample by itself"
             )
-        cells = [safe_name("cell", row["cell"]) for row in checked]
+        cells = [safe_name("cell", row["cell"]) for row in checked_rows]
         if len(set(cells)) != len(cells):
             raise StoreError(
-                f"sample {checked[0]['sample_id']!r}: one commit takes one row per cell; got two rows of one cell "
+                f"sample {checked_rows[0]['sample_id']!r}: one commit takes one row per cell; got two rows of one cell "
                 f"among {sorted(cells)[:5]}"
             )
-        for row in checked:
+        for row in checked_rows:
             if row["error"]:
                 row["error"] = without_secrets(row["error"])
-            row["committed_at"] = time.isoformat(timespec="microseconds")
-        question = None
+            row["committed_at"] = commit_time.isoformat(timespec="microseconds")
+        prompt_row = None
         if prompt is not None:
-            question = check("prompts", prompt, {"schema_version": SCHEMA_VERSION, "committed_at": time})
-            question["committed_at"] = time.isoformat(timespec="microseconds")
+            prompt_row = check("prompts", prompt, {"schema_version": SCHEMA_VERSION, "committed_at": commit_time})
+            prompt_row["committed_at"] = commit_time.isoformat(timespec="microseconds")
         try:
-            self._add(checked, question)
+            self._add(checked_rows, prompt_row)
         except FileNotFoundError as problem:
             raise self._vanished(1) from problem
         if self._samples >= self._every:
@@ -334,13 +334,13 @@ class Writer:
     def _vanished(self, more: int) -> StoreError:
         """Return the error for a result folder that vanished. more: number of lost samples in addition to those in the
         journal."""
-        lost = more
+        lost_samples = more
         if self._journal is not None:
-            lost += self._samples
+            lost_samples += self._samples
             self._journal.close()
             self._journal = None
         return StoreError(
-            f"{self._store.root} was removed, moved or replaced while this run wrote to it. Lost: {lost} samples "
+            f"{self._store.root} was removed, moved or replaced while this run wrote to it. Lost: {lost_samples} samples "
             "that were in no part yet, and the folder's content if it was removed. Find the cause, then run the same "
             "command again: it makes what is missing."
         )

@@ -45,15 +45,15 @@ def read(path: Path) -> Content:
         FileNotFoundError: the journal was published meanwhile.
         StoreError: other damage; the message names file and line.
     """
-    bad: int | None = None
+    damaged_line: int | None = None
     for attempt in range(3):
-        content, bad = _parse(path.read_bytes())
-        if bad is None:
+        content, damaged_line = _parse(path.read_bytes())
+        if damaged_line is None:
             return content
         # A writer that ran out of disk cuts off its torn line. A read at that moment can look damaged, so read again.
         time.sleep(0.05 * attempt)
     raise StoreError(
-        f"{path}, line {bad}: the checksum does not match but intact lines follow, so the file is damaged, not "
+        f"{path}, line {damaged_line}: the checksum does not match but intact lines follow, so the file is damaged, not "
         "just cut short. Restore the file, or move it away: samples that only it holds are then generated again."
     )
 
@@ -62,18 +62,18 @@ def _parse(raw: bytes) -> tuple[Content, int | None]:
     """Parse a journal's bytes. Return its content and the number of the first damaged line before the last line, None without
     one."""
     records: list[dict[str, Any]] = []
-    start = 0
-    while start < len(raw):
-        end = raw.find(b"\n", start) + 1
-        line = raw[start : end or len(raw)]
+    line_start = 0
+    while line_start < len(raw):
+        line_end = raw.find(b"\n", line_start) + 1
+        line = raw[line_start : line_end or len(raw)]
         text = line[17:-1]
-        if not end or line[16:17] != b" " or line[:16] != checksum(text).encode():
-            if end and end < len(raw):
+        if not line_end or line[16:17] != b" " or line[:16] != checksum(text).encode():
+            if line_end and line_end < len(raw):
                 return Content([], b"", 0), len(records) + 1
             break
         records.append(json.loads(text))
-        start = end
-    return Content(records, raw[:start], len(raw) - start), None
+        line_start = line_end
+    return Content(records, raw[:line_start], len(raw) - line_start), None
 
 
 class Journal:
@@ -102,9 +102,9 @@ class Journal:
         text = canonical_json(record).encode()
         line = memoryview(checksum(text).encode() + b" " + text + b"\n")
         try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._file, line[written:])
+            written_bytes = 0
+            while written_bytes < len(line):
+                written_bytes += os.write(self._file, line[written_bytes:])
             os.fsync(self._file)
             self.check()
         except BaseException:
@@ -131,29 +131,29 @@ def claim(path: Path) -> int | None:
     locks.
     """
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         # The previous holder may have published and removed the journal: then this file has no name any more.
-        if locked(file) and os.path.samestat(os.fstat(file), os.stat(path)):
-            return file
+        if locked(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
     except FileNotFoundError:
         pass
     except BaseException:
-        os.close(file)
+        os.close(descriptor)
         raise
-    os.close(file)
+    os.close(descriptor)
     return None
 
 
 def in_use(path: Path) -> bool:
     """Tell whether a living process writes the journal, so that an incomplete last line is not damage."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        return locked(file, fcntl.LOCK_SH) is False
+        return locked(descriptor, fcntl.LOCK_SH) is False
     finally:
-        os.close(file)
+        os.close(descriptor)

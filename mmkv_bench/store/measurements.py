@@ -22,7 +22,7 @@ from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.parts import column_of, keys, numbers_of
 from mmkv_bench.store.rows import safe_name
 
-_PASS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
+_PASS_COLUMNS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
 MEASUREMENT = ("measurement", "sample_id")
 """Rows that agree in these columns are written together, and newer ones replace them."""
 PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
@@ -34,19 +34,19 @@ def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     Raises:
         StoreError: no rows, or rows of several passes.
     """
-    passes = {tuple(row.get(name) for name in _PASS) for row in rows}
+    passes = {tuple(row.get(name) for name in _PASS_COLUMNS) for row in rows}
     if len(passes) != 1:
         raise StoreError(f"timings: got rows of {len(passes)} passes; write one pass at a time")
-    cell, tokens, batch, way, repeat = passes.pop()
-    built = str(batch) if way is None else f"{batch}.{way}"
-    name = f"{cell}.{tokens}.{built}.{'memory' if repeat is None else repeat}"
+    cell, tokens, batch, prefill_mode, repeat = passes.pop()
+    batch_text = str(batch) if prefill_mode is None else f"{batch}.{prefill_mode}"
+    name = f"{cell}.{tokens}.{batch_text}.{'memory' if repeat is None else repeat}"
     return root / "timings" / f"{safe_name('pass', name)}.parquet"
 
 
 def newest_passes(rows: pa.Table) -> pa.Table:
     """Return, for each timed pass, the rows that were committed last, sorted by pass. rows: rows of the table `timings`."""
-    rows = committed_last(rows, _PASS)
-    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS])) if rows.num_rows else rows
+    rows = committed_last(rows, _PASS_COLUMNS)
+    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS_COLUMNS])) if rows.num_rows else rows
 
 
 def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None:
@@ -56,13 +56,13 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
         loads: load average over the last minute at the end of each pass, NaN if unknown.
         threads: number of threads of each pass, NaN if unknown.
     """
-    measured = [load for load in loads if not isnan(load)]
-    most = max((count for count in threads if not isnan(count)), default=None)
-    if not measured or most is None or median(measured) < most + 1:
+    known_loads = [load for load in loads if not isnan(load)]
+    most_threads = max((count for count in threads if not isnan(count)), default=None)
+    if not known_loads or most_threads is None or median(known_loads) < most_threads + 1:
         return None
     return (
-        f"other work on the machine, whose load was {median(measured):.1f} (median) beside passes of "
-        f"{'1 thread' if most == 1 else f'{most:.0f} threads'}: times are longer than when it is idle"
+        f"other work on the machine, whose load was {median(known_loads):.1f} (median) beside passes of "
+        f"{'1 thread' if most_threads == 1 else f'{most_threads:.0f} threads'}: times are longer than when it is idle"
     )
 
 
@@ -85,8 +85,8 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
     """Group rows by the columns `unit`, and return of each group all rows with the group's newest commit time."""
-    _, places = np.unique(keys(rows, unit), return_inverse=True)
-    when = numbers_of(rows["committed_at"].cast(pa.int64()))
-    last = np.full(places.max(initial=-1) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, places, when)
-    return rows.take(column_of(np.flatnonzero(when == last[places])))
+    _, unit_of_row = np.unique(keys(rows, unit), return_inverse=True)
+    commit_times = numbers_of(rows["committed_at"].cast(pa.int64()))
+    last_commit_of_unit = np.full(unit_of_row.max(initial=-1) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last_commit_of_unit, unit_of_row, commit_times)
+    return rows.take(column_of(np.flatnonzero(commit_times == last_commit_of_unit[unit_of_row])))

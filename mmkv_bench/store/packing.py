@@ -18,14 +18,14 @@ from mmkv_bench.store.parts import codes_of, opened, readable, sealed
 
 def counted(path: Path) -> dict[str, int]:
     """Return the number of rows of each cell in a parquet file, by cell hash. Raises FileNotFoundError, StoreError."""
-    counts: dict[str, int] = {}
+    rows_by_cell: dict[str, int] = {}
     with readable(path), opened(path, ["cell"]) as file:
         for group in range(file.num_row_groups):
             for codes in file.read_row_group(group, ["cell"])["cell"].chunks:
-                in_chunk = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()
-                for name, count in zip(codes.dictionary.to_pylist(), in_chunk, strict=True):
-                    counts[name] = counts.get(name, 0) + count
-    return {name: count for name, count in counts.items() if count}
+                rows_in_chunk = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()
+                for name, count in zip(codes.dictionary.to_pylist(), rows_in_chunk, strict=True):
+                    rows_by_cell[name] = rows_by_cell.get(name, 0) + count
+    return {name: count for name, count in rows_by_cell.items() if count}
 
 
 Name = TypeVar("Name", str, int)
@@ -37,14 +37,14 @@ def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> I
     counts: number of rows of each name.
     """
     block: list[Name] = []
-    waiting = 0
+    rows_in_block = 0
     for name in names:
         rows = counts.get(name, 0)
-        if block and waiting + rows > at_once:
+        if block and rows_in_block + rows > at_once:
             yield block
-            block, waiting = [], 0
+            block, rows_in_block = [], 0
         block.append(name)
-        waiting += rows
+        rows_in_block += rows
     if block:
         yield block
 
@@ -65,13 +65,13 @@ def slim(rows: pa.Table) -> pa.Table:
     """
     everywhere = pa.array(np.ones(rows.num_rows, bool))
     cells, samples = (rows[name].combine_chunks().dictionary_encode() for name in ("cell", "sample_id"))
-    dropped = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(ALWAYS, everywhere)
-    for name, where in (dropped | {"kept_digest": pa.array(~chosen(cells, samples))}).items():
+    mask_by_column = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(ALWAYS, everywhere)
+    for name, where in (mask_by_column | {"kept_digest": pa.array(~chosen(cells, samples))}).items():
         rows = _with(rows, name, pc.if_else(where, pa.scalar(None, rows.schema.field(name).type), rows[name]))
-    newest = np.full(len(cells.dictionary), np.iinfo(np.int64).min)
-    of_cell = cells.indices.to_numpy()
-    np.maximum.at(newest, of_cell, rows["committed_at"].cast(pa.int64()).to_numpy())
-    rows = _with(rows, "committed_at", pa.array(newest[of_cell]))
+    newest_commit_of_cell = np.full(len(cells.dictionary), np.iinfo(np.int64).min)
+    cell_of_row = cells.indices.to_numpy()
+    np.maximum.at(newest_commit_of_cell, cell_of_row, rows["committed_at"].cast(pa.int64()).to_numpy())
+    rows = _with(rows, "committed_at", pa.array(newest_commit_of_cell[cell_of_row]))
     return _with(rows, "slim", everywhere)
 
 
@@ -83,24 +83,26 @@ def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray
 
     cells, samples: cell hash and sample id of each of the n rows.
     """
-    of_cell = cells.indices.to_numpy()
+    cell_of_row = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
-        mixed = _hashes(cells)[of_cell] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-    kept = mixed < np.uint64(2**64 // SHARE)
-    order = np.lexsort((mixed, of_cell))
-    starts = np.flatnonzero(np.append(True, np.diff(of_cell[order]) != 0)) if len(order) else order
-    rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-    kept[order[rank < AT_LEAST]] = True
-    return kept
+        row_hashes = (
+            _hashes(cells)[cell_of_row] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
+        )
+        row_hashes = (row_hashes ^ (row_hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        row_hashes = (row_hashes ^ (row_hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        row_hashes ^= row_hashes >> np.uint64(31)
+    is_chosen = row_hashes < np.uint64(2**64 // SHARE)
+    row_order = np.lexsort((row_hashes, cell_of_row))
+    cell_starts = np.flatnonzero(np.append(True, np.diff(cell_of_row[row_order]) != 0)) if len(row_order) else row_order
+    rank_in_cell = np.arange(len(row_order)) - np.repeat(cell_starts, np.diff(np.append(cell_starts, len(row_order))))
+    is_chosen[row_order[rank_in_cell < AT_LEAST]] = True
+    return is_chosen
 
 
 def _hashes(names: pa.DictionaryArray) -> np.ndarray:
     """Return a hash of each name in the dictionary of `names`, uint64 [names]."""
-    first = [hashlib.sha256(name.encode()).digest()[:8] for name in names.dictionary.to_pylist()]
-    return np.frombuffer(b"".join(first), dtype="<u8")
+    first_bytes = [hashlib.sha256(name.encode()).digest()[:8] for name in names.dictionary.to_pylist()]
+    return np.frombuffer(b"".join(first_bytes), dtype="<u8")
 
 
 def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -120,7 +122,7 @@ ALIKE = (  # columns of `cells` that define the order of rows in packed files
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
     *("budget_entries", "budget_fraction", "seed", "parameters", "cell"),
 )
-_UNLIKE = ("answer", "config", *TIMES)  # values rarely repeat, so a dictionary would make the file longer
+_UNREPEATED_COLUMNS = ("answer", "config", *TIMES)  # values rarely repeat, so a dictionary would make the file longer
 
 
 def is_packed(path: Path) -> bool:
@@ -129,15 +131,15 @@ def is_packed(path: Path) -> bool:
 
 def alike(cells: pa.Table) -> list[str]:
     """Return the hashes of all cells in the table `cells`, ordered so that neighbours have equal dataset, method and budget."""
-    described = cells.select(ALIKE).combine_chunks()
-    return described.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
+    cell_columns = cells.select(ALIKE).combine_chunks()
+    return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
 
 def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
     """Return the cell hashes `names` in the order of `order`. Hashes that are missing from `order` come last."""
-    wanted = set(names)
-    ordered_names = [name for name in order if name in wanted]
-    return ordered_names + sorted(wanted.difference(ordered_names))
+    known_names = set(names)
+    ordered_names = [name for name in order if name in known_names]
+    return ordered_names + sorted(known_names.difference(ordered_names))
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
@@ -145,8 +147,8 @@ def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
 
     Rows of one cell keep their order. Rows of cells that are missing from `order` come last.
     """
-    place = pc.index_in(rows["cell"], value_set=pa.array(order, pa.string())).fill_null(len(order)).to_numpy()
-    return rows.take(np.argsort(place, kind="stable"))
+    place_of_row = pc.index_in(rows["cell"], value_set=pa.array(order, pa.string())).fill_null(len(order)).to_numpy()
+    return rows.take(np.argsort(place_of_row, kind="stable"))
 
 
 def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level: int = DENSEST) -> list[bytes]:
@@ -156,7 +158,7 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
     together: the column whose values are never split between files, by default the cell.
     level: compression level of zstd.
     """
-    data = sealed(
+    file_bytes = sealed(
         rows,
         row_group_size=ROW_GROUP,
         compression="zstd",
@@ -167,15 +169,15 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
         max_rows_per_page=ROW_GROUP,
     )
     names = rows[together].combine_chunks().dictionary_encode().indices.to_numpy()
-    ends = np.flatnonzero(np.diff(names)) + 1
-    if len(data) <= largest or not len(ends):
-        return [data]
-    pieces = -(-len(data) * 21 // (largest * 20))  # 5 % to spare
-    wanted = np.arange(1, pieces) * rows.num_rows // pieces
-    cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), len(ends) - 1)])
+    group_ends = np.flatnonzero(np.diff(names)) + 1
+    if len(file_bytes) <= largest or not len(group_ends):
+        return [file_bytes]
+    number_of_files = -(-len(file_bytes) * 21 // (largest * 20))  # 5 % to spare
+    ideal_cuts = np.arange(1, number_of_files) * rows.num_rows // number_of_files
+    row_cuts = np.unique(group_ends[np.minimum(np.searchsorted(group_ends, ideal_cuts), len(group_ends) - 1)])
     return [
         file
-        for start, end in pairwise([0, *cuts.tolist(), rows.num_rows])
+        for start, end in pairwise([0, *row_cuts.tolist(), rows.num_rows])
         for file in packed(rows.slice(start, end - start), largest, together, level)
     ]
 
@@ -186,14 +188,18 @@ def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
     Integers and times get BYTE_STREAM_SPLIT, because their upper bytes hardly differ. Other columns with repeated values get
     dictionaries.
     """
-    repeated, by_byte = [], []
+    dictionary_columns, byte_split_columns = [], []
     for field in schema:
-        path, kind = field.name, field.type
-        while pa.types.is_list(kind):
-            path, kind = f"{path}.list.element", kind.value_type
-        unlike = field.name in _UNLIKE
-        if pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or (pa.types.is_floating(kind) and unlike):
-            by_byte.append(path)
-        elif not unlike and not pa.types.is_boolean(kind):
-            repeated.append(path)
-    return {"use_dictionary": repeated, "use_byte_stream_split": by_byte}
+        path, column_type = field.name, field.type
+        while pa.types.is_list(column_type):
+            path, column_type = f"{path}.list.element", column_type.value_type
+        rarely_repeats = field.name in _UNREPEATED_COLUMNS
+        if (
+            pa.types.is_integer(column_type)
+            or pa.types.is_timestamp(column_type)
+            or (pa.types.is_floating(column_type) and rarely_repeats)
+        ):
+            byte_split_columns.append(path)
+        elif not rarely_repeats and not pa.types.is_boolean(column_type):
+            dictionary_columns.append(path)
+    return {"use_dictionary": dictionary_columns, "use_byte_stream_split": byte_split_columns}

@@ -27,12 +27,12 @@ from mmkv_bench.file_state import State
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
 
 KEY = "mmkv_sha256"
-_ZEROS = b"0" * 64
+_EMPTY_DIGEST = b"0" * 64
 # The bytes of the pair in the footer: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
 _MARK = KEY.encode() + b"\x18\x40"
 WHOLE = 32 << 20
 """Files up to this number of bytes are read into memory. A larger file is hashed piece by piece and then read from disk."""
-_PIECE = 1 << 22
+_PIECE_BYTES = 1 << 22
 _known: set[State] = set()
 """Files hashed by this process: everything that changes with their bytes."""
 
@@ -62,7 +62,7 @@ def write_sealed(
     with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
         for table in tables:
             writer.write_table(table, row_group_size=row_group_size)
-        writer.add_key_value_metadata({KEY: _ZEROS.decode()})
+        writer.add_key_value_metadata({KEY: _EMPTY_DIGEST.decode()})
         sink.hold()
     sink.seal()
 
@@ -117,9 +117,9 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
                     raise Damaged("it was written to while it was read")
             else:
                 # The parsed bytes are the hashed bytes, even if the file changes meanwhile.
-                data = stream.read()
-                _check(io.BytesIO(data))
-                source = pa.BufferReader(data)
+                file_bytes = stream.read()
+                _check(io.BytesIO(file_bytes))
+                source = pa.BufferReader(file_bytes)
             if state.settled:
                 _known.add(state)
         footer = pq.read_metadata(source)
@@ -140,22 +140,22 @@ def number_of_rows(path: Path) -> int:
 
 def _check(stream: BinaryIO) -> None:
     """Raise Damaged if a file has no sha256 in its footer, or one that does not match its bytes."""
-    ends = stream.seek(0, os.SEEK_END) - 8  # the footer's end; its length and four letters follow
-    stream.seek(max(ends, 0))
-    footer = max(ends - int.from_bytes(stream.read(4), "little"), 0)
-    stream.seek(footer)
-    mark = stream.read().rfind(_MARK)
-    if mark < 0:
+    footer_end = stream.seek(0, os.SEEK_END) - 8  # the footer's end; its length and four letters follow
+    stream.seek(max(footer_end, 0))
+    footer_start = max(footer_end - int.from_bytes(stream.read(4), "little"), 0)
+    stream.seek(footer_start)
+    mark_place = stream.read().rfind(_MARK)
+    if mark_place < 0:
         raise Damaged("it has no checksum: it is cut off, or another program or an older version wrote it")
-    left, digest = footer + mark + len(_MARK), hashlib.sha256()
+    bytes_left, digest = footer_start + mark_place + len(_MARK), hashlib.sha256()
     stream.seek(0)
-    while left and (piece := stream.read(min(left, _PIECE))):
+    while bytes_left and (piece := stream.read(min(bytes_left, _PIECE_BYTES))):
         digest.update(piece)
-        left -= len(piece)
-    stored = stream.read(64)
-    digest.update(_ZEROS + stream.read())
+        bytes_left -= len(piece)
+    stored_digest = stream.read(64)
+    digest.update(_EMPTY_DIGEST + stream.read())
     stream.seek(0)
-    if digest.hexdigest().encode() != stored:
+    if digest.hexdigest().encode() != stored_digest:
         raise Damaged("its bytes are not the bytes that were written: the checksum does not match")
 
 
@@ -180,11 +180,11 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
     """
     if rows.num_rows <= ROW_GROUP:
         return parquet(rows)
-    codes = codes_of(coded(rows["cell"]))  # numbered in order of appearance
-    order = np.argsort(codes, kind="stable")
-    by_cell = rows.take(column_of(order))
-    groups = [by_cell.slice(start, end - start) for start, end in runs(codes[order], ROW_GROUP)]
-    return lambda stream: write_sealed(stream, rows.schema, groups, compression="zstd")
+    cell_codes = codes_of(coded(rows["cell"]))  # numbered in order of appearance
+    row_order = np.argsort(cell_codes, kind="stable")
+    rows_by_cell = rows.take(column_of(row_order))
+    row_groups = [rows_by_cell.slice(start, end - start) for start, end in runs(cell_codes[row_order], ROW_GROUP)]
+    return lambda stream: write_sealed(stream, rows.schema, row_groups, compression="zstd")
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
@@ -192,9 +192,9 @@ def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
 
     codes: the number of each row's cell, sorted.
     """
-    ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
-    cuts = ends[np.searchsorted(ends, np.arange(rows, len(codes), rows))]
-    return list(pairwise(np.unique([0, *cuts.tolist(), len(codes)]).tolist()))
+    cell_ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
+    slice_ends = cell_ends[np.searchsorted(cell_ends, np.arange(rows, len(codes), rows))]
+    return list(pairwise(np.unique([0, *slice_ends.tolist(), len(codes)]).tolist()))
 
 
 def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
@@ -227,34 +227,34 @@ def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.frombuffer(array.buffers()[1], str(array.type))[array.offset : array.offset + len(array)]
 
 
-_NOWHERE = column_of(np.array([-1], np.int32))[0]
+_NO_PLACE = column_of(np.array([-1], np.int32))[0]
 """The value that replaces null. (`pyarrow.scalar` imports pandas, see `column_of`.)"""
 
 
 def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
     """Return a text column as a dictionary-encoded array in one chunk."""
-    codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
 
 
 def codes_of(codes: pa.DictionaryArray) -> np.ndarray:
     """Return the index of each row's text in the dictionary, int64 [rows]; -1 for null."""
-    return numbers_of(pc.fill_null(codes.indices, _NOWHERE)).astype(np.int64)
+    return numbers_of(pc.fill_null(codes.indices, _NO_PLACE)).astype(np.int64)
 
 
 def texts_of(values: list[str]) -> pa.Array:
     """Return an array of texts without importing pandas. Offsets are int32, so the texts may take at most 2 GiB."""
     encoded = [value.encode() for value in values]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+    text_ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(text_ends), pa.py_buffer(b"".join(encoded)))
 
 
 def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
     """Tell for each row of a text column whether it equals one of `texts`: bool [rows]. The column may be dictionary-encoded."""
     if not pa.types.is_dictionary(column.type):
         return pc.is_in(column, value_set=texts)
-    chunks = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
-    return pa.chunked_array(chunks, pa.bool_())
+    masks = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
+    return pa.chunked_array(masks, pa.bool_())
 
 
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
@@ -267,9 +267,9 @@ def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
 
     texts: distinct texts.
     """
-    codes = coded(column)
-    place = numbers_of(pc.fill_null(pc.index_in(codes.dictionary, value_set=texts), _NOWHERE))
-    return np.append(place, -1).astype(np.int64)[codes_of(codes)]
+    coded_column = coded(column)
+    place_of_text = numbers_of(pc.fill_null(pc.index_in(coded_column.dictionary, value_set=texts), _NO_PLACE))
+    return np.append(place_of_text, -1).astype(np.int64)[codes_of(coded_column)]
 
 
 def read_file(
@@ -284,11 +284,11 @@ def read_file(
         FileNotFoundError: the file is gone.
         StoreError: the file, which the message names, is damaged, unreadable or of another schema version.
     """
-    wanted = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
-    codes = sorted({*wanted, *(field.name for field in schema if field.type == CODED)})
-    with readable(path), opened(path, codes) as file:
-        names = _columns_in(file, [*schema.names, *wanted])
-        return _as(path, _chosen_rows(path, file, names, wanted) if wanted else file.read(names), schema)
+    wanted_texts = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
+    coded_columns = sorted({*wanted_texts, *(field.name for field in schema if field.type == CODED)})
+    with readable(path), opened(path, coded_columns) as file:
+        names = _columns_in(file, [*schema.names, *wanted_texts])
+        return _as(path, _chosen_rows(path, file, names, wanted_texts) if wanted_texts else file.read(names), schema)
 
 
 def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -330,22 +330,25 @@ def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Map
 
     names: the columns to return.
     """
-    texts = {column: texts_of(list(values)) for column, values in wanted.items()}
-    known = [*wanted] == ["cell"]
-    groups = _cells_of_groups.setdefault(file.metadata.metadata[KEY.encode()], {}) if known else {}
+    wanted_arrays = {column: texts_of(list(values)) for column, values in wanted.items()}
+    only_cells_wanted = [*wanted] == ["cell"]
+    cells_by_group = _cells_of_groups.setdefault(file.metadata.metadata[KEY.encode()], {}) if only_cells_wanted else {}
     tables = [file.read_row_groups([], names)]
     for number in range(file.num_row_groups):
-        if number in groups:
-            holds = not groups[number].isdisjoint(wanted["cell"])
+        if number in cells_by_group:
+            has_wanted_rows = not cells_by_group[number].isdisjoint(wanted["cell"])
         else:
-            few = file.read_row_group(number, ["schema_version", *wanted])
-            _check_version(path, few)
-            if known and sum(map(len, groups.values())) < GROUPS_HELD:
-                groups[number] = frozenset(map(sys.intern, few["cell"].unique().to_pylist()))
-            holds = all(pc.any(is_in(few[column], values), min_count=0).as_py() for column, values in texts.items())
-        if holds:
+            filter_columns = file.read_row_group(number, ["schema_version", *wanted])
+            _check_version(path, filter_columns)
+            if only_cells_wanted and sum(map(len, cells_by_group.values())) < GROUPS_HELD:
+                cells_by_group[number] = frozenset(map(sys.intern, filter_columns["cell"].unique().to_pylist()))
+            has_wanted_rows = all(
+                pc.any(is_in(filter_columns[column], values), min_count=0).as_py()
+                for column, values in wanted_arrays.items()
+            )
+        if has_wanted_rows:
             rows = file.read_row_group(number, names)
-            for column, values in texts.items():
+            for column, values in wanted_arrays.items():
                 rows = rows.filter(is_in(rows[column], values))
             tables.append(rows)
     return pa.concat_tables(tables)
@@ -387,13 +390,13 @@ def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Ta
     key = keys(rows, unit)
     if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows
-    order = np.argsort(key, kind="stable")
-    if np.all(np.diff(key[order]) > 0):
-        return rows.take(order)
-    when = numbers_of(rows["committed_at"].cast(pa.int64()))
-    order = np.lexsort((when, key))
-    last = np.append(key[order][1:] != key[order][:-1], True)
-    return rows.take(order[last])
+    row_order = np.argsort(key, kind="stable")
+    if np.all(np.diff(key[row_order]) > 0):
+        return rows.take(row_order)
+    commit_times = numbers_of(rows["committed_at"].cast(pa.int64()))
+    row_order = np.lexsort((commit_times, key))
+    is_last_of_unit = np.append(key[row_order][1:] != key[row_order][:-1], True)
+    return rows.take(row_order[is_last_of_unit])
 
 
 def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
@@ -401,7 +404,7 @@ def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
     key = np.zeros(rows.num_rows, dtype=np.int64)
     for name in names if rows.num_rows else ():
         column = rows[name].combine_chunks()
-        codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode("encode")
-        rank = numbers_of(pc.rank(codes.dictionary, tiebreaker="first")).astype(np.int64) - 1
-        key = key * len(rank) + rank[numbers_of(codes.indices)]
+        coded_column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode("encode")
+        rank_of_text = numbers_of(pc.rank(coded_column.dictionary, tiebreaker="first")).astype(np.int64) - 1
+        key = key * len(rank_of_text) + rank_of_text[numbers_of(coded_column.indices)]
     return key

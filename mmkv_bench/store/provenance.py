@@ -18,8 +18,18 @@ from mmkv_bench.file_state import file_sha256
 from mmkv_bench.store.files import canonical_json
 
 PACKAGES = ("torch", "transformers", "lmms_eval", "datasets", "numpy", "pyarrow", "wandb", "hydra-core")
-_CODE = ("mmkv_bench", "conf")  # folders of a checkout whose content can change a number
-_ANSWERS = ("calibrate", "compression", "datasets", "evaluation", "families", "generation", "methods", "models", "tiny")
+_CODE_FOLDERS = ("mmkv_bench", "conf")  # folders of a checkout whose content can change a number
+_ANSWER_ROOMS = (
+    "calibrate",
+    "compression",
+    "datasets",
+    "evaluation",
+    "families",
+    "generation",
+    "methods",
+    "models",
+    "tiny",
+)
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
@@ -33,10 +43,10 @@ def collect(device: str = "cpu") -> dict[str, Any]:
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     versions["mmkv_bench"] = source_version()
-    commit, dirty = _git(Path(__file__).resolve().parents[2])
+    git_commit, git_dirty = _git(Path(__file__).resolve().parents[2])
     return {
-        "git_commit": commit,
-        "git_dirty": dirty,
+        "git_commit": git_commit,
+        "git_dirty": git_dirty,
         "torch": versions["torch"] or "none",
         "transformers": versions["transformers"] or "none",
         "versions": canonical_json(versions),
@@ -51,7 +61,7 @@ def source_files() -> Mapping[str, str]:
     """Map each code file of the package that can affect answers (path inside the package, sorted) to its sha256 (hex).
     Configuration, data and weights are left out, because a cell's hash covers them."""
     package = Path(__file__).resolve().parents[1]
-    files = (path for room in _ANSWERS for path in sorted((package / room).rglob("*.py")))
+    files = (path for room in _ANSWER_ROOMS for path in sorted((package / room).rglob("*.py")))
     return {path.relative_to(package).as_posix(): file_sha256(path) for path in (*files, package / "protocols.py")}
 
 
@@ -99,7 +109,9 @@ def _git(checkout: Path) -> tuple[str | None, bool | None]:
         if not _is_checkout(checkout):
             return None, None
         commit = _run_git(checkout, "rev-parse", "HEAD")
-        return commit, bool(_run_git(checkout, "status", "--porcelain", "--untracked-files=normal", "--", *_CODE))
+        return commit, bool(
+            _run_git(checkout, "status", "--porcelain", "--untracked-files=normal", "--", *_CODE_FOLDERS)
+        )
     except (OSError, subprocess.SubprocessError):
         return None, None
 
@@ -113,8 +125,8 @@ def _run_git(checkout: Path, *arguments: str) -> str:
     # Inside a git hook the GIT_ variables would point git at another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
-    return done.stdout.strip()
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
+    return completed.stdout.strip()
 
 
 def device_name(device: str) -> str:

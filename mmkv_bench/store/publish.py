@@ -33,7 +33,7 @@ MANIFEST = "manifest.json"
 FORMAT = "mmkv_bench rows 1"
 RECEIPT, TABLES, ENVIRONMENT = BESIDE = ("receipt.json", "tables.md", "environment.json")
 """Files beside the rows in a bundle: a receipt of `verify`, the tables, and versions and code (`diagnostics/receipt.py`)."""
-_PATH = re.compile(
+_PUBLISHED_PATH = re.compile(
     rf"{'|'.join(map(re.escape, (MARK, *BESIDE)))}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet"
 )
 """All paths that a manifest may list: no absolute path, no path that leaves the folder, no hidden file."""
@@ -44,8 +44,8 @@ TIMEOUTS = (20.0, 60.0)
 SLOWEST, PATIENCE = 1000, 120.0
 """Fewest bytes a second that a server may send, as a mean over so many seconds of waiting for it."""
 LARGEST_MANIFEST = 16 << 20
-_HUB = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
-_DAMAGED = (
+_HUB_ADDRESS = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
+_DAMAGED_REMEDY = (
     "it was damaged in transfer or replaced; it was discarded, and intact files were kept. Run the same command "
     "again; if that fails too, ask the publisher"
 )
@@ -69,8 +69,10 @@ def check_empty(folder: Path) -> None:
     """Raise ConfigError if the folder is not empty. Call this before packing, which cannot be undone."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         unfinished = folder.is_dir() and not (folder / MANIFEST).exists() and (folder / MARK).exists()
-        why = f" but has no {MANIFEST}, so an interrupted --publish left it: remove it, or" if unfinished else ";"
-        raise ConfigError(f"--publish {folder} is not empty{why} name a new folder")
+        interruption_note = (
+            f" but has no {MANIFEST}, so an interrupted --publish left it: remove it, or" if unfinished else ";"
+        )
+        raise ConfigError(f"--publish {folder} is not empty{interruption_note} name a new folder")
 
 
 def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None = None) -> str:
@@ -123,24 +125,26 @@ def place(address: str) -> PublishLocation:
     Raises:
         ConfigError: the address has none of these forms.
     """
-    parts = urlsplit(address)
-    if parts.scheme in ("http", "https") and parts.hostname:
-        parts = parts._replace(path=parts.path.removesuffix(f"/{MANIFEST}").rstrip("/"), fragment="")
-        shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+    url_parts = urlsplit(address)
+    if url_parts.scheme in ("http", "https") and url_parts.hostname:
+        url_parts = url_parts._replace(path=url_parts.path.removesuffix(f"/{MANIFEST}").rstrip("/"), fragment="")
+        shown_address = urlunsplit(url_parts._replace(netloc=url_parts.netloc.rpartition("@")[2], query=""))
 
         def from_web(name: str) -> Iterator[bytes]:
             # The query of the address is sent with every name.
-            return _received(urlunsplit(parts._replace(path=f"{parts.path}/{quote(name)}")), f"{shown}/{name}")
+            return _received(
+                urlunsplit(url_parts._replace(path=f"{url_parts.path}/{quote(name)}")), f"{shown_address}/{name}"
+            )
 
-        return PublishLocation(shown, from_web)
-    if parts.scheme == "hf":
-        hub = _HUB.fullmatch(address.removesuffix(f"/{MANIFEST}").rstrip("/"))
-        if hub is None:
+        return PublishLocation(shown_address, from_web)
+    if url_parts.scheme == "hf":
+        hub_address = _HUB_ADDRESS.fullmatch(address.removesuffix(f"/{MANIFEST}").rstrip("/"))
+        if hub_address is None:
             raise ConfigError(
                 f"{address} is not a dataset of the hub; allowed: hf://datasets/<owner>/<name>[@revision][/folder]"
             )
-        return PublishLocation(address, partial(_from_hub, hub, address))
-    path = Path(unquote(parts.path)) if parts.scheme == "file" else Path(address).expanduser()
+        return PublishLocation(address, partial(_from_hub, hub_address, address))
+    path = Path(unquote(url_parts.path)) if url_parts.scheme == "file" else Path(address).expanduser()
     folder = path.parent if path.name == MANIFEST else path
     if not folder.is_dir():
         raise ConfigError(
@@ -167,26 +171,30 @@ def fetch(
         ConfigError: `out` has other files, or files with other content.
         StoreError: a file is missing, damaged or cannot be read or written.
     """
-    where = f"{source.shown}/{MANIFEST}"
+    manifest_address = f"{source.shown}/{MANIFEST}"
     text = b""
     for piece in source.chunks(MANIFEST):
         text += piece
         if len(text) > LARGEST_MANIFEST:
-            raise StoreError(f"{where} is too large for a manifest; give the folder or address of published rows")
+            raise StoreError(
+                f"{manifest_address} is too large for a manifest; give the folder or address of published rows"
+            )
     if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256.lower():
-        raise StoreError(f"{where} has sha256 {hashlib.sha256(text).hexdigest()}, not {sha256}; nothing was fetched")
-    entries = _entries(text, where)
-    missing = _missing(entries, out)
-    if missing:
-        check_folder(out, sum(entry.bytes for entry in missing) + (1 << 20))
-    for number, entry in enumerate(missing, 1):
-        say(f"{number} of {len(missing)}: {entry.path}, {entry.bytes / 2**20:.1f} MiB")
+        raise StoreError(
+            f"{manifest_address} has sha256 {hashlib.sha256(text).hexdigest()}, not {sha256}; nothing was fetched"
+        )
+    entries = _entries(text, manifest_address)
+    missing_entries = _missing(entries, out)
+    if missing_entries:
+        check_folder(out, sum(entry.bytes for entry in missing_entries) + (1 << 20))
+    for number, entry in enumerate(missing_entries, 1):
+        say(f"{number} of {len(missing_entries)}: {entry.path}, {entry.bytes / 2**20:.1f} MiB")
         target = out / entry.path
         with disk_errors("fetching", out):
             target.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(target.parent)
             write_whole(target, partial(_write, source, entry))
-    return len(missing), len(entries) - len(missing)
+    return len(missing_entries), len(entries) - len(missing_entries)
 
 
 def _entries(text: bytes, where: str) -> list[PublishedFile]:
@@ -198,16 +206,16 @@ def _entries(text: bytes, where: str) -> list[PublishedFile]:
     """
     try:
         content = json.loads(text)
-        kind = content["format"]
-        entries = [] if kind != FORMAT else [_entry(file) for file in content["files"]]
+        stored_format = content["format"]
+        entries = [] if stored_format != FORMAT else [_entry(file) for file in content["files"]]
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise StoreError(
             f"{where} is not a manifest of published rows ({type(problem).__name__}: {problem}); `mmkv-bench pack "
             "<rows> --publish <folder>` makes one"
         ) from None
-    if kind != FORMAT:
+    if stored_format != FORMAT:
         raise StoreError(
-            f"{where} has format {kind!r} but this version reads {FORMAT!r}; fetch with the version that wrote it"
+            f"{where} has format {stored_format!r} but this version reads {FORMAT!r}; fetch with the version that wrote it"
         )
     paths = [entry.path for entry in entries]
     if len({*paths}) != len(paths) or MARK not in paths:
@@ -217,7 +225,7 @@ def _entries(text: bytes, where: str) -> list[PublishedFile]:
 
 def _entry(file: Any) -> PublishedFile:
     path, size, digest = file["path"], file["bytes"], file["sha256"]
-    if not isinstance(path, str) or not _PATH.fullmatch(path):
+    if not isinstance(path, str) or not _PUBLISHED_PATH.fullmatch(path):
         raise ValueError(f"{path!r} is not a file of a store")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ValueError(f"{path} has no size")
@@ -231,26 +239,26 @@ def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]
 
     Raises ConfigError if `out` has other rows, or a file of the same name with other content.
     """
-    todo = "name another folder, or move that file away"
+    remedy = "name another folder, or move that file away"
     paths = {entry.path for entry in entries}
     for table in ("journal", *SCHEMAS):
         for path in sorted((out / table).glob("*")):
             if not path.name.startswith(".") and path.relative_to(out).as_posix() not in paths:
-                raise ConfigError(f"{path} does not belong to the published rows, so {out} has other rows; {todo}")
-    missing = []
+                raise ConfigError(f"{path} does not belong to the published rows, so {out} has other rows; {remedy}")
+    missing_entries = []
     for entry in entries:
         path = out / entry.path
         if not path.exists():
-            missing.append(entry)
+            missing_entries.append(entry)
         elif path.stat().st_size != entry.bytes or file_sha256(path) != entry.sha256:
-            raise ConfigError(f"{path} exists but differs from the published {entry.path}; {todo}")
-    return missing
+            raise ConfigError(f"{path} exists but differs from the published {entry.path}; {remedy}")
+    return missing_entries
 
 
 def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> None:
     """Copy one published file to `stream`, and check its size and sha256. Raises StoreError for a difference; the caller then
     discards the file."""
-    shown, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
+    shown_name, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
     for piece in source.chunks(entry.name):
         size += len(piece)
         if size > entry.bytes:
@@ -258,10 +266,12 @@ def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> N
         digest.update(piece)
         stream.write(piece)
     if size != entry.bytes:
-        got = "more" if size > entry.bytes else f"{size:,}"
-        raise StoreError(f"{shown} should have {entry.bytes:,} bytes but has {got}; {_DAMAGED}")
+        actual_size = "more" if size > entry.bytes else f"{size:,}"
+        raise StoreError(f"{shown_name} should have {entry.bytes:,} bytes but has {actual_size}; {_DAMAGED_REMEDY}")
     if digest.hexdigest() != entry.sha256:
-        raise StoreError(f"{shown} has sha256 {digest.hexdigest()} but the manifest says {entry.sha256}; {_DAMAGED}")
+        raise StoreError(
+            f"{shown_name} has sha256 {digest.hexdigest()} but the manifest says {entry.sha256}; {_DAMAGED_REMEDY}"
+        )
 
 
 def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
@@ -297,8 +307,8 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
     with _network(shown), requests.get(url, headers=headers, stream=True, timeout=TIMEOUTS) as answer:
         if answer.status_code != 200:
             reasons = {401: "it needs a login (`hf auth login` for the hub)", 403: "you may not read it"}
-            todo = (reasons | {404: "it does not exist"}).get(answer.status_code, "try again later")
-            raise StoreError(f"{shown}: the server answered {answer.status_code}; {todo}")
+            remedy = (reasons | {404: "it does not exist"}).get(answer.status_code, "try again later")
+            raise StoreError(f"{shown}: the server answered {answer.status_code}; {remedy}")
         yield from _steady(partial(answer.raw.read1, CHUNK, decode_content=True), shown)
 
 
@@ -308,19 +318,19 @@ def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
     Raise StoreError after more than `PATIENCE` seconds with fewer bytes than `SLOWEST` a second. Otherwise a server that
     sends a byte now and then could hold a download open.
     """
-    waited, received, start = 0.0, 0, monotonic()
+    waited_s, received_bytes, wait_start = 0.0, 0, monotonic()
     while piece := read():
-        waited, received = waited + monotonic() - start, received + len(piece)
-        if waited >= PATIENCE:
-            if received < SLOWEST * waited:
+        waited_s, received_bytes = waited_s + monotonic() - wait_start, received_bytes + len(piece)
+        if waited_s >= PATIENCE:
+            if received_bytes < SLOWEST * waited_s:
                 raise StoreError(
-                    f"{shown}: the server sends too slowly ({received:,} bytes in the last {waited:.0f} s, at least "
+                    f"{shown}: the server sends too slowly ({received_bytes:,} bytes in the last {waited_s:.0f} s, at least "
                     f"{SLOWEST:,} a second are expected); check the network, and run the same command again: files that were "
                     "fetched stay"
                 )
-            waited, received = 0.0, 0
+            waited_s, received_bytes = 0.0, 0
         yield piece
-        start = monotonic()
+        wait_start = monotonic()
 
 
 @contextmanager
@@ -334,12 +344,12 @@ def _network(shown: str) -> Iterator[None]:
         yield
     except (requests.RequestException, exceptions.HTTPError) as problem:
         if isinstance(problem, requests.exceptions.SSLError):
-            why = "its certificate is not accepted"
+            reason = "its certificate is not accepted"
         elif isinstance(problem, requests.Timeout | exceptions.ReadTimeoutError):
-            why = "it did not answer in time"
+            reason = "it did not answer in time"
         else:
-            why = "it cannot be reached, or hung up"
+            reason = "it cannot be reached, or hung up"
         raise StoreError(
-            f"{shown}: {why} ({type(problem).__name__}); check the address and the network, and run the same "
+            f"{shown}: {reason} ({type(problem).__name__}); check the address and the network, and run the same "
             "command again: files that were fetched stay"
         ) from None

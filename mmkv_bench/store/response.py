@@ -31,8 +31,8 @@ def _column(
     return field(default=default, metadata=metadata)
 
 
-_when_ok = partial(_column, required="ok")
-_must = partial(_column, required="always")
+_required_if_ok = partial(_column, required="ok")
+_always_required = partial(_column, required="always")
 _tokens = partial(_column, unit="tokens", counted=True)
 _entries = partial(_column, unit="entries", counted=True)
 _bytes = partial(_column, unit="bytes", counted=True)
@@ -46,21 +46,21 @@ class Response:
     The fields' types are the columns' types.
     """
 
-    cell: str = _must("hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics", "")
-    status: str = _must("status of generation; only ok rows have an answer", "ok", allowed=STATUSES)
+    cell: str = _always_required("hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics", "")
+    status: str = _always_required("status of generation; only ok rows have an answer", "ok", allowed=STATUSES)
     error: str | None = _column("message of the failure; null if ok, and only then")
     fallback: list[str] = _column(
         "reasons why less was done than configured, see Fallbacks; may be empty", list, required="always"
     )
-    answer: str | None = _when_ok("decoded answer; null unless ok")
+    answer: str | None = _required_if_ok("decoded answer; null unless ok")
     token_ids: list[int] = _column(
         "generated token ids, with the end token when it was generated", list, unit="token ids", required="ok"
     )
-    n_tokens: int = _when_ok("generated tokens", 0, unit="tokens")
+    n_tokens: int = _required_if_ok("generated tokens", 0, unit="tokens")
     tokens_from_compressed: int = _tokens(
         "generated tokens that were decoded from the compressed cache", 0, required="ok"
     )
-    finish_reason: str | None = _when_ok("reason why decoding stopped", allowed=("eos", "stop", "length"))
+    finish_reason: str | None = _required_if_ok("reason why decoding stopped", allowed=("eos", "stop", "length"))
     prompt_tokens: int = _tokens("tokens of the whole prompt", 0, required="ok")
     context_tokens: int = _tokens("tokens the budget applies to (T): the prompt, or its context", 0, required="ok")
     visual_tokens: int = _tokens("image and video tokens of the prompt", 0, required="ok")
@@ -85,7 +85,7 @@ class Response:
         0,
     )
     kept: list[list[int]] = _column("entries after compression, [layer][KV head]", list, unit="entries", required="ok")
-    kept_digest: str | None = _when_ok(
+    kept_digest: str | None = _required_if_ok(
         "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
     )
     kept_indices: str | None = _column(
@@ -129,7 +129,7 @@ class Response:
     tpot_s: float | None = _seconds("time per output token after the first; null when not measured")
     peak_device_bytes: int | None = _column("peak device memory (CUDA); null on CPU", unit="bytes")
     peak_resident_bytes: int | None = _column("peak resident set of the process (CPU); null on CUDA", unit="bytes")
-    measured: str = _must(
+    measured: str = _always_required(
         "owner of the times and peaks: the fork group, or the cell alone", "group", allowed=("group", "own")
     )
     forced_kl: list[float] | None = _column(
@@ -205,27 +205,27 @@ def pack_kept(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
     kept: per layer and KV head the kept positions in the prompt, int [m].
     tokens: number of prompt tokens.
     """
-    bits = np.zeros((len(kept), len(kept[0]), tokens), dtype=bool)
+    kept_mask = np.zeros((len(kept), len(kept[0]), tokens), dtype=bool)
     for layer, heads in enumerate(kept):
         for head, places in enumerate(heads):
-            bits[layer, head, places] = True
-    data = zlib.compress(np.packbits(bits, axis=-1).tobytes(), 9)
-    return f"{'x'.join(map(str, bits.shape))}:{base64.b64encode(data).decode()}"
+            kept_mask[layer, head, places] = True
+    compressed_bits = zlib.compress(np.packbits(kept_mask, axis=-1).tobytes(), 9)
+    return f"{'x'.join(map(str, kept_mask.shape))}:{base64.b64encode(compressed_bits).decode()}"
 
 
 def unpack_kept(text: str) -> np.ndarray:
     """Convert the text of `pack_kept` back to a mask of kept entries, bool [layers, KV heads, tokens]. Raises StoreError for
     other text."""
     try:
-        shape, _, data = text.partition(":")
+        shape, _, encoded_bits = text.partition(":")
         layers, heads, tokens = map(int, shape.split("x"))
-        packed_bits = np.frombuffer(zlib.decompress(base64.b64decode(data, validate=True)), np.uint8)
-        bits = np.unpackbits(packed_bits.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
+        packed_bits = np.frombuffer(zlib.decompress(base64.b64decode(encoded_bits, validate=True)), np.uint8)
+        kept_mask = np.unpackbits(packed_bits.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
     except (ValueError, zlib.error) as problem:
         raise StoreError(
             f"kept_indices {text[:40]!r} does not decode to kept entries ({problem}); see store/response.py"
         ) from None
-    return bits.astype(bool)
+    return kept_mask.astype(bool)
 
 
 def digest_of_kept(bits: np.ndarray) -> str:
@@ -233,7 +233,7 @@ def digest_of_kept(bits: np.ndarray) -> str:
 
     bits: bool [layers, KV heads, tokens].
     """
-    running = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for head in bits.reshape(-1, bits.shape[-1]):
-        running.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")
-    return running.hexdigest()[:16]
+        sha256.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")
+    return sha256.hexdigest()[:16]

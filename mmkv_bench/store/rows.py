@@ -25,7 +25,7 @@ from mmkv_bench.store.files import canonical_json, checksum
 from mmkv_bench.store.schema import CELL_COLUMNS, COLUMNS, SCHEMAS, TIME, SchemaColumn
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_KINDS = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit integer", "double": "a finite number"}
+_TYPE_NAMES = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit integer", "double": "a finite number"}
 
 
 def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,24 +37,24 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
         enumeration, or breaks a rule between columns (such as an answer in a failed row).
     """
     known_columns(table, row)
-    checked: dict[str, Any] = {}
-    ok = row.get("status", "ok") == "ok"
+    checked_row: dict[str, Any] = {}
+    is_ok = row.get("status", "ok") == "ok"
     for column in COLUMNS[table]:
         if column.stamped and column.name in row:
             raise StoreError(f"{table}: column {column.name!r} is written by the store; leave it out of the row")
         value = stamps.get(column.name) if column.stamped else row.get(column.name)
         if value is None:
-            if column.required == "always" or (column.required == "ok" and ok):
-                when = "" if column.required == "always" else " when status is 'ok'"
+            if column.required == "always" or (column.required == "ok" and is_ok):
+                condition = "" if column.required == "always" else " when status is 'ok'"
                 raise StoreError(
-                    f"{table}: column {column.name!r} is missing or null; it is required{when} ({column.doc})"
+                    f"{table}: column {column.name!r} is missing or null; it is required{condition} ({column.doc})"
                 )
-            checked[column.name] = None
+            checked_row[column.name] = None
         else:
-            checked[column.name] = _value(table, column, value)
-    if table in _RULES:
-        _RULES[table](checked)
-    return checked
+            checked_row[column.name] = _value(table, column, value)
+    if table in _RULES_BY_TABLE:
+        _RULES_BY_TABLE[table](checked_row)
+    return checked_row
 
 
 def known_columns(table: str, columns: Iterable[str]) -> list[str]:
@@ -82,16 +82,16 @@ def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[st
     columns: names of columns; None keeps all.
     """
     schema = SCHEMAS[table] if columns is None else pa.schema([SCHEMAS[table].field(name) for name in columns])
-    times = [field.name for field in schema if field.type == TIME]
-    plain = []
+    time_columns = [field.name for field in schema if field.type == TIME]
+    plain_rows = []
     for row in rows:
         # A nullable column may be missing in a row that an earlier version wrote to a journal.
-        picked = {field.name: row.get(field.name) if field.nullable else row[field.name] for field in schema}
-        for name in times:
-            if isinstance(text := picked[name], str):
-                picked[name] = datetime.fromisoformat(text)
-        plain.append(picked)
-    return pa.Table.from_pylist(plain, schema=schema)
+        selected_values = {field.name: row.get(field.name) if field.nullable else row[field.name] for field in schema}
+        for name in time_columns:
+            if isinstance(text := selected_values[name], str):
+                selected_values[name] = datetime.fromisoformat(text)
+        plain_rows.append(selected_values)
+    return pa.Table.from_pylist(plain_rows, schema=schema)
 
 
 def _value(table: str, column: SchemaColumn, value: Any) -> Any:
@@ -120,7 +120,7 @@ def _refuse_constant(name: str) -> None:
 def _describe(type: pa.DataType) -> str:
     if pa.types.is_list(type):
         return f"a list, each item {_describe(type.value_type)}"
-    return _KINDS.get(str(type), "True or False" if pa.types.is_boolean(type) else "a time with a zone")
+    return _TYPE_NAMES.get(str(type), "True or False" if pa.types.is_boolean(type) else "a time with a zone")
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
@@ -172,8 +172,8 @@ def _response_rules(row: Mapping[str, Any]) -> None:
 
 
 def _cell_rules(row: Mapping[str, Any]) -> None:
-    budgets = {"entries": row["budget_entries"] is not None, "fraction": row["budget_fraction"] is not None}
-    for kind, present in budgets.items():
+    has_budget = {"entries": row["budget_entries"] is not None, "fraction": row["budget_fraction"] is not None}
+    for kind, present in has_budget.items():
         if present != (row["budget_kind"] == kind):
             raise StoreError(
                 f"cells: column 'budget_{kind}' must be given if budget_kind is {kind!r}, and only then; got "
@@ -198,11 +198,11 @@ def _check_error(table: str, row: Mapping[str, Any]) -> None:
         )
 
 
-_RULES = {"responses": _response_rules, "cells": _cell_rules, "timings": _timing_rules}
+_RULES_BY_TABLE = {"responses": _response_rules, "cells": _cell_rules, "timings": _timing_rules}
 
 
 ROW_DIGEST = "row_digest"
-_DIGESTED = {
+_DIGESTED_COLUMNS = {
     table: tuple(column.name for column in COLUMNS[table] if not column.stamped and column.name != ROW_DIGEST)
     for table in ("cells", "metrics")
 }
@@ -212,14 +212,14 @@ _REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which compu
 def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
     """Return a digest of a row's values, except the columns that the store fills. Nulls are skipped, so a new column changes
     no digest."""
-    values = [[name, _short(row[name])] for name in _DIGESTED[table] if row[name] is not None]
+    values = [[name, _short(row[name])] for name in _DIGESTED_COLUMNS[table] if row[name] is not None]
     return checksum(canonical_json(values).encode())
 
 
 def digested(table: str, rows: pa.Table) -> pa.Table:
     """Return rows of `table` (all columns) with the digest of each row filled in."""
-    made = pa.array([digest_of_row(table, row) for row in rows.to_pylist()], pa.string())
-    return rows.set_column(rows.column_names.index(ROW_DIGEST), rows.schema.field(ROW_DIGEST), made)
+    digests = pa.array([digest_of_row(table, row) for row in rows.to_pylist()], pa.string())
+    return rows.set_column(rows.column_names.index(ROW_DIGEST), rows.schema.field(ROW_DIGEST), digests)
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
@@ -228,9 +228,9 @@ def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
-                what = f"{row['metric']} of " if table == "metrics" else ""
+                metric_clause = f"{row['metric']} of " if table == "metrics" else ""
                 raise StoreError(
-                    f"the row of {what}cell {row['cell']} under {root} was rewritten with other values: restore "
+                    f"the row of {metric_clause}cell {row['cell']} under {root} was rewritten with other values: restore "
                     f"its file in {table}/ from a copy, or move the file away and run the same command again, "
                     f"{_REMEDY[table]}"
                 )
@@ -266,12 +266,12 @@ def shown(row: Mapping[str, Any]) -> dict[str, str]:
     columns = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
     for name in ("parameters", "generation"):
         value = json.loads(row[name])
-        if (hidden := without_secrets(value)) != value:
-            columns[name] = canonical_json(hidden)
+        if (redacted := without_secrets(value)) != value:
+            columns[name] = canonical_json(redacted)
     return columns
 
 
-_HALVES = ("bfloat16", "float16")
+_HALF_DTYPES = ("bfloat16", "float16")
 
 
 def processor(device: str | None, cpu: str | None, dtype: str, times: bool = False) -> str:
@@ -282,7 +282,7 @@ def processor(device: str | None, cpu: str | None, dtype: str, times: bool = Fal
 
     times: whether the results are timings.
     """
-    return str(cpu or "") if device == "cpu" and (times or dtype in _HALVES) else ""
+    return str(cpu or "") if device == "cpu" and (times or dtype in _HALF_DTYPES) else ""
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
@@ -298,7 +298,7 @@ def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) 
             )
 
 
-_OBJECTS = ("model", "data", "datasets", "methods", "variants", "calibrations")
+_OBJECT_KEYS = ("model", "data", "datasets", "methods", "variants", "calibrations")
 _OF_OBJECTS = ("datasets", "methods", "variants")
 
 
@@ -328,16 +328,18 @@ def _malformed(text: str) -> str | None:
     if (problem := _no_object(text)) is not None:
         return problem
     config = json.loads(text)
-    inner = {key: config[key] for key in _OBJECTS if config.get(key) is not None}
+    objects_by_key = {key: config[key] for key in _OBJECT_KEYS if config.get(key) is not None}
     for key in _OF_OBJECTS:
-        if isinstance(nodes := inner.get(key), dict):
-            inner |= {f"{key}.{name}": node for name, node in nodes.items()}
-    wrong = [
-        f"{key} is {shortened(value)}, not an object" for key, value in inner.items() if not isinstance(value, dict)
+        if isinstance(nodes := objects_by_key.get(key), dict):
+            objects_by_key |= {f"{key}.{name}": node for name, node in nodes.items()}
+    wrong_types = [
+        f"{key} is {shortened(value)}, not an object"
+        for key, value in objects_by_key.items()
+        if not isinstance(value, dict)
     ]
     if not isinstance(limit := config.get("limit"), int | None):
-        wrong.append(f"limit is {shortened(limit)}, not a number")
-    return wrong[0] if wrong else None
+        wrong_types.append(f"limit is {shortened(limit)}, not a number")
+    return wrong_types[0] if wrong_types else None
 
 
 def shortened(value: Any) -> str:

@@ -31,12 +31,12 @@ IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget
 RESAMPLING = {"pixels": "shows smaller pictures or fewer frames", "cut_prompt": "leaves out the middle of the text"}
 """Controls that answer from the full cache of a smaller prompt: their `base`, and how they shrink the prompt."""
 
-_FILE = declared(__file__, "columns.yaml")
-FALLBACKS: dict[str, str] = _FILE["fallbacks"]
+_DECLARED_COLUMNS = declared(__file__, "columns.yaml")
+FALLBACKS: dict[str, str] = _DECLARED_COLUMNS["fallbacks"]
 """Names that built-in methods write to the column `fallback`, with their meaning. A user's parts may write others."""
-SLIM: dict[str, str] = _FILE["slim"]
+SLIM: dict[str, str] = _DECLARED_COLUMNS["slim"]
 """Values that `pack --slim` removes from response rows. Running the cells again restores them."""
-PHASES: dict[str, str] = _FILE["phases"]
+PHASES: dict[str, str] = _DECLARED_COLUMNS["phases"]
 """Values of `timings.phase`, with their meaning."""
 
 TEXT, INT, FLOAT, BOOL, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
@@ -69,29 +69,29 @@ class SchemaColumn:
 
 def _generated() -> Iterator[SchemaColumn]:
     """Yield a `SchemaColumn` for each field of `Response`, in order: the columns of `responses` that generation fills."""
-    hints = get_type_hints(Response)
+    field_types = get_type_hints(Response)
     for one in fields(Response)[1:]:
-        flags = {key: value for key, value in one.metadata.items() if key != "counted"}
-        kinds = set(get_args(hints[one.name]))
-        kind = next(iter(kinds - {NoneType})) if NoneType in kinds else hints[one.name]
-        yield SchemaColumn(one.name, _TYPES[kind], **flags)
+        attributes = {key: value for key, value in one.metadata.items() if key != "counted"}
+        union_members = set(get_args(field_types[one.name]))
+        column_type = next(iter(union_members - {NoneType})) if NoneType in union_members else field_types[one.name]
+        yield SchemaColumn(one.name, _TYPES[column_type], **attributes)
 
 
 def _columns(declared: Mapping[str, Any]) -> Iterator[SchemaColumn]:
     """Yield the `SchemaColumn`s of one table. declared: the table's entry in `columns.yaml`."""
-    lists = {"statuses": STATUSES, "phases": tuple(PHASES)}
+    allowed_by_name = {"statuses": STATUSES, "phases": tuple(PHASES)}
     for name, flags in declared.items():
         if name == "generated":
             yield from _generated()
             continue
-        flags = _FILE["shared"][name] if flags == "shared" else flags
+        flags = _DECLARED_COLUMNS["shared"][name] if flags == "shared" else flags
         allowed = flags.get("allowed", ())
-        allowed = lists[allowed] if isinstance(allowed, str) else tuple(allowed)
+        allowed = allowed_by_name[allowed] if isinstance(allowed, str) else tuple(allowed)
         yield SchemaColumn(name, **flags | {"type": _TYPES[flags["type"]], "allowed": allowed})
 
 
 _TABLES = ("responses", "cells", "samples", "metrics", "timings", "diagnostics", "prompts")
-COLUMNS = {table: tuple(_columns(_FILE[table])) for table in _TABLES}
+COLUMNS = {table: tuple(_columns(_DECLARED_COLUMNS[table])) for table in _TABLES}
 CELL_COLUMNS = COLUMNS["cells"]
 SCHEMAS = {table: pa.schema([column.field for column in columns]) for table, columns in COLUMNS.items()}
 RESPONSES, CELLS, SAMPLES, METRICS = (SCHEMAS[table] for table in ("responses", "cells", "samples", "metrics"))

@@ -39,8 +39,8 @@ AT_ONCE = 1 << 20
 
 ROW_GROUP = 1 << 20
 _PREFIX = "together-"
-_WAITING = f"{_PREFIX}waiting"
-_EMPTY = b"cells_without_scores"
+_WAITING_NAME = f"{_PREFIX}waiting"
+_EMPTY_KEY = b"cells_without_scores"
 """Metadata key of a file of samples: the cells that lose all scores by this file."""
 
 _known_batches: dict[State, frozenset[str]] = {}
@@ -70,7 +70,7 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
         state = state_of(path)
     if state not in _known_batches:
         with parts.readable(path), opened(path, ["cell"]) as file:
-            cells = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]")))
+            cells = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY_KEY, b"[]")))
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:
                     cells.update(chunk.dictionary.to_pylist())
@@ -85,11 +85,13 @@ def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> 
 
     tables: `samples` and `metrics` to their new, checked rows.
     """
-    empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
-    samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
+    cells_without_scores = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
+    samples = tables["samples"].replace_schema_metadata(
+        {_EMPTY_KEY: json.dumps(cells_without_scores)} if cells_without_scores else None
+    )
     with (
-        Staged(root / "metrics" / _WAITING, parts.parquet(tables["metrics"])) as metrics_file,
-        Staged(root / "samples" / _WAITING, parts.parquet(samples)) as samples_file,
+        Staged(root / "metrics" / _WAITING_NAME, parts.parquet(tables["metrics"])) as metrics_file,
+        Staged(root / "samples" / _WAITING_NAME, parts.parquet(samples)) as samples_file,
     ):
         place_batch(root, {"metrics": metrics_file, "samples": samples_file}, cells)
 
@@ -99,9 +101,9 @@ def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> No
 
     staged: `samples` and `metrics` to the file written under a hidden name.
     """
-    older = batch_files(root, "samples")
+    older_batches = batch_files(root, "samples")
     # Newer than all existing batches, even if the clocks of two machines differ.
-    countdown = min([10**20 - time.time_ns(), *(int(path.name.split("-")[1]) - 1 for path in older[:1])])
+    countdown = min([10**20 - time.time_ns(), *(int(path.name.split("-")[1]) - 1 for path in older_batches[:1])])
     name = f"{_PREFIX}{countdown:020d}-{uuid.uuid4().hex[:8]}.parquet"
     for table in ("metrics", "samples"):
         staged[table].final = root / table / name
@@ -124,7 +126,7 @@ class GrowingScoreFile:
         self._written = 0
         schema = SCHEMAS["samples"]
         self.staged = Staged(
-            root / "samples" / _WAITING,
+            root / "samples" / _WAITING_NAME,
             lambda stream: write_sealed(stream, schema, self._by_metric(blocks), ROW_GROUP, compression="zstd"),
         )
 
@@ -134,9 +136,9 @@ class GrowingScoreFile:
             self.cells |= cells
             for metric in block["metric"].unique().to_pylist():
                 rows = block.filter(pc.equal(block["metric"], metric))
-                places = range(self._written, self._written + -(-rows.num_rows // ROW_GROUP))
-                self._groups.setdefault(metric, []).append(_Group(places, rows.num_rows, cells))
-                self._written = places.stop
+                group_numbers = range(self._written, self._written + -(-rows.num_rows // ROW_GROUP))
+                self._groups.setdefault(metric, []).append(_Group(group_numbers, rows.num_rows, cells))
+                self._written = group_numbers.stop
                 yield rows
 
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
@@ -145,9 +147,11 @@ class GrowingScoreFile:
         If a metric has many rows, they are split by cell into several yields, each with the rows of the cells `beside` added.
         Text columns are dictionary-encoded. `schema_version` and `dataset` are left out.
         """
-        texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
+        text_columns = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
-        with pq.ParquetFile(self.staged.hidden, read_dictionary=texts) as file:  # written by this process just now
+        with pq.ParquetFile(
+            self.staged.hidden, read_dictionary=text_columns
+        ) as file:  # written by this process just now
             for _, groups in sorted(self._groups.items()):
                 numbers = range(len(groups))
                 for piece in blocks(numbers, {number: groups[number].rows for number in numbers}, AT_ONCE):
@@ -225,40 +229,43 @@ def current_rows(
     if metrics is not None:
         read = partial(read, metrics=metrics)
     while True:
-        newer, packed = batch_files(root, table), packed_files(root, table)
+        batches, packed_paths = batch_files(root, table), packed_files(root, table)
         try:
             layers = [
-                (read(table, partial(_there, path), columns, cells), cells_of_batch(root, path.name)) for path in newer
+                (read(table, partial(_there, path), columns, cells), cells_of_batch(root, path.name))
+                for path in batches
             ]
         except FileNotFoundError:
             continue
         own_files = partial(_own_files, root, table, cells)
-        own = [_own(read, table, path, columns) for path in sorted(own_files())]
-        own_rows = pa.concat_tables([read(table, list, columns, None), *own])
+        tables_of_cells = [_own(read, table, path, columns) for path in sorted(own_files())]
+        own_rows = pa.concat_tables([read(table, list, columns, None), *tables_of_cells])
         layers.append((own_rows, named(own_rows, own_files, None)))
-        for path in packed:
+        for path in packed_paths:
             rows = read(table, partial(_there, path), columns, cells)
-            layers.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
-        if (batch_files(root, table), packed_files(root, table)) == (newer, packed):
+            layers.append((rows, named(rows, partial(_there, path), cells) if path != packed_paths[-1] else set()))
+        if (batch_files(root, table), packed_files(root, table)) == (batches, packed_paths):
             break  # otherwise another process packed or wrote meanwhile
-    hidden: set[str] = set()
-    counting = []
+    hidden_cells: set[str] = set()
+    current_tables = []
     for rows, cells_of_layer in layers:
-        replaced = hidden & cells_of_layer if cells_of_layer else hidden  # few of each batch, however many there are
-        if replaced:
-            rows = rows.filter(pc.invert(parts.is_in(rows["cell"], parts.texts_of(sorted(replaced)))))
-        counting.append(rows)
-        hidden |= cells_of_layer
-    return pa.concat_tables(counting)
+        replaced_cells = (
+            hidden_cells & cells_of_layer if cells_of_layer else hidden_cells
+        )  # few of each batch, however many there are
+        if replaced_cells:
+            rows = rows.filter(pc.invert(parts.is_in(rows["cell"], parts.texts_of(sorted(replaced_cells)))))
+        current_tables.append(rows)
+        hidden_cells |= cells_of_layer
+    return pa.concat_tables(current_tables)
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
     """Return the rows of the file of a single cell. Raises StoreError if the rows are of another cell, because the file was
     renamed."""
     rows = read(table, partial(_there, path), columns, None)
-    if others := _cell_names(rows) - {path.stem}:
+    if other_cells := _cell_names(rows) - {path.stem}:
         raise StoreError(
-            f"{path} has rows of cell {min(others)}, but a cell's file must have the cell's name. Rename the "
+            f"{path} has rows of cell {min(other_cells)}, but a cell's file must have the cell's name. Rename the "
             "file, or move it away if that cell has a file"
         )
     return rows

@@ -71,13 +71,13 @@ class Store(StoreFolder):
         with disk_errors("recovering result rows", self.root):
             self.remove_stale_files()
             for path in self.journals():
-                lock = journal.claim(path)
-                if lock is None:
+                descriptor = journal.claim(path)
+                if descriptor is None:
                     continue
                 try:
                     samples += self.publish_journal(path)
                 finally:
-                    os.close(lock)
+                    os.close(descriptor)
         return samples
 
     # Responses
@@ -100,12 +100,12 @@ class Store(StoreFolder):
         for status in retry:
             if status not in FAILURES:
                 raise ConfigError(f"retry={status!r} is not a failure status; {nearest(str(status), FAILURES)}")
-        done: dict[str, set[str]] = {cell: set() for cell in cells}
-        rows = self.responses(done, ("cell", "sample_id", "status"))
+        samples_by_cell: dict[str, set[str]] = {cell: set() for cell in cells}
+        rows = self.responses(samples_by_cell, ("cell", "sample_id", "status"))
         for cell, sample, status in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
             if status not in retry:
-                done[cell].add(sample)
-        return done
+                samples_by_cell[cell].add(sample)
+        return samples_by_cell
 
     def responses(
         self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None, coded: bool = False
@@ -117,18 +117,18 @@ class Store(StoreFolder):
         coded: return text columns dictionary-encoded.
         """
         cells = None if cells is None else set(cells)
-        selected = RESPONSES.names if columns is None else known_columns("responses", columns)
-        needed = list(dict.fromkeys([*selected, "cell", "sample_id", "committed_at"]))
+        selected_columns = RESPONSES.names if columns is None else known_columns("responses", columns)
+        needed_columns = list(dict.fromkeys([*selected_columns, "cell", "sample_id", "committed_at"]))
         # Journals first: a journal that is published between the two reads is then read twice, rather than never.
-        pending = [row for row in self.pending_rows() if cells is None or row["cell"] in cells]
-        rows = self._in_files("responses", cells, needed, coded)
-        if pending:
-            rows = pa.concat_tables([rows, to_table("responses", pending, needed).cast(rows.schema)])
+        pending_rows = [row for row in self.pending_rows() if cells is None or row["cell"] in cells]
+        rows = self._in_files("responses", cells, needed_columns, coded)
+        if pending_rows:
+            rows = pa.concat_tables([rows, to_table("responses", pending_rows, needed_columns).cast(rows.schema)])
         rows = parts.newest(rows)
         if rows.num_rows:
             newest = pc.max(rows["committed_at"]).as_py()
             self._latest = max(self._latest or newest, newest)
-        return rows.select(selected)
+        return rows.select(selected_columns)
 
     def counts(self, table: str) -> dict[str, int]:
         """Count, per cell, the rows of `responses` or `samples` in parquet files.
@@ -136,13 +136,13 @@ class Store(StoreFolder):
         The count is an upper bound, because replaced rows count too. Only one column of one row group is in memory at a time.
         """
         self.check_version()
-        counts: Counter[str] = Counter()
+        rows_by_cell: Counter[str] = Counter()
         if table == "responses":
-            counts.update(row["cell"] for row in self.pending_rows())
+            rows_by_cell.update(row["cell"] for row in self.pending_rows())
         for path in self.files(table):
             with suppress(FileNotFoundError):
-                counts.update(counted(path))
-        return dict(counts)
+                rows_by_cell.update(counted(path))
+        return dict(rows_by_cell)
 
     # Cells and scores
 
@@ -152,16 +152,18 @@ class Store(StoreFolder):
         Secrets in `config`, `model`, `parameters` and `generation` are redacted, but the cells' hashes must be computed from
         the unredacted values. Raises StoreError if a stored row with the same hash differs in a column that the hash covers.
         """
-        stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
-        checked = [check("cells", row, stamps) for row in rows]
-        stored = {row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked]).to_pylist()}
-        for row in checked:
+        stamped_values = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
+        checked_rows = [check("cells", row, stamped_values) for row in rows]
+        stored_by_cell = {
+            row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked_rows]).to_pylist()
+        }
+        for row in checked_rows:
             row |= shown(row)
             row["row_digest"] = digest_of_row("cells", row)
-            if row["cell"] in stored:
-                refuse_other(stored[row["cell"]], row, self.root)
+            if row["cell"] in stored_by_cell:
+                refuse_other(stored_by_cell[row["cell"]], row, self.root)
                 continue
-            stored[row["cell"]] = row
+            stored_by_cell[row["cell"]] = row
             self.prepare()
             with disk_errors("writing a cell", self.root):
                 write_whole(self.file("cells", row["cell"]), parts.parquet(to_table("cells", [row])))
@@ -191,13 +193,13 @@ class Store(StoreFolder):
 
         samples: cell to sample ids.
         """
-        stored = self.load("samples", samples)
-        pairs = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
-        joined = pc.binary_join_element_wise(stored["cell"], stored["sample_id"], "\0")
-        dropped = pc.is_in(joined, value_set=pa.array(pairs, pa.string()))
-        if cells := stored["cell"].filter(dropped).unique().to_pylist():
-            remaining = _of_cells(stored.filter(pc.invert(dropped)), cells)
-            _replace_scores(self, {"samples": remaining, "metrics": self.metrics(cells)}, cells)
+        stored_scores = self.load("samples", samples)
+        dropped_keys = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
+        stored_keys = pc.binary_join_element_wise(stored_scores["cell"], stored_scores["sample_id"], "\0")
+        is_dropped = pc.is_in(stored_keys, value_set=pa.array(dropped_keys, pa.string()))
+        if cells := stored_scores["cell"].filter(is_dropped).unique().to_pylist():
+            remaining_scores = _of_cells(stored_scores.filter(pc.invert(is_dropped)), cells)
+            _replace_scores(self, {"samples": remaining_scores, "metrics": self.metrics(cells)}, cells)
 
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
@@ -216,22 +218,28 @@ class Store(StoreFolder):
         """
         # Writers wait for each other and for packing, because both read the existing files and remove those that no longer
         # count; no lock is held while blocks come.
-        coming = (_checked("samples", rows) for rows in blocks)
-        first, second = next(coming), next(coming, None)
-        if second is None:
-            metrics = _metrics(metrics_of(first), first)
-            _replace_scores(self, {"samples": first, "metrics": metrics}, first["cell"].unique().to_pylist())
+        checked_blocks = (_checked("samples", rows) for rows in blocks)
+        first_block, second_block = next(checked_blocks), next(checked_blocks, None)
+        if second_block is None:
+            metrics = _metrics(metrics_of(first_block), first_block)
+            _replace_scores(
+                self, {"samples": first_block, "metrics": metrics}, first_block["cell"].unique().to_pylist()
+            )
             return
         self.prepare()
         with disk_errors("writing scores", self.root):
-            growing = score_files.GrowingScoreFile(self.root, chain([first, second], coming), beside)
-            with growing.staged as samples_file:
+            growing_file = score_files.GrowingScoreFile(
+                self.root, chain([first_block, second_block], checked_blocks), beside
+            )
+            with growing_file.staged as samples_file:
                 pa.default_memory_pool().release_unused()
-                pieces = (_of_cells(_metrics(metrics_of(rows), rows), cells) for rows, cells in growing.by_metric())
-                metrics = pa.concat_tables(pieces).sort_by([("cell", "ascending"), ("metric", "ascending")])
+                metric_tables = (
+                    _of_cells(_metrics(metrics_of(rows), rows), cells) for rows, cells in growing_file.by_metric()
+                )
+                metrics = pa.concat_tables(metric_tables).sort_by([("cell", "ascending"), ("metric", "ascending")])
                 with Staged(self.file("metrics", "together"), parts.parquet(metrics)) as metrics_file, self.locked():
-                    staged = {"samples": samples_file, "metrics": metrics_file}
-                    score_files.place_batch(self.root, staged, growing.cells)
+                    staged_by_table = {"samples": samples_file, "metrics": metrics_file}
+                    score_files.place_batch(self.root, staged_by_table, growing_file.cells)
 
     def samples(
         self,
@@ -262,11 +270,11 @@ class Store(StoreFolder):
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Store the rows of one timed pass. They replace the rows of an earlier pass with the same cell, length, batch and
         repeat number."""
-        stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
-        checked = [check("timings", row, stamps) for row in rows]
+        stamped_values = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
+        checked_rows = [check("timings", row, stamped_values) for row in rows]
         self.prepare()
         with disk_errors("writing times", self.root):
-            write_whole(file_of_pass(self.root, checked), parts.parquet(to_table("timings", checked)))
+            write_whole(file_of_pass(self.root, checked_rows), parts.parquet(to_table("timings", checked_rows)))
 
     def timings(self, cells: Iterable[str] | None = None) -> pa.Table:
         """Return the newest rows of each timed pass (`scenario=efficiency`) in the table `timings`. cells: None returns all."""
@@ -282,8 +290,8 @@ class Store(StoreFolder):
         Raises:
             StoreError: an unknown column, a null or number that is not allowed, or rows of several samples.
         """
-        stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
-        rows = _checked("diagnostics", rows, stamps)
+        stamped_values = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
+        rows = _checked("diagnostics", rows, stamped_values)
         self.prepare()
         path = file_of_sample(self.root, rows)
         with disk_errors("writing diagnostics", self.root):
@@ -307,8 +315,8 @@ class Store(StoreFolder):
     def prompts(self) -> pa.Table:
         """Return rows of the table `prompts`, the newest per prompt, sample and model."""
         records = [record for path in self.journals() for record in self.records(path)]  # before files, see `responses`
-        pending = [record["prompt"] for record in records if record.get("prompt")]
-        return parts.newest(pa.concat_tables([self._in_files("prompts"), to_table("prompts", pending)]), PROMPT)
+        pending_prompts = [record["prompt"] for record in records if record.get("prompt")]
+        return parts.newest(pa.concat_tables([self._in_files("prompts"), to_table("prompts", pending_prompts)]), PROMPT)
 
     def _in_files(
         self,
@@ -323,8 +331,8 @@ class Store(StoreFolder):
 
 # Scores
 
-_VERSION = {"schema_version": SCHEMA_VERSION}
-_KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
+_VERSION_STAMP = {"schema_version": SCHEMA_VERSION}
+_KEY_COLUMNS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
 
 
 def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
@@ -349,7 +357,7 @@ def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
     return rows
 
 
-def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -> pa.Table:
+def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION_STAMP) -> pa.Table:
     """Check rows of `table` by the rules of `rows.check`, and return them with all columns. Nullable columns may be missing.
 
     stamps: values of the columns that the store fills.
@@ -378,24 +386,27 @@ def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION) -
         if pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(values))).as_py():
             raise StoreError(f"{table}: column {column.name!r} has numbers that are not finite ({column.doc})")
         arrays.append(values)
-    made = pa.Table.from_arrays(arrays, schema=schema)
-    _check_score_rules(table, made)
-    if table in _KEYS and len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
-        raise StoreError(f"{table}: two rows with the same {', '.join(_KEYS[table][:-1])} and metric")
-    return digested(table, made) if table == "metrics" else made
+    checked_table = pa.Table.from_arrays(arrays, schema=schema)
+    _check_score_rules(table, checked_table)
+    if (
+        table in _KEY_COLUMNS
+        and len(np.unique(parts.keys(checked_table, _KEY_COLUMNS[table]))) < checked_table.num_rows
+    ):
+        raise StoreError(f"{table}: two rows with the same {', '.join(_KEY_COLUMNS[table][:-1])} and metric")
+    return digested(table, checked_table) if table == "metrics" else checked_table
 
 
 def _check_score_rules(table: str, rows: pa.Table) -> None:
     """Raise StoreError if a row of `samples` or `metrics` breaks a rule between columns (see `rows.check`)."""
     if table == "samples":
-        broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
+        breaks_rule = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
         rule = "column 'value' must be null when status is not 'ok'"
     elif table == "metrics":
-        short = pc.less(rows["n_ok"], rows["n"])
-        wrong = pc.or_(pc.less(rows["n_ok"], 0), pc.greater(rows["n_ok"], rows["n"]))
-        broken = pc.or_(wrong, pc.and_(short, pc.is_valid(rows["value"])))
+        lacks_samples = pc.less(rows["n_ok"], rows["n"])
+        is_impossible = pc.or_(pc.less(rows["n_ok"], 0), pc.greater(rows["n_ok"], rows["n"]))
+        breaks_rule = pc.or_(is_impossible, pc.and_(lacks_samples, pc.is_valid(rows["value"])))
         rule = "column 'n_ok' must be between 0 and n, and 'value' null unless every sample is ok"
     else:
         return
-    if pc.any(broken).as_py():
+    if pc.any(breaks_rule).as_py():
         raise StoreError(f"{table}: {rule}")

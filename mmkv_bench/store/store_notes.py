@@ -42,13 +42,13 @@ class PrimaryEndpoint:
     @classmethod
     def parse(cls, words: str) -> PrimaryEndpoint:
         """Parse text of the form `<dataset> <metric> <budget> [<protocol>]`. Raises ConfigError for fewer or more words."""
-        parts = str(words).split()
-        if len(parts) not in (3, 4):
+        words_of_endpoint = str(words).split()
+        if len(words_of_endpoint) not in (3, 4):
             raise ConfigError(
-                f"primary={words!r} has {len(parts)} words; allowed: <dataset> <metric> <budget>, optionally "
+                f"primary={words!r} has {len(words_of_endpoint)} words; allowed: <dataset> <metric> <budget>, optionally "
                 "followed by <protocol>; write for example primary='pages_lookup_large exact_match 64'"
             )
-        dataset, metric, budget, protocol = (*parts, "paper")[:4]
+        dataset, metric, budget, protocol = (*words_of_endpoint, "paper")[:4]
         return cls(dataset, metric, _as_in_tables(budget), protocol)
 
     def __str__(self) -> str:
@@ -67,11 +67,11 @@ def _as_in_tables(budget: str) -> str:
 def primary_of(root: Path) -> PrimaryEndpoint | None:
     """Return the primary endpoint named in the store at `root`, or None."""
     try:
-        mark = json.loads((root / MARK).read_bytes())
-        words = mark.get(_KEY)
+        stored_mark = json.loads((root / MARK).read_bytes())
+        words = stored_mark.get(_KEY)
     except (OSError, ValueError, AttributeError):
         return None  # no store, which is reported when its rows are read
-    return None if words is None else replace(PrimaryEndpoint.parse(words), late=bool(mark.get(_LATE)))
+    return None if words is None else replace(PrimaryEndpoint.parse(words), late=bool(stored_mark.get(_LATE)))
 
 
 def name_primary(root: Path, words: str) -> None:
@@ -81,18 +81,18 @@ def name_primary(root: Path, words: str) -> None:
     """
     endpoint = PrimaryEndpoint.parse(words)
     with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
-        stored = primary_of(root)
-        if stored == endpoint:
+        stored_endpoint = primary_of(root)
+        if stored_endpoint == endpoint:
             return
-        if stored is not None:
+        if stored_endpoint is not None:
             raise StoreError(
-                f"{root} was begun with the primary endpoint {stored}, but primary={words!r} differs; leave "
+                f"{root} was begun with the primary endpoint {stored_endpoint}, but primary={words!r} differs; leave "
                 "primary= out, or use another folder (out=<folder>)"
             )
-        mark = json.loads((root / MARK).read_bytes()) | {_KEY: words}
+        stored_mark = json.loads((root / MARK).read_bytes()) | {_KEY: words}
         if any(next((root / folder).glob("*"), None) for folder in ("responses", "journal")):
-            mark[_LATE] = True
-        write_bytes(root / MARK, json.dumps(mark).encode() + b"\n")
+            stored_mark[_LATE] = True
+        write_bytes(root / MARK, json.dumps(stored_mark).encode() + b"\n")
 
 
 _PLANNED = "planned.json"
@@ -125,10 +125,10 @@ def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
     """
     file = root / _PLANNED
     try:
-        first, _, rest = file.read_bytes().partition(b"\n")
-        if first != checksum(rest).encode():
-            raise ValueError(first)
-        return {str(name): (str(dataset), int(samples)) for name, (dataset, samples) in json.loads(rest).items()}
+        checksum_line, _, content = file.read_bytes().partition(b"\n")
+        if checksum_line != checksum(content).encode():
+            raise ValueError(checksum_line)
+        return {str(name): (str(dataset), int(samples)) for name, (dataset, samples) in json.loads(content).items()}
     except OSError:
         return {}
     except (ValueError, TypeError, AttributeError):

@@ -38,9 +38,9 @@ from mmkv_bench.store.rows import to_table
 from mmkv_bench.store.store import Store
 
 _COLUMNS = ("cell", "sample_id", "status", "error", "committed_at", "answer", "cluster")
-_ANSWER = ("sample_id", "status", "answer")
-_ALL = (1 << 64) - 1
-_SHOWN = 100
+_ANSWER_COLUMNS = ("sample_id", "status", "answer")
+_MASK_64_BITS = (1 << 64) - 1
+_MESSAGE_LENGTH = 100
 """Maximum number of characters of a failure's message."""
 COUNTS = pa.schema(
     [
@@ -56,7 +56,7 @@ COUNTS = pa.schema(
         ("clusters", pa.int64()),  # sum of the digests of samples with their clusters, modulo 2^64
     ]
 )
-_SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in the digest's first row; else empty
+_SETS_FIELD = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in the digest's first row; else empty
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Tally:
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
         """Map each cell to (number of its answers, digest of its answers). See `digests_of_cells`."""
-        names, (n, low, high) = self._sums("n", "low", "high")
-        return {name: (int(n[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
+        names, (n_answers, low, high) = self._sums("n", "low", "high")
+        return {name: (int(n_answers[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
 
     @property
     def clusters(self) -> dict[str, int]:
@@ -99,54 +99,60 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
     samples, clusters: sample id and cluster (page, image, document or video of the sample) of each row.
     """
-    of_sample, of_cluster = coded(samples), coded(clusters)
-    width = len(of_cluster.dictionary) + 1  # one more: no cluster
-    codes, place = np.unique(codes_of(of_sample) * width + codes_of(of_cluster) % width, return_inverse=True)
-    names = of_sample.dictionary.take(column_of(codes // width)).to_pylist()
-    pages = [*of_cluster.dictionary.to_pylist(), ""]
-    pairs = [f"{name}\0{pages[page]}" for name, page in zip(names, (codes % width).tolist(), strict=True)]
-    return _digests(pairs)[:, 0][place.reshape(-1)] if pairs else np.zeros(0, np.uint64)
+    coded_samples, coded_clusters = coded(samples), coded(clusters)
+    number_of_clusters = len(coded_clusters.dictionary) + 1  # one more: no cluster
+    pair_codes, pair_of_row = np.unique(
+        codes_of(coded_samples) * number_of_clusters + codes_of(coded_clusters) % number_of_clusters,
+        return_inverse=True,
+    )
+    sample_names = coded_samples.dictionary.take(column_of(pair_codes // number_of_clusters)).to_pylist()
+    cluster_names = [*coded_clusters.dictionary.to_pylist(), ""]
+    pair_texts = [
+        f"{name}\0{cluster_names[page]}"
+        for name, page in zip(sample_names, (pair_codes % number_of_clusters).tolist(), strict=True)
+    ]
+    return _digests(pair_texts)[:, 0][pair_of_row.reshape(-1)] if pair_texts else np.zeros(0, np.uint64)
 
 
 def tally(store: Store) -> Tally:
     """Count the answers of a store per cell and status. Raises StoreError for damaged files."""
     store.check_version()
     # Journals first: a journal published between the two reads is then left out, because its part has the same name.
-    pending, alive = {}, set()
+    pending_rows, living_journals = {}, set()
     for path in store.journals():
         if journal.in_use(path):
-            alive.add(path.stem)
-        pending[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
+            living_journals.add(path.stem)
+        pending_rows[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
 
     def make(path: Path) -> pa.Table:
         return counted(parts.newest(parts.read_file(path, parts.of_columns("responses", _COLUMNS, coded=True))))
 
-    index = indexed(store.root, "responses", COUNTS.append(_SETS), make)
-    published = {Path(name).stem for name in index.counts}
-    running: set[str] = set()
-    tables, files = [index.rows], [np.repeat(np.arange(len(index.counts)), list(index.counts.values()))]
-    for number, (name, rows) in enumerate(pending.items(), len(index.counts)):
-        if name in alive:
-            running.update(rows["cell"].unique().to_pylist())
-        if name not in published and rows.num_rows:
+    index = indexed(store.root, "responses", COUNTS.append(_SETS_FIELD), make)
+    published_stems = {Path(name).stem for name in index.counts}
+    running_cells: set[str] = set()
+    tables, file_of_row = [index.rows], [np.repeat(np.arange(len(index.counts)), list(index.counts.values()))]
+    for number, (name, rows) in enumerate(pending_rows.items(), len(index.counts)):
+        if name in living_journals:
+            running_cells.update(rows["cell"].unique().to_pylist())
+        if name not in published_stems and rows.num_rows:
             tables.append(counted(parts.newest(rows)))
-            files.append(np.full(tables[-1].num_rows, number))
+            file_of_row.append(np.full(tables[-1].num_rows, number))
     counts, sets = _apart(pa.concat_tables(tables).combine_chunks())
-    again = _answered_twice(counts, np.concatenate(files), sets)
-    if again:
-        exact, further = _apart(counted(store.responses(again, _COLUMNS, coded=True)))
-        others = parts.places(counts["cell"], texts_of(sorted(again))) < 0
-        counts = pa.concat_tables([counts.take(column_of(np.flatnonzero(others))), exact])
-        sets |= further
-    return Tally(counts, sets, running, len(alive))
+    cells_answered_twice = _answered_twice(counts, np.concatenate(file_of_row), sets)
+    if cells_answered_twice:
+        recounted, further_sets = _apart(counted(store.responses(cells_answered_twice, _COLUMNS, coded=True)))
+        is_other_cell = parts.places(counts["cell"], texts_of(sorted(cells_answered_twice))) < 0
+        counts = pa.concat_tables([counts.take(column_of(np.flatnonzero(is_other_cell))), recounted])
+        sets |= further_sets
+    return Tally(counts, sets, running_cells, len(living_journals))
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
     """Split the table that `counted` returns. Return the columns of `COUNTS`, and a mapping from the digest of a set to its
     sample ids."""
-    first = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
-    named = rows.select(["samples", "ids"]).take(column_of(first))
-    return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in named.columns), strict=True))
+    rows_with_ids = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
+    sets_with_ids = rows.select(["samples", "ids"]).take(column_of(rows_with_ids))
+    return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in sets_with_ids.columns), strict=True))
 
 
 def counted(rows: pa.Table) -> pa.Table:
@@ -155,46 +161,50 @@ def counted(rows: pa.Table) -> pa.Table:
     rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
     """
     if not rows.num_rows:
-        return parts.no_rows(COUNTS.append(_SETS))
+        return parts.no_rows(COUNTS.append(_SETS_FIELD))
     cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
-    when = numbers_of(rows["committed_at"].cast(pa.int64()))
-    of_cell, of_sample = numbers_of(cells.indices), numbers_of(samples.indices)
+    commit_times = numbers_of(rows["committed_at"].cast(pa.int64()))
+    cell_of_row, sample_of_row = numbers_of(cells.indices), numbers_of(samples.indices)
     names = samples.dictionary.to_pylist()
-    starts = np.append(0, np.flatnonzero(np.diff(of_cell)) + 1)
-    digests = _digests(names)
+    cell_starts = np.append(0, np.flatnonzero(np.diff(cell_of_row)) + 1)
+    sample_digests = _digests(names)
     with np.errstate(over="ignore"):
-        sums = np.add.reduceat(digests[of_sample], starts, axis=0)  # independent of the samples' order
-    sets, first_of, set_of = np.unique(sums, axis=0, return_index=True, return_inverse=True)
-    lengths = np.diff(np.append(starts, len(of_cell)))
-    run = np.repeat(np.arange(len(starts)), lengths)
-    heads, of_error = _heads(errors)
-    of_status = numbers_of(statuses.indices)
-    key = (run * len(statuses.dictionary) + of_status) * (len(heads) + 1) + of_error
-    keys, places, group, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+        set_digests = np.add.reduceat(
+            sample_digests[sample_of_row], cell_starts, axis=0
+        )  # independent of the samples' order
+    distinct_sets, first_cell_of_set, set_of_cell = np.unique(
+        set_digests, axis=0, return_index=True, return_inverse=True
+    )
+    samples_per_cell = np.diff(np.append(cell_starts, len(cell_of_row)))
+    cell_number_of_row = np.repeat(np.arange(len(cell_starts)), samples_per_cell)
+    error_lines, error_of_row = _heads(errors)
+    status_of_row = numbers_of(statuses.indices)
+    key = (cell_number_of_row * len(statuses.dictionary) + status_of_row) * (len(error_lines) + 1) + error_of_row
+    keys, places, group_of_row, n_answers = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     summed_columns = (*answer_digests(rows).T, clusters_of(rows["sample_id"], rows["cluster"]))
-    low, high, clusters = (_sums(lane, group, len(keys)) for lane in summed_columns)
-    first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
-    np.minimum.at(first, group, when)
-    np.maximum.at(last, group, when)
-    samples_of = set_of.reshape(-1)[run[places]]
-    hexes = [row.tobytes().hex() for row in sets]
-    texts, of_row = [], np.zeros(len(keys) + 1, np.int32)
+    low, high, clusters = (_sums(lane, group_of_row, len(keys)) for lane in summed_columns)
+    first_commit, last_commit = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
+    np.minimum.at(first_commit, group_of_row, commit_times)
+    np.maximum.at(last_commit, group_of_row, commit_times)
+    samples_of = set_of_cell.reshape(-1)[cell_number_of_row[places]]
+    set_names = [row.tobytes().hex() for row in distinct_sets]
+    texts, ids_per_row = [], np.zeros(len(keys) + 1, np.int32)
     for row in sorted(np.unique(samples_of, return_index=True)[1]):  # the first row of each set
-        at = first_of[samples_of[row]]
-        texts += [names[code] for code in of_sample[starts[at] : starts[at] + lengths[at]]]
-        of_row[row + 1] = lengths[at]
-    no_error = pc.equal(column_of(of_error[places]), column_of(np.array([len(heads)]))[0])
-    messages = texts_of([*heads, ""]).take(column_of(of_error[places]))
+        at = first_cell_of_set[samples_of[row]]
+        texts += [names[code] for code in sample_of_row[cell_starts[at] : cell_starts[at] + samples_per_cell[at]]]
+        ids_per_row[row + 1] = samples_per_cell[at]
+    has_no_error = pc.equal(column_of(error_of_row[places]), column_of(np.array([len(error_lines)]))[0])
+    messages = texts_of([*error_lines, ""]).take(column_of(error_of_row[places]))
     return pa.Table.from_arrays(
         [
-            cells.dictionary.take(column_of(of_cell[places])),
-            texts_of(hexes).take(column_of(samples_of)),
-            statuses.dictionary.take(column_of(of_status[places])),
-            pc.if_else(no_error, pa.nulls(1, pa.string())[0], messages),
-            *map(column_of, (n, first, last, low, high, clusters)),
-            pa.ListArray.from_arrays(column_of(np.cumsum(of_row, dtype=np.int32)), texts_of(texts)),
+            cells.dictionary.take(column_of(cell_of_row[places])),
+            texts_of(set_names).take(column_of(samples_of)),
+            statuses.dictionary.take(column_of(status_of_row[places])),
+            pc.if_else(has_no_error, pa.nulls(1, pa.string())[0], messages),
+            *map(column_of, (n_answers, first_commit, last_commit, low, high, clusters)),
+            pa.ListArray.from_arrays(column_of(np.cumsum(ids_per_row, dtype=np.int32)), texts_of(texts)),
         ],
-        schema=COUNTS.append(_SETS),
+        schema=COUNTS.append(_SETS_FIELD),
     )
 
 
@@ -216,12 +226,12 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
 
     The lines are shortened. A row without a message gets the number of lines as its index.
     """
-    texts = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
-    texts = [text if len(text) <= _SHOWN else text[:_SHOWN] + "..." for text in texts]
-    heads = list(dict.fromkeys(texts))
-    places = {text: place for place, text in enumerate(heads)}
-    of_text = np.array([places[text] for text in texts] + [len(heads)], np.int64)
-    return heads, of_text[codes_of(errors)]
+    first_lines = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
+    first_lines = [text if len(text) <= _MESSAGE_LENGTH else text[:_MESSAGE_LENGTH] + "..." for text in first_lines]
+    distinct_lines = list(dict.fromkeys(first_lines))
+    place_of_line = {text: place for place, text in enumerate(distinct_lines)}
+    line_of_text = np.array([place_of_line[text] for text in first_lines] + [len(distinct_lines)], np.int64)
+    return distinct_lines, line_of_text[codes_of(errors)]
 
 
 def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
@@ -233,18 +243,22 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
     if not counts.num_rows:
         return set()
     cells, digests = coded(counts["cell"]), coded(counts["samples"])
-    names, ids = cells.dictionary.to_pylist(), [set(sets[name]) for name in digests.dictionary.to_pylist()]
+    cell_names, ids_of_set = cells.dictionary.to_pylist(), [set(sets[name]) for name in digests.dictionary.to_pylist()]
     cell, samples = codes_of(cells), codes_of(digests)
-    _, first = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
-    cuts = np.flatnonzero(np.diff(cell[first])) + 1
-    repeated, disjoint = set(), {}
-    for of_cell, places in zip(cell[first][np.append(0, cuts)], np.split(samples[first], cuts), strict=True):
+    _, first_rows = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
+    cell_cuts = np.flatnonzero(np.diff(cell[first_rows])) + 1
+    cells_answered_twice, is_disjoint_by_sets = set(), {}
+    for of_cell, places in zip(
+        cell[first_rows][np.append(0, cell_cuts)], np.split(samples[first_rows], cell_cuts), strict=True
+    ):
         key = places.tobytes()  # most cells have the same samples in the same files
-        if key not in disjoint:
-            disjoint[key] = len(set().union(*(ids[at] for at in places))) == sum(len(ids[at]) for at in places)
-        if not disjoint[key]:
-            repeated.add(names[of_cell])
-    return repeated
+        if key not in is_disjoint_by_sets:
+            is_disjoint_by_sets[key] = len(set().union(*(ids_of_set[at] for at in places))) == sum(
+                len(ids_of_set[at]) for at in places
+            )
+        if not is_disjoint_by_sets[key]:
+            cells_answered_twice.add(cell_names[of_cell])
+    return cells_answered_twice
 
 
 def answer_digests(rows: pa.Table) -> np.ndarray:
@@ -252,17 +266,19 @@ def answer_digests(rows: pa.Table) -> np.ndarray:
 
     rows: columns `_ANSWER` (sample, status and answer), dictionary-encoded or not.
     """
-    sample, status, answer = (coded(rows[name]) for name in _ANSWER)
-    of_sample = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
-    texts = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
-    statuses = _odd_digests(status.dictionary.to_pylist())[codes_of(status)]
+    sample, status, answer = (coded(rows[name]) for name in _ANSWER_COLUMNS)
+    sample_digests = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
+    answer_text_digests = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
+    status_digests = _odd_digests(status.dictionary.to_pylist())[codes_of(status)]
     with np.errstate(over="ignore"):
-        return of_sample * (texts * statuses)  # odd factors, so no product loses information about a factor
+        return sample_digests * (
+            answer_text_digests * status_digests
+        )  # odd factors, so no product loses information about a factor
 
 
 def digest_text(low: Any, high: Any) -> str:
     """Return a digest's two sums as 32 hex digits."""
-    return f"{int(high) & _ALL:016x}{int(low) & _ALL:016x}"
+    return f"{int(high) & _MASK_64_BITS:016x}{int(low) & _MASK_64_BITS:016x}"
 
 
 def digests_of_cells(rows: pa.Table) -> dict[str, str]:
@@ -284,7 +300,7 @@ def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
 # The index
 
 FOLDER = ".index"
-_META, _VERSION = b"mmkv_index", 2
+_METADATA_KEY, _VERSION = b"mmkv_index", 2
 WORTH = 64
 """Folders with fewer files get no index, unless the files are large."""
 LARGE = 4 << 20
@@ -321,21 +337,25 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
         StoreError: raised by `make`, or files keep vanishing.
     """
     index = root / FOLDER / f"{table}.parquet"
-    known, old = _opened(index, schema)
+    known_states, old_index = _opened(index, schema)
     for _ in range(RETRIES):
         states = {}
         for path in score_files.table_files(root, table):
             with suppress(FileNotFoundError):
                 states[path.name] = State.of(os.stat(path))
-        if states == known:
-            return old
-        lasting = {name for name, state in known.items() if states.get(name) == state}
+        if states == known_states:
+            return old_index
+        unchanged_files = {name for name, state in known_states.items() if states.get(name) == state}
         try:
-            made = {name: make(root / table / name) for name in sorted(states.keys() - lasting)}
+            rows_by_new_file = {name: make(root / table / name) for name in sorted(states.keys() - unchanged_files)}
         except FileNotFoundError:
             continue  # packed, or its scores replaced, since it was listed
-        counts = {name: old.counts[name] for name in sorted(lasting)} | {name: len(made[name]) for name in made}
-        current = Indexed(counts, pa.concat_tables([old.of(lasting), *made.values()]).combine_chunks())
+        counts = {name: old_index.counts[name] for name in sorted(unchanged_files)} | {
+            name: len(rows_by_new_file[name]) for name in rows_by_new_file
+        }
+        current = Indexed(
+            counts, pa.concat_tables([old_index.of(unchanged_files), *rows_by_new_file.values()]).combine_chunks()
+        )
         _keep(root, index, states, current)
         return current
     raise _vanishing(root / table)
@@ -381,9 +401,11 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
     with suppress(OSError):
         if os.statvfs(root).f_flag & os.ST_RDONLY:
             return
-        settled = {name: [*states[name], current.counts[name]] for name in sorted(states) if states[name].settled}
-        metadata = {_META: json.dumps({"version": _VERSION, "files": settled}).encode()}
-        write_bytes(index, parts.sealed(current.of(settled).replace_schema_metadata(metadata), compression="zstd"))
+        settled_files = {name: [*states[name], current.counts[name]] for name in sorted(states) if states[name].settled}
+        metadata = {_METADATA_KEY: json.dumps({"version": _VERSION, "files": settled_files}).encode()}
+        write_bytes(
+            index, parts.sealed(current.of(settled_files).replace_schema_metadata(metadata), compression="zstd")
+        )
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
@@ -392,7 +414,7 @@ def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
     try:
         with parts.opened(index) as file:
             rows = file.read()
-        metadata = json.loads(rows.schema.metadata[_META])
+        metadata = json.loads(rows.schema.metadata[_METADATA_KEY])
         if metadata["version"] == _VERSION and rows.schema.equals(schema):
             states = {name: State(*state) for name, (*state, _) in metadata["files"].items()}
             counts = {name: entry[-1] for name, entry in metadata["files"].items()}

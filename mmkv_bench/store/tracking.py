@@ -144,23 +144,23 @@ class WandbTracker:
             return False
         self._messages.put({"close": int(failed)})
         self._messages.put(None)
-        code = None
+        exit_code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(self.patience_s)
+            exit_code = process.wait(self.patience_s)
         with contextlib.suppress(ProcessLookupError):  # and the processes that wandb started
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         fault = process.stdout.read() if process.stdout is not None else ""
         self._process = None
-        if code is None:
+        if exit_code is None:
             log.warning(
                 "wandb was too slow and was stopped. The store has all results; the same command writes a summary"
             )
-        elif code or fault:
+        elif exit_code or fault:
             log.warning(
-                "wandb failed (%s); tracking has stopped, but the store has all results", fault or f"code {code}"
+                "wandb failed (%s); tracking has stopped, but the store has all results", fault or f"code {exit_code}"
             )
-        return code == 0 and not fault
+        return exit_code == 0 and not fault
 
 
 def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> None:
@@ -186,12 +186,12 @@ def attempt(folder: Path, name: str) -> str:
 
     Safe for any number of processes.
     """
-    taken = folder / ".attempts"
-    taken.mkdir(parents=True, exist_ok=True)
+    attempts_folder = folder / ".attempts"
+    attempts_folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         try:
-            (taken / f"{_plain(name)}-{number}").mkdir()
+            (attempts_folder / f"{_plain(name)}-{number}").mkdir()
         except FileExistsError:
             number += 1
             continue
@@ -222,20 +222,20 @@ def show_summary(
     if not cells:
         return False
     digest = checksum(json.dumps([about, cells, each], sort_keys=True, default=str).encode())
-    marks = shown.folder / ".attempts"
-    mark, lock = marks / f"{shown.group}-summary", marks / "lock"
+    marks_folder = shown.folder / ".attempts"
+    mark_file, lock_file = marks_folder / f"{shown.group}-summary", marks_folder / "lock"
     try:
-        marks.mkdir(parents=True, exist_ok=True)
-        lock.touch()
-        with lock_held(lock):
-            if mark.exists() and mark.read_text() == digest:
+        marks_folder.mkdir(parents=True, exist_ok=True)
+        lock_file.touch()
+        with lock_held(lock_file):
+            if mark_file.exists() and mark_file.read_text() == digest:
                 return False
-            mark.unlink(missing_ok=True)
+            mark_file.unlink(missing_ok=True)
             shown.patience_s += len(cells) if each else 0
-            shown.open(mark.name, "summary", about)
+            shown.open(mark_file.name, "summary", about)
             rows = [list(row.values()) for row in cells]
-            number = len({row["cell"] for row in cells})
-            shown.send({"summary": {"cells": number}, "table": {"columns": list(cells[0]), "data": rows}})
+            number_of_cells = len({row["cell"] for row in cells})
+            shown.send({"summary": {"cells": number_of_cells}, "table": {"columns": list(cells[0]), "data": rows}})
             for row in cells if each else ():
                 shown.send({"close": 0})
                 names = [row[key] for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None]
@@ -245,7 +245,7 @@ def show_summary(
                 shown.open(name, "cell", description, " ".join(map(str, labels)))
                 shown.send({"summary": {key: row[key] for key in MEASURED if row[key] is not None}})
             if written := shown.finish():  # else the next run tries again
-                mark.write_text(digest)
+                mark_file.write_text(digest)
             return written
     except OSError as problem:
         log.warning("wandb's summary cannot be written (%s), but all results are in the store", problem)
@@ -273,8 +273,8 @@ def check_online(timeout_s: float = 3.0) -> None:
     except requests.exceptions.SSLError:
         pass  # wandb checks certificates by other rules
     except requests.RequestException as problem:
-        why = type(problem).__name__
-        raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({why}). {_OFFLINE}") from None
+        reason = type(problem).__name__
+        raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({reason}). {_OFFLINE}") from None
 
 
 def _has_key(netloc: str) -> bool:
@@ -302,9 +302,13 @@ def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
                     shutil.rmtree(old, ignore_errors=True)
             if settings["mode"] == "online":
                 settings["resume"] = "allow"
-            quiet = wandb.Settings(**_SETTINGS)
+            quiet_settings = wandb.Settings(**_SETTINGS)
             run = wandb.init(
-                dir=str(folder.parent), config=message["config"], settings=quiet, reinit="create_new", **settings
+                dir=str(folder.parent),
+                config=message["config"],
+                settings=quiet_settings,
+                reinit="create_new",
+                **settings,
             )
         elif "log" in message:
             run.log(message["log"])
@@ -330,9 +334,9 @@ def main(folder: str, patience_s: str) -> None:
     # wandb takes these three folders only from the environment. A user's own values are kept.
     for variable, name in (("DATA", ".data"), ("CACHE", ".cache"), ("CONFIG", ".config")):
         os.environ.setdefault(f"WANDB_{variable}_DIR", str(Path(folder) / name))
-    stdin, stdout, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    stdin, stdout, null_device = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):  # not inherited, because processes started by wandb would keep the pipes open
-        os.dup2(null, stream)
+        os.dup2(null_device, stream)
     messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
 
     def read() -> None:
@@ -344,7 +348,7 @@ def main(folder: str, patience_s: str) -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=read, daemon=True).start()
-    code = 0
+    exit_code = 0
     try:
         _show(iter(messages.get, None), Path(folder))
         import wandb
@@ -352,8 +356,8 @@ def main(folder: str, patience_s: str) -> None:
         wandb.teardown()
     except BaseException as problem:  # noqa: BLE001 - whatever wandb raises; a tracker's failure is only reported
         os.write(stdout, f"{type(problem).__name__}: {problem}".replace("\n", " ")[:500].encode())
-        code = 1
-    os._exit(code)
+        exit_code = 1
+    os._exit(exit_code)
 
 
 if __name__ == "__main__":

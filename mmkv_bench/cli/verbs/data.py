@@ -33,13 +33,17 @@ def data(given: argparse.Namespace) -> int:
         )
     from mmkv_bench.datasets import fixtures
 
-    fixed = fixtures.names()
+    fixture_names = fixtures.names()
     rows: list[dict[str, Any]] = []
     for name in options("dataset"):
         about = content("dataset", name).get("about") or {}
-        texts = {"size": about.get("size") or "", "judge": about.get("judge") or "none"}
-        row = {"dataset": name, "samples": about.get("samples"), **{key: str(text) for key, text in texts.items()}}
-        rows.append(row | {"fixture": name in fixed, "title": str(about.get("title") or "")})
+        descriptions = {"size": about.get("size") or "", "judge": about.get("judge") or "none"}
+        row = {
+            "dataset": name,
+            "samples": about.get("samples"),
+            **{key: str(text) for key, text in descriptions.items()},
+        }
+        rows.append(row | {"fixture": name in fixture_names, "title": str(about.get("title") or "")})
     if given.json:
         print(json.dumps(rows))
         return 0
@@ -69,7 +73,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
     config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *(word for word in words if "=" in word)])
     if not online:
         go_offline()
-    documents = []
+    reports_as_data = []
     for name, node in config.datasets.items():
         spec = spec_from_config(str(name), dict(node), vars(config.data))
         about = node.get("about") or {}
@@ -92,16 +96,16 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             from mmkv_bench.datasets.sources import ask
 
             document["hub"] = ask(repository) | {"repository": repository}
-        documents.append(document)
+        reports_as_data.append(document)
         if not as_json:
             print("\n".join(_report(document, report)))
     if as_json:
-        print(json.dumps(documents))
-    return 0 if all(document["ready"] for document in documents) else 2
+        print(json.dumps(reports_as_data))
+    return 0 if all(document["ready"] for document in reports_as_data) else 2
 
 
 def _report(document: Mapping[str, Any], report: DataReport) -> list[str]:
-    expected = document["expected_samples"]
+    expected_samples = document["expected_samples"]
     amounts = [
         f"{report.files} file{'s' * (report.files != 1)}" if report.files is not None else "",
         _bytes(report.bytes) if report.bytes is not None else "",
@@ -112,14 +116,15 @@ def _report(document: Mapping[str, Any], report: DataReport) -> list[str]:
         f"  task      {document['task']}{', ' + report.config if report.config else ''}",
         f"  source    {document['source'] or 'as its task says'}",
         f"  licence   {document['licence'] or 'not known here'}",
-        f"  size      {document['expected_size'] or 'not known here'}{f'; {expected} samples' if expected else ''}",
+        "  size      "
+        f"{document['expected_size'] or 'not known here'}{f'; {expected_samples} samples' if expected_samples else ''}",
         f"  judge     {document['judge']}",
         f"  here      {report.place}" + (f" ({', '.join(filter(None, amounts))})" if any(amounts) else ""),
     ]
     if report.columns is not None:
-        further = [name for name in report.columns if name not in document["columns_read"]]
-        read = ", ".join(name for name in document["columns_read"] if name in report.columns) or "not declared"
-        lines.append(f"  columns   read: {read}{'; further: ' + ', '.join(further) if further else ''}")
+        others = [name for name in report.columns if name not in document["columns_read"]]
+        read_columns = ", ".join(name for name in document["columns_read"] if name in report.columns) or "not declared"
+        lines.append(f"  columns   read: {read_columns}{'; further: ' + ', '.join(others) if others else ''}")
     if report.media is not None:
         lines.append(f"  videos    {report.media}")
     if hub := document.get("hub"):
@@ -162,8 +167,8 @@ def tokens(given: argparse.Namespace) -> int:
     sizes = [(int(word.partition("x")[0]), int(word.partition("x")[2])) for word in words if word not in settings]
     for word in settings:
         if word.partition("=")[0] not in _KEYS:
-            hint = nearest(word.partition("=")[0], _KEYS)
-            raise ConfigError(f"{word!r} is neither a size such as 1344x896 nor a key; {hint}")
+            suggestion = nearest(word.partition("=")[0], _KEYS)
+            raise ConfigError(f"{word!r} is neither a size such as 1344x896 nor a key; {suggestion}")
     if not sizes or not any(word.startswith("model=") for word in settings):
         raise ConfigError("tokens needs a model and a size; write for example model=qwen2_5_vl_7b 1344x896")
     model = compose(settings).model
@@ -173,19 +178,25 @@ def tokens(given: argparse.Namespace) -> int:
             f"model={model.name} has no processor settings in conf/model; choose a model with such settings, for "
             "example qwen2_5_vl_7b"
         )
-    kind, limits = str(shape["model_type"]), PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels)
-    _check_limits(model, kind, processor, limits)
-    per_token, counts = kv_bytes_per_token(config_of(shape), model.dtype), []
+    model_type, limits = (
+        str(shape["model_type"]),
+        PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels),
+    )
+    _check_limits(model, model_type, processor, limits)
+    per_token, tokens_per_size = kv_bytes_per_token(config_of(shape), model.dtype), []
     print(f"{model.name}: {per_token / 1024:g} KiB of keys and values per token in {model.dtype}")
     for size in sizes:
         if model.frames is None:
-            medium, count = "image", image_tokens(kind, processor, *size, len(sizes), limits)
+            medium, count = "image", image_tokens(model_type, processor, *size, len(sizes), limits)
         else:
-            medium, count = f"{model.frames} frames of", video_tokens(kind, processor, model.frames, *size, limits)
-        counts.append(count)
+            medium, count = (
+                f"{model.frames} frames of",
+                video_tokens(model_type, processor, model.frames, *size, limits),
+            )
+        tokens_per_size.append(count)
         print(f"  {medium} {size[0]}x{size[1]}: {_tokens(count, per_token)}")
     if len(sizes) > 1:
-        print(f"  together: {_tokens(sum(counts), per_token)}")
+        print(f"  together: {_tokens(sum(tokens_per_size), per_token)}")
     return 0
 
 
@@ -206,20 +217,21 @@ def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits:
     for key, value in {"frames": model.frames, **vars(limits)}.items():
         if value is not None and value < 1:
             raise ConfigError(f"model.{key}={value} is not a whole number >= 1; give such a number")
-    limited = [key for key, value in vars(limits).items() if value is not None]
-    if limited and not family(kind).pixel_limits:
+    given_limits = [key for key, value in vars(limits).items() if value is not None]
+    if given_limits and not family(kind).pixel_limits:
         raise ConfigError(
-            f"{', '.join(limited)}: model={model.name} scales to fixed sizes, and only Qwen-VL has pixel limits; "
+            f"{', '.join(given_limits)}: model={model.name} scales to fixed sizes, and only Qwen-VL has pixel limits; "
             "leave the limits out"
         )
-    unused_limits = [key for key in limited if (key == "video_max_pixels") == (model.frames is None)]
+    unused_limits = [key for key in given_limits if (key == "video_max_pixels") == (model.frames is None)]
     if unused_limits:
         medium = "images" if model.frames is None else "videos"
         raise ConfigError(f"{', '.join(unused_limits)} has no effect on {medium}; leave it out")
-    if limited and model.frames is None:
-        low, high = area(processor["image"])
-        low, high = limits.min_pixels or low, limits.max_pixels or high
-        if low > high:
+    if given_limits and model.frames is None:
+        min_area, max_area = area(processor["image"])
+        min_area, max_area = limits.min_pixels or min_area, limits.max_pixels or max_area
+        if min_area > max_area:
             raise ConfigError(
-                f"at least {low} and at most {high} pixels contradict each other; give model.min_pixels and model.max_pixels"
+                f"at least {min_area} and at most {max_area} pixels contradict each other; give model.min_pixels and "
+                "model.max_pixels"
             )

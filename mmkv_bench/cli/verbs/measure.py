@@ -46,28 +46,32 @@ def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
     Raises:
         ConfigError: a flag of another method, or of another source of samples (pages, a text, a dataset, released files).
     """
-    flags = [flag for flag in ("samples", *OF_PAGES, *OF_DATASETS, "text") if getattr(given, flag) is not None]
-    if given.imports and (flags or given.overrides):
-        what = given.overrides[0] if given.overrides else f"--{flags[0]}"
-        raise ConfigError(f"--import measures nothing, so {what} has no effect; drop one of them")
-    pages = [flag for flag in flags if flag in (*OF_PAGES, "text")]
-    if given.overrides and pages:
+    given_flags = [flag for flag in ("samples", *OF_PAGES, *OF_DATASETS, "text") if getattr(given, flag) is not None]
+    if given.imports and (given_flags or given.overrides):
+        first_given = given.overrides[0] if given.overrides else f"--{given_flags[0]}"
+        raise ConfigError(f"--import measures nothing, so {first_given} has no effect; drop one of them")
+    page_flags = [flag for flag in given_flags if flag in (*OF_PAGES, "text")]
+    if given.overrides and page_flags:
         raise ConfigError(
-            f"--{pages[0]} does not work with samples of a dataset ({given.overrides[0]}); drop one of them"
+            f"--{page_flags[0]} does not work with samples of a dataset ({given.overrides[0]}); drop one of them"
         )
-    chance = [flag for flag in flags if flag in OF_DATASETS]
-    if chance and not given.overrides:
-        raise ConfigError(f"--{chance[0]} chooses among samples of a dataset; name one with dataset=<name>")
-    accepted = OF_METHOD.get(given.method, {})
-    for method, flag in ((method, flag) for method, flags in OF_METHOD.items() for flag in flags):
-        if flag in accepted:
+    dataset_flags = [flag for flag in given_flags if flag in OF_DATASETS]
+    if dataset_flags and not given.overrides:
+        raise ConfigError(f"--{dataset_flags[0]} chooses among samples of a dataset; name one with dataset=<name>")
+    default_by_flag = OF_METHOD.get(given.method, {})
+    for method, flag in ((method, flag) for method, given_flags in OF_METHOD.items() for flag in given_flags):
+        if flag in default_by_flag:
             continue
         if getattr(given, flag) is not None:
-            takes = ", ".join(f"--{name}" for name in accepted)
-            allowed = f"allowed for {given.method}: {takes}" if takes else f"{given.method} takes no such flag"
-            raise ConfigError(f"--{flag} is only for {method}; {allowed}; drop --{flag}")
+            accepted_flags = ", ".join(f"--{name}" for name in default_by_flag)
+            allowed_clause = (
+                f"allowed for {given.method}: {accepted_flags}"
+                if accepted_flags
+                else f"{given.method} takes no such flag"
+            )
+            raise ConfigError(f"--{flag} is only for {method}; {allowed_clause}; drop --{flag}")
         delattr(given, flag)
-    for flag, default in {**accepted, **OF_PAGES, "samples": SAMPLES[given.method]}.items():
+    for flag, default in {**default_by_flag, **OF_PAGES, "samples": SAMPLES[given.method]}.items():
         setattr(given, flag, default if getattr(given, flag) is None else getattr(given, flag))
     return given
 
@@ -90,20 +94,26 @@ def diagnose(given: argparse.Namespace) -> int:
             "in table diagnostics of out="
         )
     of_methods = ("method", "methods", "budget", "reading") if given.name in OF_METHODS else ()
-    words, allowed = overrides_of(given), ("model", "dataset", "data", "out", *of_methods)
-    groups = [word.partition("=")[0].partition(".")[0].lstrip("+") for word in words]
-    for word, group in zip(words, groups, strict=True):
-        if group not in (*KEYS, *allowed, "hydra"):
-            raise ConfigError(f"{word} has no effect on {given.name}; allowed: {', '.join(allowed)} and their keys")
-    config = compose(words)
-    ours = [word for word, group in zip(words, groups, strict=True) if group in KEYS]
-    if not any(word.startswith("dataset=") for word in ours):
-        ours = [f"dataset={next(iter(config.datasets))}", *ours]
+    overrides, allowed_keys = overrides_of(given), ("model", "dataset", "data", "out", *of_methods)
+    key_groups = [word.partition("=")[0].partition(".")[0].lstrip("+") for word in overrides]
+    for word, group in zip(overrides, key_groups, strict=True):
+        if group not in (*KEYS, *allowed_keys, "hydra"):
+            raise ConfigError(
+                f"{word} has no effect on {given.name}; allowed: {', '.join(allowed_keys)} and their keys"
+            )
+    config = compose(overrides)
+    dataset_overrides = [word for word, group in zip(overrides, key_groups, strict=True) if group in KEYS]
+    if not any(word.startswith("dataset=") for word in dataset_overrides):
+        dataset_overrides = [f"dataset={next(iter(config.datasets))}", *dataset_overrides]
     quiet_libraries()
-    questions = of_dataset(ours, given.samples, given.draw, calibrating=False)
-    methods = partial(methods_of, config.method_config, config.budget, config.model.name) if of_methods else None
-    out = Path(config.out)
-    written = diagnose(given.name, config.model, questions, given.tokens, out, methods)
-    earlier = f", {written.before} had been measured before" if written.before else ""
-    print(f"wrote {written.numbers} numbers of {written.measured} samples to {out / 'diagnostics'}{earlier}")
+    questions = of_dataset(dataset_overrides, given.samples, given.draw, calibrating=False)
+    methods_of_model = (
+        partial(methods_of, config.method_config, config.budget, config.model.name) if of_methods else None
+    )
+    result_folder = Path(config.out)
+    diagnosis = diagnose(given.name, config.model, questions, given.tokens, result_folder, methods_of_model)
+    earlier_clause = f", {diagnosis.before} had been measured before" if diagnosis.before else ""
+    print(
+        f"wrote {diagnosis.numbers} numbers of {diagnosis.measured} samples to {result_folder / 'diagnostics'}{earlier_clause}"
+    )
     return 0

@@ -40,23 +40,29 @@ def check(given: argparse.Namespace) -> int:
     method_text.check(given.file)  # before the seconds that torch takes
     from mmkv_bench.methods import diagnosis, invariants
 
-    made = invariants.method(given.file, given.settings)
-    parts = (made.scorer, made.allocator, made.selector, made.reducer, made.decoding or "no decode policy")
+    compressor = invariants.method(given.file, given.settings)
+    parts = (
+        compressor.scorer,
+        compressor.allocator,
+        compressor.selector,
+        compressor.reducer,
+        compressor.decoding or "no decode policy",
+    )
     print(f"{given.file}: {', '.join(map(str, parts))}")
-    broken: dict[diagnosis.Check, diagnosis.Finding] = {}
-    waiting = 0
+    broken_promises: dict[diagnosis.Check, diagnosis.Finding] = {}
+    unchecked_promises = 0
     for number, check in enumerate(invariants.CHECKS):
-        if diagnosis.hidden(check, broken):
-            waiting += 1
+        if diagnosis.hidden(check, broken_promises):
+            unchecked_promises += 1
             continue
-        finding = diagnosis.tried(check, made, given.file)
-        if finding is not None and any(other.again(finding) for other in broken.values()):
-            waiting += len(invariants.CHECKS) - number
+        finding = diagnosis.tried(check, compressor, given.file)
+        if finding is not None and any(other.again(finding) for other in broken_promises.values()):
+            unchecked_promises += len(invariants.CHECKS) - number
             break
-        broken |= {} if finding is None else {check: finding}
+        broken_promises |= {} if finding is None else {check: finding}
         promise = (check.__doc__ or check.__name__).splitlines()[0]
         print(f"ok      {promise}" if finding is None else f"BROKEN  {promise}: {finding}", flush=True)
-    kept = len(invariants.CHECKS) - len(broken) - waiting
-    more = f"; {waiting} wait for the line above" * bool(waiting)
-    print(f"{kept} of {len(invariants.CHECKS)} promises are kept{more}")
-    return 1 if broken else 0
+    kept_promises = len(invariants.CHECKS) - len(broken_promises) - unchecked_promises
+    unchecked_clause = f"; {unchecked_promises} wait for the line above" * bool(unchecked_promises)
+    print(f"{kept_promises} of {len(invariants.CHECKS)} promises are kept{unchecked_clause}")
+    return 1 if broken_promises else 0

@@ -43,8 +43,8 @@ def plan(given: argparse.Namespace) -> int:
 
     overrides = overrides_of(given)
     config = validated(overrides)
-    slurm = any(text.partition("=")[0] == "launcher" for text in overrides)
-    launcher = launcher_of(overrides) if slurm else None  # the plan is then a sweep's
+    has_launcher = any(text.partition("=")[0] == "launcher" for text in overrides)
+    launcher = launcher_of(overrides) if has_launcher else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:
         from mmkv_bench.efficiency.plan import plan_passes
 
@@ -86,19 +86,19 @@ def print_plan(
     forecasts = forecast(
         plan, workloads_of(plan, coverage, store, assumptions), assumptions, prefill_counts.notes_of(plan)
     )
-    rates, older = throughput.rates(plan, coverage, store), stale_answers.other_versions(plan, store)
-    disk = preflight.disk_of(plan, coverage, store)
-    lacks = preflight.lacking(plan, disk)
-    notes = [f"note       {sentence}" for sentence in older]
+    rates, version_notes = throughput.rates(plan, coverage, store), stale_answers.other_versions(plan, store)
+    disk_space = preflight.disk_of(plan, coverage, store)
+    missing_inputs = preflight.lacking(plan, disk_space)
+    notes = [f"note       {sentence}" for sentence in version_notes]
     print("\n".join([schedule(plan, coverage), "", text(forecasts), "", *throughput.lines(rates), *notes]))
-    print(preflight.told(disk, lacks, plan.out))
+    print(preflight.told(disk_space, missing_inputs, plan.out))
     return {
         **schedule_document(plan, coverage),
         "forecast": asdict(forecasts),
         "measured": [asdict(rate) | {"hours": rate.hours} for rate in rates],
-        "other_versions": older,
-        "disk": asdict(disk),
-        "lacking": [asdict(lack) for lack in lacks],
+        "other_versions": version_notes,
+        "disk": asdict(disk_space),
+        "lacking": [asdict(lack) for lack in missing_inputs],
         **(_memory(forecasts, *_peaks(plan, forecasts)) if given.memory else {}),
     }
 
@@ -120,25 +120,29 @@ def _print_passes(
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.formats import write
 
-    todo = missing(plan, stored_outcomes(plan, Store(plan.out).timings(plan.names)))
+    missing_passes = missing(plan, stored_outcomes(plan, Store(plan.out).timings(plan.names)))
     assumptions = _assumptions(given, plan, launcher)
     if plan.memory_limit is not None and given.device_memory is None:
         assumptions = replace(assumptions, memory=plan.memory_limit)
-    forecasts = forecast(plan, passes.workloads_of(plan, todo), assumptions, passes.notes_of(plan))
-    lacks = preflight.weights_lacking(plan.model)
+    forecasts = forecast(plan, passes.workloads_of(plan, missing_passes), assumptions, passes.notes_of(plan))
+    missing_inputs = preflight.weights_lacking(plan.model)
     peaks: list[CellPeaks] = []
     notes: list[str] = []
     if given.memory:
         peaks, notes = _peaks(plan, forecasts, passes.prompts(plan), plan.pass_config.new_tokens - 1)
     tables = deployment_of(plan, forecasts, peaks, given.scores or ())
-    print("\n".join([passes.text(plan, todo), text(forecasts, write(tables, "md")), *preflight.said(lacks)]))
-    told = {
-        **passes.document(plan, todo),
+    print(
+        "\n".join(
+            [passes.text(plan, missing_passes), text(forecasts, write(tables, "md")), *preflight.said(missing_inputs)]
+        )
+    )
+    plan_as_data = {
+        **passes.document(plan, missing_passes),
         "forecast": asdict(forecasts),
         "deployment": [dict(record) for table in tables for record in table.records()],
-        "lacking": [asdict(lack) for lack in lacks],
+        "lacking": [asdict(lack) for lack in missing_inputs],
     }
-    return told | (_memory(forecasts, peaks, notes) if given.memory else {})
+    return plan_as_data | (_memory(forecasts, peaks, notes) if given.memory else {})
 
 
 def _peaks(
@@ -147,12 +151,14 @@ def _peaks(
     from mmkv_bench.forecast.memory import count_peaks  # torch
     from mmkv_bench.run.progress import duration
 
-    begin = time.monotonic()
+    start_time = time.monotonic()
 
     def tell(done: int, total: int, label: str) -> None:
-        left = f", {duration((time.monotonic() - begin) / done * (total - done))} left" if done else ""
-        words = f"counting memory in dry runs of the model's code: {done} of {total} done{left}; next {label}"
-        print(words, file=sys.stderr)
+        time_left_clause = f", {duration((time.monotonic() - start_time) / done * (total - done))} left" if done else ""
+        progress_text = (
+            f"counting memory in dry runs of the model's code: {done} of {total} done{time_left_clause}; next {label}"
+        )
+        print(progress_text, file=sys.stderr)
 
     return count_peaks(plan, forecasts, prompts, reserve, tell)
 
@@ -175,27 +181,31 @@ def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, A
     from mmkv_bench.forecast.forecast import Assumptions
 
     prompts = _prompts(given)
-    numbers = {flag: getattr(given, flag) and getattr(given, flag) * unit for flag, unit in _UNITS.items()}
-    flags = [f"--{flag.replace('_', '-')}" for flag, number in numbers.items() if number is not None]
-    speed = None
+    value_by_flag = {flag: getattr(given, flag) and getattr(given, flag) * unit for flag, unit in _UNITS.items()}
+    given_flags = [f"--{flag.replace('_', '-')}" for flag, number in value_by_flag.items() if number is not None]
+    device = None
     if given.measure:
         if given.device:
             raise ConfigError(
                 f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
             )
-        speed = device_speed.measured(given.measure, again=True)
-        print(speed)
+        device = device_speed.measured(given.measure, again=True)
+        print(device)
     elif given.device:
-        speed = device_speed.named(given.device)
-    elif not flags:
-        kind = _kind(plan, launcher)
-        alike = [one for one in device_speed.stored().values() if kind in (None, one.kind)]
-        speed = alike[0] if len(alike) == 1 else None
-    if speed is None or len(flags) == len(_UNITS):
-        return Assumptions(*prompts, numbers["device_memory"], numbers["bandwidth"], numbers["matmul"])
-    measured = speed.memory_bytes, speed.bandwidth, speed.rates.get(plan.cells[0].dtype)
-    memory, bandwidth, rate = (b if a is None else a for a, b in zip(numbers.values(), measured, strict=True))
-    name = speed.slug + (f" with {' and '.join(flags)} as given" if flags else "")
+        device = device_speed.named(given.device)
+    elif not given_flags:
+        device_kind = _kind(plan, launcher)
+        devices_of_kind = [one for one in device_speed.stored().values() if device_kind in (None, one.kind)]
+        device = devices_of_kind[0] if len(devices_of_kind) == 1 else None
+    if device is None or len(given_flags) == len(_UNITS):
+        return Assumptions(
+            *prompts, value_by_flag["device_memory"], value_by_flag["bandwidth"], value_by_flag["matmul"]
+        )
+    device_limits = device.memory_bytes, device.bandwidth, device.rates.get(plan.cells[0].dtype)
+    memory, bandwidth, rate = (
+        b if a is None else a for a, b in zip(value_by_flag.values(), device_limits, strict=True)
+    )
+    name = device.slug + (f" with {' and '.join(given_flags)} as given" if given_flags else "")
     return Assumptions(*prompts, memory, bandwidth, rate, name)
 
 
@@ -224,5 +234,7 @@ def _prompts(given: argparse.Namespace) -> tuple[list[int], int | None, list[tup
             raise ConfigError(f"--image {text} is not a size in pixels; give width and height, such as 1344x896")
     if given.image and (given.prompt_tokens or given.visual_tokens):
         raise ConfigError("--image determines the length of prompts; leave out --prompt-tokens and --visual-tokens")
-    images = [(int(width), int(height)) for width, _, height in (text.partition("x") for text in given.image or ())]
-    return lengths, given.visual_tokens, images
+    image_sizes = [
+        (int(width), int(height)) for width, _, height in (text.partition("x") for text in given.image or ())
+    ]
+    return lengths, given.visual_tokens, image_sizes

@@ -42,13 +42,13 @@ def pack(given: argparse.Namespace) -> int:
 
         receipts_of([given.receipt], given.rows)  # before packing, which cannot be undone
     for folder in given.rows:
-        before = _mib(folder)
-        dropped = pack(Store(folder), given.slim)
-        note = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
-        print(f"{folder}: {before:.1f} -> {_mib(folder):.1f} MiB{note}")
+        old_mib = _mib(folder)
+        dropped_cells = pack(Store(folder), given.slim)
+        note = f"; dropped {dropped_cells} cells that newer numbers of their methods supersede" if dropped_cells else ""
+        print(f"{folder}: {old_mib:.1f} -> {_mib(folder):.1f} MiB{note}")
         if given.publish is not None:
-            beside = {} if given.receipt is None else files_beside(Store(folder), given.receipt)
-            digest = publish(Store(folder), given.publish, beside)
+            files_to_add = {} if given.receipt is None else files_beside(Store(folder), given.receipt)
+            digest = publish(Store(folder), given.publish, files_to_add)
             print(f"{given.publish}: ready to be uploaded; its manifest's sha256 is {digest}")
     return 0
 
@@ -68,9 +68,9 @@ def fetch(given: argparse.Namespace) -> int:
     from mmkv_bench.store.publish import fetch, place
     from mmkv_bench.store.store import Store
 
-    fetched, there = fetch(place(given.source), given.out, given.sha256, lambda line: print(line, file=sys.stderr))
+    fetched, present = fetch(place(given.source), given.out, given.sha256, lambda line: print(line, file=sys.stderr))
     cells = Store(given.out).cells().num_rows
-    print(f"{given.out}: {cells} cells in {fetched + there} files, {fetched} fetched, {there} there already")
+    print(f"{given.out}: {cells} cells in {fetched + present} files, {fetched} fetched, {present} there already")
     print(f"mmkv-bench tables {given.out} prints their tables")
     return 0
 
@@ -97,19 +97,24 @@ def verify(given: argparse.Namespace) -> int:
 
     is_folder = [Path(word).is_dir() for word in given.what]
     roots = [rows_folder(word) for word in given.what[: is_folder.index(False) if False in is_folder else None]]
-    words = given.what[len(roots) :]
-    cells, sample = _named(roots, words)
+    choosing_words = given.what[len(roots) :]
+    cells, sample = _named(roots, choosing_words)
     roots = roots or stores_with_answers(RESULTS)
     count, seed = (None, None) if given.all else (given.samples, given.seed)
-    drawn = draw(roots, count, seed or 0, cells, sample)
-    print(f"making {len(drawn)} answers of {len({one.row['cell'] for one in drawn})} cells again", file=sys.stderr)
-    make_again(drawn, given.other_versions, run_code=given.run_code)
-    print("\n".join(lines(drawn)))
+    drawn_answers = draw(roots, count, seed or 0, cells, sample)
+    print(
+        f"making {len(drawn_answers)} answers of {len({one.row['cell'] for one in drawn_answers})} cells again",
+        file=sys.stderr,
+    )
+    make_again(drawn_answers, given.other_versions, run_code=given.run_code)
+    print("\n".join(lines(drawn_answers)))
     if given.receipt is not None:
-        given.receipt.write_text(json.dumps(receipt(drawn, seed, words), indent=1) + "\n", encoding="utf-8")
-        link = f"mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
-        print(f"receipt: {given.receipt}; {link}")
-    return EXIT_CODES[verdict(drawn)]
+        given.receipt.write_text(
+            json.dumps(receipt(drawn_answers, seed, choosing_words), indent=1) + "\n", encoding="utf-8"
+        )
+        link_hint = f"mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
+        print(f"receipt: {given.receipt}; {link_hint}")
+    return EXIT_CODES[verdict(drawn_answers)]
 
 
 def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
@@ -124,13 +129,13 @@ def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | Non
     if not words:
         return None, None
     if len(roots) != 1:
-        before = "no folder" if not roots else f"{len(roots)} folders"
+        folders_clause = "no folder" if not roots else f"{len(roots)} folders"
         raise ConfigError(
             f"{words[0]!r} is not a folder of result rows, and words that choose cells need one folder before "
-            f"them, but got {before}. Write mmkv-bench verify <rows> {' '.join(words)}"
+            f"them, but got {folders_clause}. Write mmkv-bench verify <rows> {' '.join(words)}"
         )
-    named = StoreCells(Store(roots[0])).named(words)
-    return named.cells, named.sample
+    chosen_cells = StoreCells(Store(roots[0])).named(words)
+    return chosen_cells.cells, chosen_cells.sample
 
 
 def stores_with_answers(folder: Path) -> list[Path]:
@@ -154,25 +159,25 @@ def accept(given: argparse.Namespace) -> int:
     from mmkv_bench.plan.validate import validated_jobs
     from mmkv_bench.store.publish import place
 
-    source, settings = place(given.bundle), given.overrides or list(FIRST_REAL)
+    bundle, settings = place(given.bundle), given.overrides or list(FIRST_REAL)
     given.overrides, as_json, given.json = settings, given.json, False
     configs = [config for _, config in validated_jobs(overrides_of(given))]
     seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
-    results = []
+    findings_so_far = []
     if not as_json:
-        print(f"{source.shown} as a bundle of {' '.join(settings)}")
+        print(f"{bundle.shown} as a bundle of {' '.join(settings)}")
     with tempfile.TemporaryDirectory() as folder:
-        for finding in findings(source, configs, Path(folder) / "rows", given.samples, seed):
-            results.append(finding)
+        for finding in findings(bundle, configs, Path(folder) / "rows", given.samples, seed):
+            findings_so_far.append(finding)
             if not as_json:
                 print(finding, flush=True)
-    accepted = all(finding.outcome != REFUSED for finding in results)
+    accepted = all(finding.outcome != REFUSED for finding in findings_so_far)
     if as_json:
-        checks = [asdict(finding) for finding in results]
+        checks = [asdict(finding) for finding in findings_so_far]
         print(json.dumps({"accepted": accepted, "settings": settings, "seed": seed, "checks": checks}))
     elif accepted:
-        unchecked = ", ".join(finding.check for finding in results if finding.outcome == NOT_CHECKED)
-        print("accepted: nothing is refused" + f"; not checked: {unchecked}" * bool(unchecked))
+        unchecked_names = ", ".join(finding.check for finding in findings_so_far if finding.outcome == NOT_CHECKED)
+        print("accepted: nothing is refused" + f"; not checked: {unchecked_names}" * bool(unchecked_names))
     else:
-        print(f"refused: {', '.join(finding.check for finding in results if finding.outcome == REFUSED)}")
+        print(f"refused: {', '.join(finding.check for finding in findings_so_far if finding.outcome == REFUSED)}")
     return int(not accepted)

@@ -32,18 +32,18 @@ def usage() -> str:
         "",
         "groups (group=choice, 'group=[a,b]' where several are taken)",
     ]
-    stated = VERBS["run"]["help"]
-    for group in dict.fromkeys([*stated["groups"], *groups()]):
+    help_entry = VERBS["run"]["help"]
+    for group in dict.fromkeys([*help_entry["groups"], *groups()]):
         lines += [
-            f"  {group:<12}{stated['groups'].get(group, '')}",
+            f"  {group:<12}{help_entry['groups'].get(group, '')}",
             indent("\n".join(wrap(", ".join(options(group)), 96)), " " * 14),
         ]
-    for name, title in stated["keys"].items():
+    for name, title in help_entry["keys"].items():
         lines += ["", title]
         for key, (text, allowed) in keys(SCHEMAS[name]).items():
-            words = allowed if isinstance(allowed, str) else " | ".join(allowed)
-            lines.append(f"  {key:<18}{text}" + (f" [{words}]" if words else ""))
-    return "\n".join([*lines, "", stated["end"]])
+            allowed_text = allowed if isinstance(allowed, str) else " | ".join(allowed)
+            lines.append(f"  {key:<18}{text}" + (f" [{allowed_text}]" if allowed_text else ""))
+    return "\n".join([*lines, "", help_entry["end"]])
 
 
 def run(given: argparse.Namespace) -> int:
@@ -130,16 +130,16 @@ def run_sweep(overrides: Sequence[str]) -> int:
             f"environment variable instead: '{secret}=${{oc.env:NAME}}'"
         )
     jobs = validated_jobs(overrides)
-    words, config = jobs[0]
-    launcher = launcher_of(words)
-    kind = str(launcher["_target_"]).rpartition(".")[2]
-    on_slurm = kind == "SlurmLauncher"
-    if not on_slurm and kind != "BasicLauncher":
+    first_overrides, config = jobs[0]
+    launcher = launcher_of(first_overrides)
+    launcher_class = str(launcher["_target_"]).rpartition(".")[2]
+    on_slurm = launcher_class == "SlurmLauncher"
+    if not on_slurm and launcher_class != "BasicLauncher":
         raise ConfigError(
-            f"{kind} is not a launcher of this package; allowed: launcher=local or slurm; give one of them"
+            f"{launcher_class} is not a launcher of this package; allowed: launcher=local or slurm; give one of them"
         )
     if not on_slurm:
-        _refuse_keys_of_hydra(words)
+        _refuse_keys_of_hydra(first_overrides)
         _refuse_keys_of_slurm(config.shards, False, "add launcher=slurm")
     if config.dry:
         return _print_sweep(overrides, jobs, launcher if on_slurm else None)
@@ -157,17 +157,17 @@ def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
     failures: list[tuple[str, int, str]] = []
     for words, config in jobs:
         try:
-            code, sentence = _carried_out(config), "see its messages above"
+            exit_code, sentence = _carried_out(config), "see its messages above"
         except Exception as error:  # noqa: BLE001 - the other jobs run; the exception is dropped, since it holds the model
-            refused = refusal(error)
-            if refused is None:
+            sentence_and_code = refusal(error)
+            if sentence_and_code is None:
                 traceback.print_exc()
-            sentence, code = refused or (first_line(error), 1)
-        if code:
-            failures.append((" ".join(words) or "(defaults)", code, sentence))
-    for name, code, sentence in failures:
-        print(f"mmkv_bench: job {name} failed with exit code {code}: {sentence}", file=sys.stderr)
-    return max([code for _, code, _ in failures], default=0)
+            sentence, exit_code = sentence_and_code or (first_line(error), 1)
+        if exit_code:
+            failures.append((" ".join(words) or "(defaults)", exit_code, sentence))
+    for name, exit_code, sentence in failures:
+        print(f"mmkv_bench: job {name} failed with exit code {exit_code}: {sentence}", file=sys.stderr)
+    return max([exit_code for _, exit_code, _ in failures], default=0)
 
 
 def _print_sweep(
@@ -188,14 +188,16 @@ def _print_sweep(
     for plan in plans:
         print()
         print_plan(plan, launcher)
-    counts = [prefills(plan, plan.coverage(Store(plan.out))) for plan in plans]
-    print(f"\nprefills   {sum(counts):,} prompts in {len(jobs)} run{'s' * (len(jobs) > 1)}")
-    lists = forked(overrides)
-    if lists != list(overrides):
-        shared = [outline(compose(job)) for job in expand_sweep(lists)]
-        count = sum(prefills(plan, plan.coverage(Store(plan.out))) for plan in shared)
-        changed = " ".join(shlex.quote(text) for text in lists if text not in overrides)
-        print(f"           {count:,} with lists in place of comma lists, whose runs share them: {changed}")
+    prefills_per_job = [prefills(plan, plan.coverage(Store(plan.out))) for plan in plans]
+    print(f"\nprefills   {sum(prefills_per_job):,} prompts in {len(jobs)} run{'s' * (len(jobs) > 1)}")
+    overrides_with_lists = forked(overrides)
+    if overrides_with_lists != list(overrides):
+        plans_with_lists = [outline(compose(job)) for job in expand_sweep(overrides_with_lists)]
+        shared_prefills = sum(prefills(plan, plan.coverage(Store(plan.out))) for plan in plans_with_lists)
+        changed_overrides = " ".join(shlex.quote(text) for text in overrides_with_lists if text not in overrides)
+        print(
+            f"           {shared_prefills:,} with lists in place of comma lists, whose runs share them: {changed_overrides}"
+        )
     return 0
 
 
@@ -220,7 +222,7 @@ def score(given: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------------- a job on Slurm
-_AGAIN = (signal.SIGUSR2, signal.SIGUSR1)
+_REQUEUE_SIGNALS = (signal.SIGUSR2, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -239,9 +241,9 @@ class SlurmJob:
 
     def __call__(self) -> None:
         """Run the configuration. A failure becomes the exit code of the job."""
-        code = guarded(self.overrides, self._work)
-        if code:
-            sys.exit(code)
+        exit_code = guarded(self.overrides, self._work)
+        if exit_code:
+            sys.exit(exit_code)
 
     def checkpoint(self) -> Any:
         """Return the submission that submitit queues again after a stop: the same job, because stored rows show what is
@@ -254,7 +256,7 @@ class SlurmJob:
         from mmkv_bench.signals import Stopped
         from mmkv_bench.slurm.submission import ASK
 
-        again = _bound()
+        requeue_handler = _bound()
         try:
             if self.devices > 1:
                 from mmkv_bench.run.launch import launch_in_job
@@ -262,16 +264,16 @@ class SlurmJob:
                 return launch_in_job(overrides, self.devices)
             return run_once(overrides)
         except Stopped as stop:
-            wanted = _wanted() if stop.signal == signal.SIGTERM else True
-            goes_on = {
+            is_wanted = _wanted() if stop.signal == signal.SIGTERM else True
+            clause_by_wanted = {
                 True: ", to be queued again",
                 False: ", not queued again, since it was cancelled",
                 None: "; whether it was cancelled or preempted cannot be asked from this node",
             }
-            print(f"mmkv_bench: ended by {stop} after the current sample{goes_on[wanted]}", file=sys.stderr)
-            if wanted:
-                again(signal.SIGUSR2, None)
-            return ASK if wanted is None else 128 + stop.signal
+            print(f"mmkv_bench: ended by {stop} after the current sample{clause_by_wanted[is_wanted]}", file=sys.stderr)
+            if is_wanted:
+                requeue_handler(signal.SIGUSR2, None)
+            return ASK if is_wanted is None else 128 + stop.signal
 
 
 def _bound() -> Callable[[int, Any], NoReturn]:
@@ -279,11 +281,13 @@ def _bound() -> Callable[[int, Any], NoReturn]:
 
     submitit binds only one of these signals; the other would end the job.
     """
-    submitits = next((found for number in _AGAIN if callable(found := signal.getsignal(number))), None)
-    again = partial(_queue_again, submitits)
-    for number in _AGAIN:
-        signal.signal(number, again)
-    return again
+    submitit_handler = next(
+        (handler for number in _REQUEUE_SIGNALS if callable(handler := signal.getsignal(number))), None
+    )
+    requeue_handler = partial(_queue_again, submitit_handler)
+    for number in _REQUEUE_SIGNALS:
+        signal.signal(number, requeue_handler)
+    return requeue_handler
 
 
 def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame: Any) -> NoReturn:

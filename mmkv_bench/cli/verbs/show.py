@@ -26,18 +26,18 @@ def show(given: argparse.Namespace) -> int:
     from mmkv_bench.store.store import Store
 
     out, cells = console(), StoreCells(Store(given.rows))
-    named = cells.named(given.what)
-    if named.sample is not None:
-        answering_cells = show_sample(out, cells, named.sample, named.cells, given.remake, given.prompt)
-        again = (given.other_versions, given.run_code)
-        return _remake(out, cells, named.sample, answering_cells, *again) if given.remake else 0
+    chosen_cells = cells.named(given.what)
+    if chosen_cells.sample is not None:
+        answering_cells = show_sample(out, cells, chosen_cells.sample, chosen_cells.cells, given.remake, given.prompt)
+        remake_options = (given.other_versions, given.run_code)
+        return _remake(out, cells, chosen_cells.sample, answering_cells, *remake_options) if given.remake else 0
     if given.remake or given.prompt:
         flag = "--remake" if given.remake else "--prompt"
         raise ConfigError(f"{flag} needs a sample; write for example mmkv-bench show <rows> <sample id> {flag}")
-    if named.one:
-        show_cell(out, cells, named.cells[0])
+    if chosen_cells.one:
+        show_cell(out, cells, chosen_cells.cells[0])
     else:
-        show_store(out, cells, named.cells)
+        show_store(out, cells, chosen_cells.cells)
     return 0
 
 
@@ -57,25 +57,29 @@ def _remake(
     from mmkv_bench.diagnostics.reproduction import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show
 
-    remade = []
+    remade_answers = []
     for group in shown.values():
-        again = remake(cells.store.root, group, name, other_versions, run_code)
-        remade += [again[cell] for cell in group if cell in again]
-    maps = []
-    for one in remade:
+        remade_by_cell = remake(cells.store.root, group, name, other_versions, run_code)
+        remade_answers += [remade_by_cell[cell] for cell in group if cell in remade_by_cell]
+    kept_maps = []
+    for one in remade_answers:
         if one.kept is not None and one.prompt is not None:
-            proof = "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
-            share = shares(one.kept, one.prompt.tokens)
-            maps.append(KeptMap(cells.title(one.row["cell"]), [proof], share, one.prompt.visual, one.prompt.places))
+            comparison = (
+                "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
+            )
+            kept_shares = shares(one.kept, one.prompt.tokens)
+            kept_maps.append(
+                KeptMap(cells.title(one.row["cell"]), [comparison], kept_shares, one.prompt.visual, one.prompt.places)
+            )
     out.print("\nMade again", style="bold")
-    show(out, maps)
-    for one in remade:
+    show(out, kept_maps)
+    for one in remade_answers:
         if not one.same:
-            what = f"differs in {', '.join(one.differing)}" if one.differing else f"not made again: {one.outcome}"
-            out.print(f"{cells.title(one.row['cell'])} {what}")
-    if any(one.differing for one in remade):
+            difference = f"differs in {', '.join(one.differing)}" if one.differing else f"not made again: {one.outcome}"
+            out.print(f"{cells.title(one.row['cell'])} {difference}")
+    if any(one.differing for one in remade_answers):
         return 1
-    return 0 if any(one.same for one in remade) else 2
+    return 0 if any(one.same for one in remade_answers) else 2
 
 
 def report(given: argparse.Namespace) -> int:
@@ -85,8 +89,10 @@ def report(given: argparse.Namespace) -> int:
     from mmkv_bench.report.build import build_report
 
     roots = list(dict.fromkeys(given.rows))
-    built = build_report(roots, given.out, given.samples, receipts_of(given.receipt, roots) if given.receipt else None)
-    print("\n".join([f"{built.index}: {built.about}", built.size, *built.left_out]))
+    report_result = build_report(
+        roots, given.out, given.samples, receipts_of(given.receipt, roots) if given.receipt else None
+    )
+    print("\n".join([f"{report_result.index}: {report_result.about}", report_result.size, *report_result.left_out]))
     return 0
 
 
@@ -96,9 +102,9 @@ def plot(given: argparse.Namespace) -> int:
     from mmkv_bench.tables.figure import save
 
     options = {field.name: getattr(given, field.name) for field in fields(PlotRequest)}
-    stem = _stem(given.out)
+    file_stem = _stem(given.out)
     figure, left_out = draw(PlotRequest(**options))
-    for line in [*save(figure, stem), *left_out]:
+    for line in [*save(figure, file_stem), *left_out]:
         print(line)
     return 0
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.status import Status
 
 RUNS = Path("runs")
-_HEADS = ("dataset", "cells", "samples", "answers", "complete", "failed", "scored")
+_HEADINGS = ("dataset", "cells", "samples", "answers", "complete", "failed", "scored")
 _WAIT_S = 10.0
 """Seconds to wait for Slurm's controller, so that a silent controller delays nobody."""
 JOB = "mmkv"
@@ -56,23 +56,23 @@ def _print(stores: Sequence[Store], given: argparse.Namespace) -> int:
     """Print the state of the stores once. Return the number of missing answers."""
     from mmkv_bench.tables.status import failed_rows, status
 
-    states = [(status(store), failed_rows(store) if given.failed else []) for store in stores]
-    queue = jobs()
-    ended_jobs = {} if queue is None else ended()
+    status_and_failures = [(status(store), failed_rows(store) if given.failed else []) for store in stores]
+    queued_jobs = jobs()
+    ended_jobs = {} if queued_jobs is None else ended()
     if given.json:
-        slurm = {"jobs": queue, "jobs_ended": ended_jobs}
-        print(json.dumps([_document(one, failed, given.failed) | slurm for one, failed in states]))
+        slurm_jobs = {"jobs": queued_jobs, "jobs_ended": ended_jobs}
+        print(json.dumps([_document(one, failed, given.failed) | slurm_jobs for one, failed in status_and_failures]))
     else:
         if given.watch is not None and sys.stdout.isatty():
             clear_screen()
-        print("\n\n".join("\n".join(_lines(one, failed)) for one, failed in states))
-        if isinstance(queue, str):
-            print(queue, file=sys.stderr)
-        elif queue or ended_jobs:
+        print("\n\n".join("\n".join(_lines(one, failed)) for one, failed in status_and_failures))
+        if isinstance(queued_jobs, str):
+            print(queued_jobs, file=sys.stderr)
+        elif queued_jobs or ended_jobs:
             ended_jobs_text = f"ended within a day: {_counts(ended_jobs)}" if ended_jobs else ""
-            print(f"Slurm: {'; '.join(filter(None, [_counts(queue or {}), ended_jobs_text]))}")
+            print(f"Slurm: {'; '.join(filter(None, [_counts(queued_jobs or {}), ended_jobs_text]))}")
         sys.stdout.flush()
-    return sum(one.missing for one, _ in states)
+    return sum(one.missing for one, _ in status_and_failures)
 
 
 def _counts(jobs: Mapping[str, int]) -> str:
@@ -96,11 +96,18 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         for one in status.datasets
     ]
-    timed = sum(status.passes.values())
-    passes = [f"  {timed} passes of scenario=efficiency, {timed - status.passes.get('ok', 0)} failed"] if timed else []
-    if not rows and passes:
-        return [f"{status.root}: no answers", *passes]
-    done, planned = sum(one.rows for one in status.datasets), sum(one.planned for one in status.datasets)
+    timed_passes = sum(status.passes.values())
+    passes_line = (
+        [f"  {timed_passes} passes of scenario=efficiency, {timed_passes - status.passes.get('ok', 0)} failed"]
+        if timed_passes
+        else []
+    )
+    if not rows and passes_line:
+        return [f"{status.root}: no answers", *passes_line]
+    stored_answers, planned_answers = (
+        sum(one.rows for one in status.datasets),
+        sum(one.planned for one in status.datasets),
+    )
     failures = [
         f"  {number} {status} on {dataset}: {reason or 'no reason given'}"
         for (dataset, status, reason), number in status.failures.items()
@@ -108,23 +115,30 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
     samples = [
         f"  {row['dataset']} {row['sample_id']} {row['label']}: {row['status']}, {row['error']}" for row in failed
     ]
-    table = aligned(_HEADS, rows, words=len(_HEADS))
-    return [f"{status.root}: {done} of {planned} answers", *table, *_pace(status), *passes, *failures, *samples]
+    table = aligned(_HEADINGS, rows, words=len(_HEADINGS))
+    return [
+        f"{status.root}: {stored_answers} of {planned_answers} answers",
+        *table,
+        *_pace(status),
+        *passes_line,
+        *failures,
+        *samples,
+    ]
 
 
 def _pace(status: Status) -> list[str]:
     """Return a line with the number of writing processes, their rate, and the time left; no line if none is writing."""
-    parts = []
+    clauses = []
     if status.writers:
         processes = f"{status.writers} process{'es' * (status.writers > 1)}"
-        parts.append(f"{processes} writing, {status.running} cells running")
+        clauses.append(f"{processes} writing, {status.running} cells running")
     if status.rate and (status.writers or status.missing):
-        parts.append(f"{60 * status.rate:,.0f} answers a minute")
+        clauses.append(f"{60 * status.rate:,.0f} answers a minute")
     if status.left:
-        parts.append(f"about {_span(status.left)} left at that")
+        clauses.append(f"about {_span(status.left)} left at that")
     elif status.missing and status.last is not None and not status.writers:
-        parts.append(f"newest answer {_span(max(time.time() - status.last, 0))} ago")
-    return [f"  {'; '.join(parts)}"] if parts else []
+        clauses.append(f"newest answer {_span(max(time.time() - status.last, 0))} ago")
+    return [f"  {'; '.join(clauses)}"] if clauses else []
 
 
 def _span(seconds: float) -> str:
@@ -179,10 +193,10 @@ def ended() -> Mapping[str, int]:
     """
     from mmkv_bench.slurm.queue import ask
 
-    words = ["--allocations", f"--user={os.getuid()}", "--starttime=now-1days", "--noheader", "--parsable2"]
-    answer = ask(["sacct", *words, "--format=State,JobName"], _WAIT_S)
-    counted = {} if answer is None or answer.returncode else _counted(answer.stdout, "|")
-    return {state: number for state, number in counted.items() if state in UNFINISHED}
+    sacct_flags = ["--allocations", f"--user={os.getuid()}", "--starttime=now-1days", "--noheader", "--parsable2"]
+    answer = ask(["sacct", *sacct_flags, "--format=State,JobName"], _WAIT_S)
+    jobs_by_state = {} if answer is None or answer.returncode else _counted(answer.stdout, "|")
+    return {state: number for state, number in jobs_by_state.items() if state in UNFINISHED}
 
 
 def _counted(lines: str, between: str) -> Mapping[str, int]:

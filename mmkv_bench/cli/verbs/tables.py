@@ -35,15 +35,15 @@ def tables(given: argparse.Namespace) -> int:
     if given.questions:
         from mmkv_bench.tables.questions import question_tables
 
-        printed = question_tables(rows_folder(given.rows), given.dataset, given.metric)
-        sys.stdout.write(write(printed, given.format, notes=given.notes))
+        tables_to_print = question_tables(rows_folder(given.rows), given.dataset, given.metric)
+        sys.stdout.write(write(tables_to_print, given.format, notes=given.notes))
         return 0
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
-    printed = _score_tables(given, names, filters) if names or not costs else []
-    printed += _cost_tables(given, costs, filters) if costs else []
+    tables_to_print = _score_tables(given, names, filters) if names or not costs else []
+    tables_to_print += _cost_tables(given, costs, filters) if costs else []
     if given.format != "csv":
-        printed = captioned(renamed(printed, given.name or ()), given.caption)
-    sys.stdout.write(write(printed, given.format, title=f"Tables of {given.rows}", notes=given.notes))
+        tables_to_print = captioned(renamed(tables_to_print, given.name or ()), given.caption)
+    sys.stdout.write(write(tables_to_print, given.format, title=f"Tables of {given.rows}", notes=given.notes))
     return 0
 
 
@@ -54,9 +54,9 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
     """
     from mmkv_bench.tables.score_text import GROUP, among
 
-    of_scores = [name for name in _OF_SCORES if getattr(given, name)]
-    if costs and of_scores:
-        raise ConfigError(f"--{of_scores[0]} does not work with costs; leave out --metric {costs[0].name}")
+    score_options = [name for name in _OF_SCORES if getattr(given, name)]
+    if costs and score_options:
+        raise ConfigError(f"--{score_options[0]} does not work with costs; leave out --metric {costs[0].name}")
     if names and costs and given.format == "csv":
         raise ConfigError(
             f"scores ({', '.join(names)}) and costs ({', '.join(cost.name for cost in costs)}) have different "
@@ -65,22 +65,24 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
     for name in _NOT_CSV if given.format == "csv" else ():
         if getattr(given, name):
             raise ConfigError(f"--{name} does not work with csv; leave out --format csv")
-    things = [name for name in _ONE_THING if getattr(given, name)]
-    if len(things) > 1:
-        raise ConfigError(f"--{things[0]} and --{things[1]} print different tables; ask for them in two commands")
-    unused = [name for name in _NOT_QUESTIONS if getattr(given, name)]
-    if given.questions and unused:
+    exclusive_options = [name for name in _ONE_THING if getattr(given, name)]
+    if len(exclusive_options) > 1:
         raise ConfigError(
-            f"--questions does not work with --{unused[0].replace('_', '-')}; allowed: --dataset, --metric, "
+            f"--{exclusive_options[0]} and --{exclusive_options[1]} print different tables; ask for them in two commands"
+        )
+    unused_options = [name for name in _NOT_QUESTIONS if getattr(given, name)]
+    if given.questions and unused_options:
+        raise ConfigError(
+            f"--questions does not work with --{unused_options[0].replace('_', '-')}; allowed: --dataset, --metric, "
             "--format, --notes; leave it out"
         )
     if given.join and (given.pairs or given.against):
         raise ConfigError("--join prints only scores; leave out --pairs and --against, or --join")
-    if _fidelity_alone(given, names) and of_scores:
-        single = ", ".join(sorted(among([GROUP])))
+    if _fidelity_alone(given, names) and score_options:
+        single_table_formats = ", ".join(sorted(among([GROUP])))
         raise ConfigError(
-            f"--{of_scores[0]} does not work with --metric fidelity (one table of all metrics of "
-            f"fidelity); name the metrics: --metric with one or more of {single}"
+            f"--{score_options[0]} does not work with --metric fidelity (one table of all metrics of "
+            f"fidelity); name the metrics: --metric with one or more of {single_table_formats}"
         )
 
 
@@ -103,18 +105,20 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str], filters: di
         return score_text.fidelity_tables(rows, **filters)
     names = score_text.names(metrics or None, rows)
     refuse_unknown(names or (), rows.names)
-    built = build(rows, **filters, metrics=names)
+    score_tables = build(rows, **filters, metrics=names)
     if given.methods or given.against or given.budgets:
-        built = narrowed(built, given.methods, given.budgets, given.against)
+        score_tables = narrowed(score_tables, given.methods, given.budgets, given.against)
     intervals = not given.no_interval
     if given.ranks:
-        return tables_of_ranks(built)
+        return tables_of_ranks(score_tables)
     if given.groups:
-        return tables_of_groups(group_tables(built, rows), intervals=intervals)
+        return tables_of_groups(group_tables(score_tables, rows), intervals=intervals)
     if given.join:
-        return joined_tables(built, intervals=intervals)
-    compare = bool(given.methods or given.against)
-    return tables_of_scores(built, intervals=intervals, pairs=given.pairs, compare=compare, against=given.against)
+        return joined_tables(score_tables, intervals=intervals)
+    compares_methods = bool(given.methods or given.against)
+    return tables_of_scores(
+        score_tables, intervals=intervals, pairs=given.pairs, compare=compares_methods, against=given.against
+    )
 
 
 def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost], filters: dict[str, Any]) -> list[Table]:
@@ -123,9 +127,9 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost], filters: dict
     from mmkv_bench.tables.cost_text import tables_of_costs
     from mmkv_bench.tables.costs import cost_tables, needed, set_limits
 
-    built = cost_tables(given.rows, costs, beside=needed(costs), **filters)
-    built = set_limits(built, costs, roofline_by_context(Store(given.rows)))
-    return tables_of_costs(built, intervals=not given.no_interval)
+    cost_tables_of_rows = cost_tables(given.rows, costs, beside=needed(costs), **filters)
+    cost_tables_of_rows = set_limits(cost_tables_of_rows, costs, roofline_by_context(Store(given.rows)))
+    return tables_of_costs(cost_tables_of_rows, intervals=not given.no_interval)
 
 
 # ---------------------------------------------------------------------- papers
@@ -158,9 +162,9 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
 
     if not given.tables:
         raise ConfigError("papers needs a table; give its id, all, or standins; --list prints the ids")
-    groups = {"all": table_ids(), STAND_INS: stand_in_ids()}
-    together = meant(" ".join(given.tables))  # MM-ShiftKV table 1
-    names = together or [one for name in given.tables for one in groups.get(name) or meant(name) or [name]]
+    ids_by_group = {"all": table_ids(), STAND_INS: stand_in_ids()}
+    meant_ids = meant(" ".join(given.tables))  # MM-ShiftKV table 1
+    names = meant_ids or [one for name in given.tables for one in ids_by_group.get(name) or meant(name) or [name]]
     return [load(name) for name in dict.fromkeys(names)]
 
 
@@ -174,13 +178,13 @@ def _filled(given: argparse.Namespace) -> list[FilledTable]:
     from mmkv_bench.papers.judgement import fill
 
     results = conf_dir().parent / "results"
-    default = [results / "papers"] if (results / "papers").is_dir() else []
-    bodies: dict[tuple[bool, tuple[Path, ...]], Evidence] = {}
-    filled = []
+    paper_rows = [results / "papers"] if (results / "papers").is_dir() else []
+    evidence_by_roots: dict[tuple[bool, tuple[Path, ...]], Evidence] = {}
+    filled_tables = []
     for layout in _layouts(given):
         roots = [Path(root) for root in given.rows or ()] or [results / "tiny" / store for store in layout.stores]
-        key = (bool(layout.stands_for), tuple(roots or default))
-        if key not in bodies:
-            bodies[key] = Evidence.of(key[1], stand_in=key[0])
-        filled.append(fill(layout, bodies[key]))
-    return filled
+        key = (bool(layout.stands_for), tuple(roots or paper_rows))
+        if key not in evidence_by_roots:
+            evidence_by_roots[key] = Evidence.of(key[1], stand_in=key[0])
+        filled_tables.append(fill(layout, evidence_by_roots[key]))
+    return filled_tables
