@@ -15,10 +15,10 @@ DIGITS = 16
 """Fewest leading digits of a checksum that identify a file."""
 
 
-_ALLOWED: list[frozenset[str]] = []
+_ALLOWED_DIGESTS: list[frozenset[str]] = []
 """Checksums, or their first digits, of files named by rows that may run: one set for each block of `rows_name_files` that is
 entered. They do not belong to a thread, because samples are prepared in threads."""
-_SHOWN: set[Path] = set()
+_PRINTED_PATHS: set[Path] = set()
 """Files whose path was printed."""
 
 
@@ -35,11 +35,11 @@ def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
     Args:
         digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file runs.
     """
-    _ALLOWED.append(frozenset(digest for digest in digests if len(digest) >= DIGITS))
+    _ALLOWED_DIGESTS.append(frozenset(digest for digest in digests if len(digest) >= DIGITS))
     try:
         yield
     finally:
-        _ALLOWED.pop()
+        _ALLOWED_DIGESTS.pop()
 
 
 def require(path: Path | str, digest: str | None) -> None:
@@ -54,28 +54,28 @@ def require(path: Path | str, digest: str | None) -> None:
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the file is not one of those allowed.
     """
-    if not _ALLOWED:
+    if not _ALLOWED_DIGESTS:
         return
-    allowed = _ALLOWED[-1]
-    place = Path(path).expanduser().resolve()
+    allowed_digests = _ALLOWED_DIGESTS[-1]
+    resolved_path = Path(path).expanduser().resolve()
     if digest is None:
         raise CodeOfRowsError(
-            f"code named by the rows: the task's code in {place} is not run, because rows store no checksum of "
+            f"code named by the rows: the task's code in {resolved_path} is not run, because rows store no checksum of "
             "that code alone; read the code, then answer the samples with a run of your own that names this "
             "folder"
         )
-    if not allowed:
+    if not allowed_digests:
         raise CodeOfRowsError(
-            f"code named by the rows: {place} is not run without {RUN_CODE}; read that file before you give the option"
+            f"code named by the rows: {resolved_path} is not run without {RUN_CODE}; read that file before you give the option"
         )
-    if not any(digest.startswith(prefix) for prefix in allowed):
+    if not any(digest.startswith(prefix) for prefix in allowed_digests):
         raise CodeOfRowsError(
-            f"code named by the rows: {place} is not run, because its checksum is {digest[:DIGITS]} and the rows "
-            f"have {', '.join(sorted(allowed))}; get the file that the rows were made with"
+            f"code named by the rows: {resolved_path} is not run, because its checksum is {digest[:DIGITS]} and the rows "
+            f"have {', '.join(sorted(allowed_digests))}; get the file that the rows were made with"
         )
-    if place not in _SHOWN:
-        _SHOWN.add(place)
-        print(f"mmkv_bench: running {place} ({digest[:DIGITS]}), a file named by the rows", file=sys.stderr)
+    if resolved_path not in _PRINTED_PATHS:
+        _PRINTED_PATHS.add(resolved_path)
+        print(f"mmkv_bench: running {resolved_path} ({digest[:DIGITS]}), a file named by the rows", file=sys.stderr)
 
 
 def require_folder(folder: str) -> None:
@@ -84,7 +84,7 @@ def require_folder(folder: str) -> None:
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the folder is such an address.
     """
-    if _ALLOWED and "://" in folder:
+    if _ALLOWED_DIGESTS and "://" in folder:
         raise CodeOfRowsError(
             f"code named by the rows: the config folder {folder} is not opened; allowed: plain folders"
         )

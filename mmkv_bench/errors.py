@@ -60,7 +60,7 @@ _NO_MEMORY = (
     "_ALLOC_FAILED",
     "failed to map segment",
 )
-_UNMAPPED = ("Memory mapping file failed", "annot allocate memory")
+_MEMORY_MAP_ERRORS = ("Memory mapping file failed", "annot allocate memory")
 """Texts of OSErrors without an errno: pyarrow's, and safetensors'."""
 
 
@@ -75,8 +75,8 @@ def out_of_memory(error: BaseException) -> bool:
     devices; its CPU allocator and its libraries raise a RuntimeError, recognised by its text.
     """
     if isinstance(error, (MemoryError, OSError)):
-        unmapped = any(words in str(error) for words in _UNMAPPED)
-        return isinstance(error, MemoryError) or error.errno == errno.ENOMEM or unmapped
+        is_mapping_failure = any(words in str(error) for words in _MEMORY_MAP_ERRORS)
+        return isinstance(error, MemoryError) or error.errno == errno.ENOMEM or is_mapping_failure
     return isinstance(error, (RuntimeError, ImportError)) and any(words in str(error) for words in _NO_MEMORY)
 
 
@@ -111,8 +111,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     allowed = sorted(allowed)
     if not allowed:
         return "it takes none"
-    if close := near(name, allowed):
-        return f"{SIMILAR} {' or '.join(map(repr, close))}?"
+    if similar_names := near(name, allowed):
+        return f"{SIMILAR} {' or '.join(map(repr, similar_names))}?"
     return f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"it is none of the {len(allowed)} names"
 
 
@@ -121,23 +121,25 @@ def near(name: str, allowed: Iterable[str]) -> list[str]:
 
     A similar name begins with `name`, or has its first letter and most of its other letters.
     """
-    word, names = folded(name), {one: folded(one) for one in allowed}
-    begun = [one for one, text in names.items() if len(word) > 2 and text.startswith(word)]
-    same = [one for one in begun if names[one] == word]
-    if begun:
-        return same or (begun if len(begun) <= 8 else [])
+    folded_name, folded_by_name = folded(name), {one: folded(one) for one in allowed}
+    names_with_prefix = [
+        one for one, text in folded_by_name.items() if len(folded_name) > 2 and text.startswith(folded_name)
+    ]
+    equal_names = [one for one in names_with_prefix if folded_by_name[one] == folded_name]
+    if names_with_prefix:
+        return equal_names or (names_with_prefix if len(names_with_prefix) <= 8 else [])
     near = {
         one: ratio
-        for one, text in names.items()
-        if (ratio := difflib.SequenceMatcher(None, text, word).ratio()) >= _NEAR
-        and (text[:1] == word[:1] or text in word or word in text)
-        and sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", word))
+        for one, text in folded_by_name.items()
+        if (ratio := difflib.SequenceMatcher(None, text, folded_name).ratio()) >= _NEAR
+        and (text[:1] == folded_name[:1] or text in folded_name or folded_name in text)
+        and sorted(re.findall(r"\d", text)) == sorted(re.findall(r"\d", folded_name))
     }
-    if not near and re.search(r"\d", word):  # the same name with another number
-        alike = [one for one in names if _without_numbers(one) == _without_numbers(name)]
-        return alike if len(alike) <= 6 else []
-    best = max(near.values(), default=0.0)
-    return sorted((one for one in near if near[one] >= best - _ALIKE), key=lambda one: -near[one])[:3]
+    if not near and re.search(r"\d", folded_name):  # the same name with another number
+        names_without_numbers = [one for one in folded_by_name if _without_numbers(one) == _without_numbers(name)]
+        return names_without_numbers if len(names_without_numbers) <= 6 else []
+    best_ratio = max(near.values(), default=0.0)
+    return sorted((one for one in near if near[one] >= best_ratio - _ALIKE), key=lambda one: -near[one])[:3]
 
 
 def _without_numbers(name: str) -> str:
@@ -146,15 +148,15 @@ def _without_numbers(name: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    message_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {message_line}" if message_line else type(error).__name__
 
 
 def own_line(error: BaseException, file: str) -> int | None:
     """Return the line of `file` that an exception's traceback last passes through; None if it passes through none."""
-    number, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            number = trace.tb_lineno
-        trace = trace.tb_next
-    return number
+    line_number, traceback = None, error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == file:
+            line_number = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line_number

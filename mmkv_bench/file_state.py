@@ -67,22 +67,22 @@ def outlives_the_process(file: str | Path, state: State) -> bool:
     """Tell whether a file with an equal state, read by a later process, has equal content (see the module's docstring)."""
     if os.name == "nt" or not state.settled:
         return False
-    read_only = os.statvfs(file).f_flag & os.ST_RDONLY
-    return not (read_only and state.changed == state.modified)
+    is_read_only = os.statvfs(file).f_flag & os.ST_RDONLY
+    return not (is_read_only and state.changed == state.modified)
 
 
 def cache_dir() -> Path:
     """Return the cache folder: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
-    chosen = os.environ.get("MMKV_BENCH_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen).expanduser() if chosen else Path(base) / "mmkv_bench"
+    chosen_folder = os.environ.get("MMKV_BENCH_CACHE")
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen_folder).expanduser() if chosen_folder else Path(cache_home) / "mmkv_bench"
 
 
 def replace_json(file: Path, value: Any, indent: int | None = None) -> None:
     """Write a value as JSON to a file. An earlier file is replaced in one step. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}")
-    with os.fdopen(handle, "w") as stream:
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}")
+    with os.fdopen(descriptor, "w") as stream:
         json.dump(value, stream, indent=indent)
     os.replace(name, file)
 
@@ -115,12 +115,12 @@ def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> s
         ConfigError: a file changes while it is read.
         OSError: a file cannot be read.
     """
-    memory = Checksums((cache or cache_dir()) / "checksums.json")
-    combined = hashlib.sha256()
+    cached_checksums = Checksums((cache or cache_dir()) / "checksums.json")
+    combined_sha256 = hashlib.sha256()
     for name, file in files:
-        combined.update(f"{name}\0{memory.digest(file)}\n".encode())
-    memory.save()
-    return combined.hexdigest()
+        combined_sha256.update(f"{name}\0{cached_checksums.digest(file)}\n".encode())
+    cached_checksums.save()
+    return combined_sha256.hexdigest()
 
 
 class Checksums:

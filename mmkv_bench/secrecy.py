@@ -18,25 +18,25 @@ from urllib.parse import quote, quote_plus
 
 REDACTED = "<redacted>"
 SHORTEST = 8  # characters; shorter values are words that may occur anywhere
-_NAME = re.compile(
+_SECRET_NAME = re.compile(
     r"(^|[_-])(api[_-]?keys?|(access|private|subscription)[_-]?key|secrets?([_-]?key)?|(auth|access|hf|api)?[_-]?token|"
     r"authorization|pass(word|wd|phrase)?|credentials?)$",
     re.IGNORECASE,
 )
 # Variables are named more freely (JUDGE_KEY, PGPASSWORD, OPENAI_API_KEY_2); PWD alone is a folder.
-_VARIABLE = re.compile(r"(key|token|secret|pass(word|wd|phrase)?|.pwd|credentials?)(_?\d+)?$", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"(key|token|secret|pass(word|wd|phrase)?|.pwd|credentials?)(_?\d+)?$", re.IGNORECASE)
 # In an address: user:password@ before the host, and parameters such as ?api-key=...
 _IN_ADDRESS = re.compile(
     r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=[?&])((?:[\w-]*[_-])?(?:key|token|secret|password|sig|signature)=)[^&#\s\"']+",
     re.IGNORECASE,
 )
 
-_GIVEN = re.compile(r"([\w-]+)\s*:\s*([^\s,}\]]+)")  # key: value inside a mapping
+_KEY_VALUE_PAIR = re.compile(r"([\w-]+)\s*:\s*([^\s,}\]]+)")  # key: value inside a mapping
 
 
 def known_secrets() -> list[str]:
     """Return the values of environment variables whose names mark them as secrets, such as API keys."""
-    return [value for name, value in os.environ.items() if _VARIABLE.search(name) and name.upper() != "OLDPWD"]
+    return [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and name.upper() != "OLDPWD"]
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
@@ -50,8 +50,8 @@ def literal_secret(overrides: Iterable[str]) -> str | None:
     for override in overrides:
         key, _, value = override.partition("=")
         name = key.lstrip("+~").rpartition(".")[2]
-        given = [(name, value), *_GIVEN.findall(value)]
-        if any(_NAME.search(one) and text.strip("\"'") and "${" not in text for one, text in given):
+        keys_and_values = [(name, value), *_KEY_VALUE_PAIR.findall(value)]
+        if any(_SECRET_NAME.search(one) and text.strip("\"'") and "${" not in text for one, text in keys_and_values):
             return key.lstrip("+~")
         if _IN_ADDRESS.search(value):
             return key.lstrip("+~")
@@ -69,12 +69,12 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
 
     def hide(inner: Any) -> Any:
         if isinstance(inner, Mapping):
-            return {key: covered(item) if _NAME.search(str(key)) else hide(item) for key, item in inner.items()}
+            return {key: covered(item) if _SECRET_NAME.search(str(key)) else hide(item) for key, item in inner.items()}
         if isinstance(inner, list | tuple):
             return [hide(item) for item in inner]
         if isinstance(inner, str):
-            shown = pattern.sub(REDACTED, inner) if pattern else inner
-            return also(_IN_ADDRESS.sub(lambda found: f"{found[1] or ''}{REDACTED}", shown))
+            redacted_text = pattern.sub(REDACTED, inner) if pattern else inner
+            return also(_IN_ADDRESS.sub(lambda found: f"{found[1] or ''}{REDACTED}", redacted_text))
         return inner
 
     def covered(item: Any) -> Any:
@@ -96,15 +96,21 @@ def _forms(secret: str) -> set[str]:
 
     They are plain text, JSON (once and twice), Python, URL, HTML, hexadecimal digits, and both alphabets of base64.
     """
-    raw = secret.encode("utf-8", errors="surrogateescape")
-    written = json.dumps(secret)[1:-1]
-    forms = {secret, written, json.dumps(written)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], escape(secret)}
-    forms |= {repr(secret)[1:-1], repr(raw)[2:-1], raw.hex(), raw.hex().upper()}
-    if raw.decode("utf-8", errors="ignore") == secret:
+    secret_bytes = secret.encode("utf-8", errors="surrogateescape")
+    json_text = json.dumps(secret)[1:-1]
+    forms = {
+        secret,
+        json_text,
+        json.dumps(json_text)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        escape(secret),
+    }
+    forms |= {repr(secret)[1:-1], repr(secret_bytes)[2:-1], secret_bytes.hex(), secret_bytes.hex().upper()}
+    if secret_bytes.decode("utf-8", errors="ignore") == secret:
         for form in (quote(secret, safe=""), quote(secret), quote_plus(secret)):
             forms |= {form, re.sub("%..", lambda found: found[0].lower(), form)}
     for before in range(3):  # base64 digits depend on the bytes before; digits shared with those are left out
-        first, last = -(-8 * before // 6), 8 * (before + len(raw)) // 6
+        first_digit, last_digit = -(-8 * before // 6), 8 * (before + len(secret_bytes)) // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            forms.add(encode(bytes(before) + raw).decode()[first:last])
+            forms.add(encode(bytes(before) + secret_bytes).decode()[first_digit:last_digit])
     return forms

@@ -17,7 +17,7 @@ from types import FrameType
 
 from mmkv_bench.errors import GenerationTimeout
 
-_ENTERING = ("contextlib", __name__)
+_CONTEXT_MODULES = ("contextlib", __name__)
 
 
 @contextmanager
@@ -36,10 +36,10 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    start, timeout_error = time.monotonic(), GenerationTimeout(f"{what} ran past timeout_s")
+    start_time, timeout_error = time.monotonic(), GenerationTimeout(f"{what} ran past timeout_s")
     with _alarm(seconds, timeout_error):
         yield
-    if time.monotonic() - start > seconds:
+    if time.monotonic() - start_time > seconds:
         raise timeout_error
 
 
@@ -49,28 +49,39 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    running = False
+    is_block_running = False
 
     def ring(_: int, frame: FrameType | None) -> None:
-        if not running:  # too early, or too late to matter: `time_limit` checks the time when the block has ended
+        if (
+            not is_block_running
+        ):  # too early, or too late to matter: `time_limit` checks the time when the block has ended
             return
-        if frame is not None and frame.f_globals.get("__name__") in _ENTERING:
+        if frame is not None and frame.f_globals.get("__name__") in _CONTEXT_MODULES:
             # Raised between here and the block, the error would leave the alarm set, and it would ring in later code.
             signal.setitimer(signal.ITIMER_REAL, 0.001, 1.0)
             return
         raise error
 
-    start, before, left, every = time.monotonic(), signal.signal(signal.SIGALRM, ring), 0.0, 0.0
+    start_time, earlier_handler, earlier_alarm_s, earlier_interval_s = (
+        time.monotonic(),
+        signal.signal(signal.SIGALRM, ring),
+        0.0,
+        0.0,
+    )
     try:
-        left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a destructor swallow the first
-        running = True
+        earlier_alarm_s, earlier_interval_s = signal.setitimer(
+            signal.ITIMER_REAL, seconds, 1.0
+        )  # again, should a destructor swallow the first
+        is_block_running = True
         yield
     finally:
-        running = False
+        is_block_running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - start), 1e-6), every)
+        signal.signal(signal.SIGALRM, earlier_handler)
+        if earlier_alarm_s:
+            signal.setitimer(
+                signal.ITIMER_REAL, max(earlier_alarm_s - (time.monotonic() - start_time), 1e-6), earlier_interval_s
+            )
 
 
 # ---------------------------------------------------------------------- stop signals
@@ -104,12 +115,12 @@ def deferred() -> Iterator[None]:
         yield
         return
     _received.clear()
-    before = {number: signal.signal(number, lambda got, _: _received.append(got)) for number in SIGNALS}
+    earlier_handlers = {number: signal.signal(number, lambda got, _: _received.append(got)) for number in SIGNALS}
     try:
         yield
         check_stop()
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         _received.clear()
 

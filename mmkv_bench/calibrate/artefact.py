@@ -34,7 +34,7 @@ DIGITS = 6
 SHOWN = 16
 """Number of a checksum's digits in rows and messages."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Artefact:
             fields: all attributes except `format` and `checksum`.
         """
         fields["data"] = fields["data"] if digits is None else rounded(fields["data"])
-        plain = asdict(cls(**fields))
-        return cls(**fields, checksum=digest(plain))
+        field_values = asdict(cls(**fields))
+        return cls(**fields, checksum=digest(field_values))
 
 
 def rounded(value: Any) -> Any:
@@ -99,7 +99,7 @@ def committed(method: str, model_name: str) -> Path:
     Raises:
         CalibrationError: the model name is not a plain name.
     """
-    if not _NAME.fullmatch(model_name):
+    if not _PLAIN_NAME.fullmatch(model_name):
         raise CalibrationError(
             f"calibration=auto finds artefacts by model.name, but {model_name!r} is not a plain name (letters, digits "
             f"and _ . + -); rename the model, or give {method}'s file with calibration=<path>"
@@ -130,27 +130,27 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
     if not isinstance(spec, str) or not spec.strip():
         raise CalibrationError(f"calibration={spec!r} is not valid; allowed: auto, or the path of an artefact")
     path = committed(method, model_name) if spec == AUTO else Path(spec).expanduser()
-    make = f"make it with python -m mmkv_bench calibrate {method}"
+    remedy = f"make it with python -m mmkv_bench calibrate {method}"
     if model_name != EMBEDDED_NAME:  # without these options the command measures the embedded model
-        make += f" --path <model.path> --name {model_name}"
+        remedy += f" --path <model.path> --name {model_name}"
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
-        what = (
+        missing_sentence = (
             f"model {model_name} has no committed calibration" if spec == AUTO else f"calibration={spec} does not exist"
         )
-        raise CalibrationError(f"{what} for {method} (no file {_short(path)}); {make}") from None
+        raise CalibrationError(f"{missing_sentence} for {method} (no file {_short(path)}); {remedy}") from None
     except (OSError, ValueError) as error:
-        raise CalibrationError(f"{_short(path)} cannot be read as JSON ({error}); {make}") from error
-    artefact = _parsed(fields, path, make)
+        raise CalibrationError(f"{_short(path)} cannot be read as JSON ({error}); {remedy}") from error
+    artefact = _parsed(fields, path, remedy)
     if artefact.method != method:
         raise CalibrationError(
-            f"{_short(path)} is a calibration of {artefact.method}, not of {method}; {make}, or give the file of {method}"
+            f"{_short(path)} is a calibration of {artefact.method}, not of {method}; {remedy}, or give the file of {method}"
         )
     if artefact.model_fingerprint != model_fingerprint:
         raise CalibrationError(
             f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), but this run's model is "
-            f"{model_name} ({model_fingerprint}); a calibration is valid for the measured weights only; {make}"
+            f"{model_name} ({model_fingerprint}); a calibration is valid for the measured weights only; {remedy}"
         )
     return artefact
 
@@ -178,14 +178,14 @@ class Calibrations:
         artefact = self._loaded[key]
         self.used[method] = artefact.checksum[:SHOWN]
         samples = {"dataset": artefact.dataset, "samples": len(artefact.samples)}
-        recorded = {key: artefact.settings[key] for key in ("instruction",) if key in artefact.settings}
-        self.seen[artefact.checksum[:SHOWN]] = samples | recorded
+        recorded_settings = {key: artefact.settings[key] for key in ("instruction",) if key in artefact.settings}
+        self.seen[artefact.checksum[:SHOWN]] = samples | recorded_settings
         return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:
         """Return method -> checksum of the artefacts that were read since the last call of this function."""
-        used, self.used = self.used, {}
-        return used
+        used_checksums, self.used = self.used, {}
+        return used_checksums
 
 
 def _parsed(fields: Any, path: Path, make: str) -> Artefact:
@@ -194,11 +194,11 @@ def _parsed(fields: Any, path: Path, make: str) -> Artefact:
         raise CalibrationError(f"{_short(path)} is not a calibration artefact (it has other keys); {make}")
     if fields["format"] != FORMAT:
         raise CalibrationError(f"{_short(path)} has format {fields['format']}, but this version reads {FORMAT}; {make}")
-    actual = digest(fields)
-    if fields["checksum"] != actual:
+    actual_checksum = digest(fields)
+    if fields["checksum"] != actual_checksum:
         raise CalibrationError(
             f"{_short(path)} was changed after it was written: the stored checksum is {str(fields['checksum'])[:SHOWN]}, but "
-            f"the content has {actual[:SHOWN]}; restore the file, or {make}"
+            f"the content has {actual_checksum[:SHOWN]}; restore the file, or {make}"
         )
     return Artefact(**fields)
 
@@ -220,10 +220,10 @@ def _readable(value: Any, depth: int = 0) -> str:
     else:
         return json.dumps(value, ensure_ascii=False)
     items = value.values() if isinstance(value, dict) else value
-    pad = "\n" + " " * (depth + 1)
-    lines = [pad + name + _readable(item, depth + 1) for name, item in zip(names, items, strict=True)]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    return first + ",".join(lines) + "\n" + " " * depth + last if lines else first + last
+    line_break = "\n" + " " * (depth + 1)
+    lines = [line_break + name + _readable(item, depth + 1) for name, item in zip(names, items, strict=True)]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return opening + ",".join(lines) + "\n" + " " * depth + closing if lines else opening + closing
 
 
 class StandIns(Calibrations):
@@ -250,13 +250,13 @@ class StandIns(Calibrations):
             return super().data(method, spec)
         except CalibrationError as error:
             layers, heads = self.family.num_layers, self.family.num_query_heads
-            shares = [step / 100 for step in range(1, 101)]
-            made: dict[str, dict[str, Any]] = {
-                "prefixkv": {"grid": shares, "ratios": [[share] * layers for share in shares]},
+            budget_shares = [step / 100 for step in range(1, 101)]
+            data_by_method: dict[str, dict[str, Any]] = {
+                "prefixkv": {"grid": budget_shares, "ratios": [[share] * layers for share in budget_shares]},
                 "sparsemm": {"scores": [[1.0] * heads] * layers, "kv_heads": self.family.num_kv_heads},
                 "hybridkv": {"theta": 0.5},
             }
-            if method not in made:
+            if method not in data_by_method:
                 raise CalibrationError(f"{method} needs a calibration of {self.model_name}: {error}") from error
             self.made_up.add(method)
-            return made[method]
+            return data_by_method[method]

@@ -85,7 +85,7 @@ def measured(options: argparse.Namespace, questions: PromptSamples | None = None
     settings: dict[str, Any] = {name: getattr(options, name) for name in measurement.options}
     values: list[Any] = []
     samples: list[str] = []
-    started = shown = time.monotonic()
+    start_time = shown = time.monotonic()
 
     def take(sample: PromptSample) -> None:
         nonlocal shown
@@ -93,8 +93,8 @@ def measured(options: argparse.Namespace, questions: PromptSamples | None = None
         samples.append(sample.sample_id)
         if time.monotonic() - shown > SHOW_EVERY:
             shown = time.monotonic()
-            remaining = (shown - started) / len(samples) * (options.samples - len(samples))
-            print(f"{len(samples)}/{options.samples} samples, about {remaining:.0f} s left", flush=True)
+            remaining_s = (shown - start_time) / len(samples) * (options.samples - len(samples))
+            print(f"{len(samples)}/{options.samples} samples, about {remaining_s:.0f} s left", flush=True)
 
     questions.each(loaded, take)
     return Artefact.make(
@@ -112,8 +112,8 @@ def imported_artefact(options: argparse.Namespace) -> Artefact:
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)
     quiet_transformers()
-    released = imported(options.method, options.imports, model_facts(source.described))
-    return Artefact.make(method=options.method, **_identity(source), samples=[], **released, digits=None)
+    released_fields = imported(options.method, options.imports, model_facts(source.described))
+    return Artefact.make(method=options.method, **_identity(source), samples=[], **released_fields, digits=None)
 
 
 def _identity(source: Any) -> dict[str, Any]:
@@ -148,13 +148,13 @@ def _samples(options: argparse.Namespace) -> PromptSamples:
     for kind in kinds:
         if kind not in TASKS:
             raise CalibrationError(f"--kinds {kind} is not a kind of page; {nearest(kind, TASKS)}")
-    places = pages(kinds, size, options.split, count)
+    page_arguments = pages(kinds, size, options.split, count)
 
     def each_page(loaded: LoadedModel, take: Callable[[PromptSample], None]) -> None:
         if not loaded.family.multimodal:
-            instead = "give --text <folder with *.txt files>" if "text" in options else "choose a multimodal model"
-            raise CalibrationError(f"{loaded.family.name} reads no images, but pages are images; {instead}")
-        for place in places:
+            alternative = "give --text <folder with *.txt files>" if "text" in options else "choose a multimodal model"
+            raise CalibrationError(f"{loaded.family.name} reads no images, but pages are images; {alternative}")
+        for place in page_arguments:
             take(page(*place))
 
     return PromptSamples(f"{size} {options.split} pages of the kinds {', '.join(kinds)}, in turn", each_page)
@@ -166,9 +166,9 @@ def _model(options: argparse.Namespace) -> Model:
     Raises:
         CalibrationError: the name is not in conf/model.
     """
-    device = {"dtype": options.dtype, "device": options.device}
+    device_settings = {"dtype": options.dtype, "device": options.device}
     if options.model is None:
-        return Model(name=options.name, path=options.path, revision=options.revision, **device)
+        return Model(name=options.name, path=options.path, revision=options.revision, **device_settings)
     names = config_options("model")
     options.model = canonical("model", options.model)
     if options.model not in names and (model := unavailable(options.model)) is not None:
@@ -176,4 +176,4 @@ def _model(options: argparse.Namespace) -> Model:
     if options.model not in names:
         raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, names)}")
     values = content("model", options.model) | {"weights": options.weights, "layers": options.layers}
-    return Model(**values | device)
+    return Model(**values | device_settings)

@@ -96,13 +96,13 @@ def with_answer(inputs: dict[str, Tensor], types: Tensor, answer: Tensor) -> tup
     """
     length = inputs["input_ids"].shape[1]
     text = torch.zeros(1, len(answer), dtype=types.dtype, device=types.device)
-    longer = {
+    inputs_with_answer = {
         name: torch.cat([tensor, (answer if name == "input_ids" else 0 * answer).to(tensor)[None]], 1)
         if tensor.ndim == 2 and tensor.shape == (1, length)
         else tensor
         for name, tensor in inputs.items()
     }
-    return longer, torch.cat([types, text], 1)
+    return inputs_with_answer, torch.cat([types, text], 1)
 
 
 # ---------------------------------------------------------------- PrefixKV
@@ -120,8 +120,10 @@ def prefix_shares(loaded: LoadedModel, sample: PromptSample, settings: Mapping[s
     def importance(obs: Observation) -> Tensor:  # attention that a token gathers, float64 [T]
         return obs.column_sums.double().sum(0).cpu()
 
-    curves = prefix_curves(read_layers(loaded.model, prompt.inputs, prompt.types, Needs(column_sums=True), importance))
-    return [prefix_ratios(curves, float(rho), settings["delta"], settings["steps"])[0] for rho in GRID]
+    curves_of_layers = prefix_curves(
+        read_layers(loaded.model, prompt.inputs, prompt.types, Needs(column_sums=True), importance)
+    )
+    return [prefix_ratios(curves_of_layers, float(rho), settings["delta"], settings["steps"])[0] for rho in GRID]
 
 
 def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
@@ -137,8 +139,8 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
     ratios, std = [], []
     for rho, samples in zip(GRID, zip(*measured, strict=True), strict=True):
         columns = list(zip(*samples, strict=True))
-        means = [Fraction(fmean(column)) for column in columns]
-        ratios.append([float(share) for share in scaled(means, len(columns) * Fraction(rho))])
+        mean_shares = [Fraction(fmean(column)) for column in columns]
+        ratios.append([float(share) for share in scaled(mean_shares, len(columns) * Fraction(rho))])
         std.append([pstdev(column) for column in columns])
     return {"layers": len(measured[0][0]), "grid": [float(rho) for rho in GRID], "ratios": ratios, "std": std}
 
@@ -175,12 +177,12 @@ def sparsity_threshold(
         theta: the requested quantile (linear interpolation) of all S* of all heads and samples.
         std: the population standard deviation over the samples.
     """
-    heads = [[list(values) for values in zip(*layer, strict=True)] for layer in zip(*measured, strict=True)]
+    scores_of_heads = [[list(values) for values in zip(*layer, strict=True)] for layer in zip(*measured, strict=True)]
     values = [value for sample in measured for layer in sample for value in layer]
     return {
         "theta": float(np.quantile(values, settings["quantile"])),
-        "sparsity": [[fmean(values) for values in layer] for layer in heads],
-        "std": [[pstdev(values) for values in layer] for layer in heads],
+        "sparsity": [[fmean(values) for values in layer] for layer in scores_of_heads],
+        "std": [[pstdev(values) for values in layer] for layer in scores_of_heads],
         "quantiles": {f"{q:.2f}": float(np.quantile(values, q)) for q in QUANTILES},
     }
 
@@ -193,8 +195,12 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 
     states: ``[T + n, E]``, n >= 1; the first `length` tokens are the prompt, the others the answer.
     """
-    prompt, answer = states[:length].double(), states[length:].double()
-    return prompt.mean(0).tolist(), float(prompt.std(correction=0)), float(answer.std(correction=0))
+    prompt_states, answer_states = states[:length].double(), states[length:].double()
+    return (
+        prompt_states.mean(0).tolist(),
+        float(prompt_states.std(correction=0)),
+        float(answer_states.std(correction=0)),
+    )
 
 
 def state_moments(
@@ -203,9 +209,11 @@ def state_moments(
     """Return `moments` of the input of every layer's query projection, for a sample's prompt followed by its reference
     answer."""
     prompt = encoded(loaded, sample)
-    answer = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
-    longer, types = with_answer(prompt.inputs, prompt.types, answer)
-    return read_layers(loaded.model, longer, types, Needs(states=True), lambda obs: moments(obs.states, prompt.length))
+    answer_tokens = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
+    inputs_with_answer, types = with_answer(prompt.inputs, prompt.types, answer_tokens)
+    return read_layers(
+        loaded.model, inputs_with_answer, types, Needs(states=True), lambda obs: moments(obs.states, prompt.length)
+    )
 
 
 def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
@@ -220,13 +228,16 @@ def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any
             10, layer-wise expansion; figure 1a).
         ``std_prompt`` and ``std_answer``: the mean standard deviations whose ratio is gamma.
     """
-    layers = [list(zip(*layer, strict=True)) for layer in zip(*measured, strict=True)]
-    prompt, answer = [fmean(std) for _, std, _ in layers], [fmean(std) for _, _, std in layers]
+    moments_of_layers = [list(zip(*layer, strict=True)) for layer in zip(*measured, strict=True)]
+    prompt_deviations, answer_deviations = (
+        [fmean(std) for _, std, _ in moments_of_layers],
+        [fmean(std) for _, _, std in moments_of_layers],
+    )
     return {
-        "mean": [[fmean(values) for values in zip(*means, strict=True)] for means, _, _ in layers],
-        "gamma": [a / p for a, p in zip(answer, prompt, strict=True)],
-        "std_prompt": prompt,
-        "std_answer": answer,
+        "mean": [[fmean(values) for values in zip(*means, strict=True)] for means, _, _ in moments_of_layers],
+        "gamma": [a / p for a, p in zip(answer_deviations, prompt_deviations, strict=True)],
+        "std_prompt": prompt_deviations,
+        "std_answer": answer_deviations,
     }
 
 
@@ -263,16 +274,19 @@ def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> T
         attentions the one with the lower index counts.
     """
     heads, rows, dim = query.shape
-    total = key.shape[1]
-    grouped = query.float().reshape(key.shape[0], -1, dim)
-    scores = torch.bmm(grouped, key.float().transpose(1, 2)).view(heads, rows, total)
-    future = torch.arange(total, device=key.device) > torch.arange(total - rows, total, device=key.device)[:, None]
-    top = scores.masked_fill(future, float("-inf")).argmax(-1).cpu()
-    hits = torch.zeros(heads, dtype=torch.float64)
+    total_tokens = key.shape[1]
+    grouped_queries = query.float().reshape(key.shape[0], -1, dim)
+    scores = torch.bmm(grouped_queries, key.float().transpose(1, 2)).view(heads, rows, total_tokens)
+    is_future = (
+        torch.arange(total_tokens, device=key.device)
+        > torch.arange(total_tokens - rows, total_tokens, device=key.device)[:, None]
+    )
+    top_key = scores.masked_fill(is_future, float("-inf")).argmax(-1).cpu()
+    hits_of_heads = torch.zeros(heads, dtype=torch.float64)
     for row, region in enumerate(regions):
         if region:
-            hits += torch.isin(top[:, row], torch.tensor(list(region))).double() / len(region)
-    return hits
+            hits_of_heads += torch.isin(top_key[:, row], torch.tensor(list(region))).double() / len(region)
+    return hits_of_heads
 
 
 def layer_hits(
@@ -286,10 +300,16 @@ def layer_hits(
         answer: int64 ``[n]``, the true answer's tokens.
         regions: per answer token indices of prompt tokens.
     """
-    longer, types = with_answer(inputs, types, answer[:-1])
-    n = len(answer)
-    needs = Needs(tail_queries=n)
-    return read_layers(model, longer, types, needs, lambda obs: head_hits(obs.tail(n), obs.key, regions).tolist())
+    inputs_with_answer, types = with_answer(inputs, types, answer[:-1])
+    answer_length = len(answer)
+    needs = Needs(tail_queries=answer_length)
+    return read_layers(
+        model,
+        inputs_with_answer,
+        types,
+        needs,
+        lambda obs: head_hits(obs.tail(answer_length), obs.key, regions).tolist(),
+    )
 
 
 def answer_cells(tokenizer: Any, page: PromptSample) -> tuple[list[int], list[list[Cell]]]:
@@ -299,10 +319,10 @@ def answer_cells(tokenizer: Any, page: PromptSample) -> tuple[list[int], list[li
     token. The offsets of that token span the first character, which belongs to the next token.
     """
     encoding = tokenizer(page.answer, add_special_tokens=False, return_offsets_mapping=True)
-    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+    token_texts = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
     cells = [
         [] if piece == WORD_MARK else [cell for character in page.sources[start:end] for cell in character]
-        for piece, (start, end) in zip(pieces, encoding["offset_mapping"], strict=True)
+        for piece, (start, end) in zip(token_texts, encoding["offset_mapping"], strict=True)
     ]
     return encoding["input_ids"], cells
 
@@ -314,15 +334,17 @@ def visual_hits(loaded: LoadedModel, page: PromptSample, settings: Mapping[str, 
         UnsupportedError: the model reads no images, or the positions of its visual tokens are unknown.
     """
     prompt = encoded(loaded, page)
-    visual = prompt.types[0].nonzero().flatten().tolist()
-    sizes = [image.size for image in page.images]
-    boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, len(visual))
+    visual_positions = prompt.types[0].nonzero().flatten().tolist()
+    image_sizes = [image.size for image in page.images]
+    box_of_token = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, image_sizes, len(visual_positions))
     ids, cells = answer_cells(loaded.tokenizer, page)
-    regions = [[visual[number] for number in visual_tokens(shown, page.grid, boxes)] for shown in cells]
-    hidden = sum(bool(shown) and not region for shown, region in zip(cells, regions, strict=True))
-    answer = torch.tensor(ids, device=prompt.input_ids.device)
-    hits = layer_hits(loaded.model, prompt.inputs, prompt.types, answer, regions)
-    return SampleHits(hits, sum(map(bool, cells)), hidden)
+    regions = [
+        [visual_positions[number] for number in visual_tokens(shown, page.grid, box_of_token)] for shown in cells
+    ]
+    hidden_tokens = sum(bool(shown) and not region for shown, region in zip(cells, regions, strict=True))
+    answer_tokens = torch.tensor(ids, device=prompt.input_ids.device)
+    hits = layer_hits(loaded.model, prompt.inputs, prompt.types, answer_tokens, regions)
+    return SampleHits(hits, sum(map(bool, cells)), hidden_tokens)
 
 
 def head_scores(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
@@ -336,16 +358,19 @@ def head_scores(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_
     Raises:
         CalibrationError: no visual token shows any answer token.
     """
-    tokens, hidden = sum(one.tokens for one in measured), sum(one.hidden for one in measured)
-    if hidden == tokens:
+    answer_tokens, hidden_tokens = sum(one.tokens for one in measured), sum(one.hidden for one in measured)
+    if hidden_tokens == answer_tokens:
         raise CalibrationError(
-            f"no visual token shows any of the {tokens} answer tokens of {len(measured)} pages, because the model's "
+            f"no visual token shows any of the {answer_tokens} answer tokens of {len(measured)} pages, because the model's "
             "processor crops them away; choose other pages (--kinds, --size)"
         )
-    count, samples = len(measured), [one.hits for one in measured]
-    scores = [[sum(heads) / count for heads in zip(*layers, strict=True)] for layers in zip(*samples, strict=True)]
+    number_of_samples, hits_of_samples = len(measured), [one.hits for one in measured]
+    scores = [
+        [sum(heads) / number_of_samples for heads in zip(*layers, strict=True)]
+        for layers in zip(*hits_of_samples, strict=True)
+    ]
     data: dict[str, Any] = {"scores": scores, "kv_heads": kv_heads}
-    return data | ({"hidden": {"tokens": hidden, "of": tokens}} if hidden else {})
+    return data | ({"hidden": {"tokens": hidden_tokens, "of": answer_tokens}} if hidden_tokens else {})
 
 
 class CalibrationMeasurement(NamedTuple):

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 LARGEST = 256 << 20  # bytes of a file; a thousand samples of every head of a 72B model take a tenth
 TOP = 0.05  # share of the heads whose scores are summed for `oddities`
-_UNNAMED = "the files name no weights; the import assigned them to this model"
-_BUDGET = re.compile(r"_(0?\.\d+)\.json$")
-_HEAD = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
+_UNNAMED_WEIGHTS_NOTE = "the files name no weights; the import assigned them to this model"
+_EVICTED_SHARE = re.compile(r"_(0?\.\d+)\.json$")
+_HEAD_KEY = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
 
 
 def imported(method: str, files: Sequence[Path], family: ModelFacts) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> dict[str
     data, oddities = _READERS[method](contents, family)
     return {
         "dataset": f"released file{'s' * (len(digests) > 1)} {', '.join(digests)}, imported",
-        "settings": {"imported": digests, "oddities": [_UNNAMED, *oddities], "samples": 0},
+        "settings": {"imported": digests, "oddities": [_UNNAMED_WEIGHTS_NOTE, *oddities], "samples": 0},
         "data": data,
     }
 
@@ -92,30 +92,34 @@ def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dic
     """
     rows: dict[Decimal, tuple[str, list[float]]] = {}
     for name, values in contents.items():
-        share = _BUDGET.search(name)
-        if share is None or not 0 < Decimal(share[1]) < 1:
+        share_match = _EVICTED_SHARE.search(name)
+        if share_match is None or not 0 < Decimal(share_match[1]) < 1:
             raise CalibrationError(
                 f"{name} does not end with the evicted share, such as _0.9.json, so its budget is unknown; keep the "
                 "released names"
             )
-        kept = 1 - Decimal(share[1])
-        evicted = _numbers(values, name, "the list of evicted shares", high=1)
-        if len(evicted) != family.num_layers:
-            raise CalibrationError(f"{name} has {len(evicted)} layers, but the model has {family.num_layers}")
-        if kept in rows:
-            raise CalibrationError(f"{name} and {rows[kept][0]} have the same budget; give one of the two")
-        rows[kept] = name, [1 - one for one in evicted]
+        kept_share = 1 - Decimal(share_match[1])
+        evicted_shares = _numbers(values, name, "the list of evicted shares", high=1)
+        if len(evicted_shares) != family.num_layers:
+            raise CalibrationError(f"{name} has {len(evicted_shares)} layers, but the model has {family.num_layers}")
+        if kept_share in rows:
+            raise CalibrationError(f"{name} and {rows[kept_share][0]} have the same budget; give one of the two")
+        rows[kept_share] = name, [1 - one for one in evicted_shares]
     oddities = []
     for rho, (name, row) in sorted(rows.items()):
         if abs(fmean(row) - float(rho)) > 1e-6:
             oddities.append(f"{name} keeps {fmean(row):.6f} on average where its name says {rho}")
-    grid = sorted(rows)
-    missing = [text for text in (Decimal(i) / 10 for i in range(1, 10)) if text not in rows]
-    if missing:
+    kept_shares = sorted(rows)
+    missing_budgets = [text for text in (Decimal(i) / 10 for i in range(1, 10)) if text not in rows]
+    if missing_budgets:
         oddities.append(
-            f"no file for the budgets {', '.join(map(str, missing))}: shares between others are interpolated"
+            f"no file for the budgets {', '.join(map(str, missing_budgets))}: shares between others are interpolated"
         )
-    data = {"layers": family.num_layers, "grid": [float(rho) for rho in grid], "ratios": [rows[rho][1] for rho in grid]}
+    data = {
+        "layers": family.num_layers,
+        "grid": [float(rho) for rho in kept_shares],
+        "ratios": [rows[rho][1] for rho in kept_shares],
+    }
     return data, oddities
 
 
@@ -134,9 +138,9 @@ def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[s
             f'{name} is not a JSON object of heads, such as {{"0-0": [0.1]}}; give the released file'
         )
     layers, heads = family.num_layers, family.num_query_heads
-    wanted = {f"{layer}-{head}" for layer in range(layers) for head in range(heads)}
-    unknown_keys = [key for key in heads_of_file if not _HEAD.fullmatch(key) or key not in wanted]
-    if unknown_keys or len(heads_of_file) != len(wanted):
+    expected_heads = {f"{layer}-{head}" for layer in range(layers) for head in range(heads)}
+    unknown_keys = [key for key in heads_of_file if not _HEAD_KEY.fullmatch(key) or key not in expected_heads]
+    if unknown_keys or len(heads_of_file) != len(expected_heads):
         raise CalibrationError(
             f"{name} has scores of {len(heads_of_file)} heads"
             + (f", {unknown_keys[0][:20]!r} among them" if unknown_keys else "")
@@ -144,18 +148,18 @@ def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[s
         )
     samples = {key: _numbers(values, name, f"head {key}") for key, values in heads_of_file.items()}
     scores = [[fmean(samples[f"{layer}-{head}"]) for head in range(heads)] for layer in range(layers)]
-    counts = {len(values) for values in samples.values()}
-    flat = sorted((score for row in scores for score in row), reverse=True)
-    total = math.fsum(flat)
-    if not total:
+    sample_counts = {len(values) for values in samples.values()}
+    sorted_scores = sorted((score for row in scores for score in row), reverse=True)
+    sum_of_scores = math.fsum(sorted_scores)
+    if not sum_of_scores:
         raise CalibrationError(f"no score in {name} is above 0, so heads cannot be ranked; give the released file")
-    top = flat[: max(1, round(TOP * len(flat)))]
+    top_scores = sorted_scores[: max(1, round(TOP * len(sorted_scores)))]
     oddities = [
-        f"{min(counts)} samples of each head"
-        if len(counts) == 1
-        else f"{min(counts)} to {max(counts)} samples of a head",
-        f"{flat.count(0.0)} of {len(flat)} heads have the score 0",
-        f"the highest {len(top)} heads have {math.fsum(top) / total:.1%} of all scores",
+        f"{min(sample_counts)} samples of each head"
+        if len(sample_counts) == 1
+        else f"{min(sample_counts)} to {max(sample_counts)} samples of a head",
+        f"{sorted_scores.count(0.0)} of {len(sorted_scores)} heads have the score 0",
+        f"the highest {len(top_scores)} heads have {math.fsum(top_scores) / sum_of_scores:.1%} of all scores",
     ]
     return {"scores": scores, "kv_heads": family.num_kv_heads}, oddities
 

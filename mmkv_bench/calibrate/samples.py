@@ -75,8 +75,8 @@ def encoded(loaded: LoadedModel, sample: PromptSample, replays: bool = False) ->
     """Return the encoded prompt of a sample. For `replays` and the errors see `generation.encode.encode`."""
     from mmkv_bench.generation.encode import encode
 
-    asked = sample.sample_id, sample.messages, sample.images, sample.videos
-    return encode(loaded.processor, loaded.family, *asked, device=loaded.device, replays=replays)
+    prompt_parts = sample.sample_id, sample.messages, sample.images, sample.videos
+    return encode(loaded.processor, loaded.family, *prompt_parts, device=loaded.device, replays=replays)
 
 
 def answer_ids(loaded: LoadedModel, sample: PromptSample) -> list[int]:
@@ -113,11 +113,13 @@ def page(kind: str, size: str, split: str, index: int) -> PromptSample:
     kind, size, split: of the embedded dataset of pages.
     """
     document, turn, images = make_page(kind, size, split, index)
-    repeats = FRAMES if kind.startswith("redundant_") else 1
+    frames_per_page = FRAMES if kind.startswith("redundant_") else 1
     sources = []
     for key, offset in turn.sources:  # a document has each upper-case letter at most once as a key
-        first, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
-        sources.append(tuple((first * repeats + frame, row, column + offset) for frame in range(repeats)))
+        first_frame, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
+        sources.append(
+            tuple((first_frame * frames_per_page + frame, row, column + offset) for frame in range(frames_per_page))
+        )
     return PromptSample(
         f"{kind}-{size}-{split}-{index:06d}",
         chat(turn.question, len(images)),
@@ -141,9 +143,9 @@ def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[
     """
 
     def shows(box: Box, image: int, row: int, column: int) -> bool:
-        vertical = box.top < Fraction(row + 1, grid[0]) and box.bottom > Fraction(row, grid[0])
+        overlaps_vertically = box.top < Fraction(row + 1, grid[0]) and box.bottom > Fraction(row, grid[0])
         horizontal = box.left < Fraction(column + 1, grid[1]) and box.right > Fraction(column, grid[1])
-        return box.image == image and vertical and horizontal
+        return box.image == image and overlaps_vertically and horizontal
 
     return [number for number, box in enumerate(boxes) if box is not None and any(shows(box, *cell) for cell in cells)]
 
@@ -167,8 +169,8 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Prompt
             f"--text {path} has {len(ids)} tokens, but {count} passages of {tokens} need {tokens * count}; give more text, "
             "or lower --samples or --tokens"
         )
-    pieces = [tokenizer.decode(ids[start : start + tokens]) for start in range(0, tokens * count, tokens)]
-    return [PromptSample(f"text-{number:06d}", chat(piece)) for number, piece in enumerate(pieces)]
+    passage_texts = [tokenizer.decode(ids[start : start + tokens]) for start in range(0, tokens * count, tokens)]
+    return [PromptSample(f"text-{number:06d}", chat(piece)) for number, piece in enumerate(passage_texts)]
 
 
 def read(path: Path) -> str:

@@ -141,16 +141,14 @@ def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Settin
     assumptions = forecasts.given
     passes_of_model = {s: rows for s, rows in measured_options(plan.out).items() if s.model == plan.model.name}
     devices = dict.fromkeys(setting.device for setting in passes_of_model)
-    planned_device = assumptions.device.partition(" with ")[0] or (
+    planned = assumptions.device.partition(" with ")[0] or (
         None if assumptions.bandwidth is None else "the device that --bandwidth gives"
     )
     name = next(iter(devices), "cpu")
-    is_planned_device = planned_device in (None, slug_of(name, "cuda", 0)) or (
-        name == "cpu" and planned_device.endswith("-threads")
-    )
+    is_planned_device = planned in (None, slug_of(name, "cuda", 0)) or (name == "cpu" and planned.endswith("-threads"))
     if not devices or (is_planned_device and len(devices) == 1):
         return passes_of_model, []
-    warning = f"Passes in {plan.out} were measured on {', '.join(devices)}, not on {planned_device or 'one device'}, and are not used; "
+    warning = f"Passes in {plan.out} were measured on {', '.join(devices)}, not on {planned or 'one device'}, and are not used; "
     return {}, [
         Note(f"{warning}`mmkv-bench tables {plan.out} --metric tpot_s,tokens_s,peak` prints them.", Rank.WARNING)
     ]

@@ -20,8 +20,8 @@ class Bytes(NamedTuple):
 
     def larger(self, other: Bytes) -> Bytes:
         """Return the elementwise maximum of two byte counts."""
-        sides = [one.reserved for one in (self, other) if one.reserved is not None]
-        return Bytes(max(self.allocated, other.allocated), max(sides) if sides else None)
+        known_reserved = [one.reserved for one in (self, other) if one.reserved is not None]
+        return Bytes(max(self.allocated, other.allocated), max(known_reserved) if known_reserved else None)
 
 
 class Counters(ABC):

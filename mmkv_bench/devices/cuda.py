@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_DRIVERS = ("nvidia", "nvhost", "nvgpu", "nvmap", "kfd", "dxg")
+_DRIVER_FILES = ("nvidia", "nvhost", "nvgpu", "nvmap", "kfd", "dxg")
 """Prefixes of the files in `/dev` through which torch reaches a device that it calls cuda."""
 
 
@@ -150,7 +150,7 @@ class Cuda(Device):
 
         Does not import torch.
         """
-        return sys.platform == "linux" and not any(name.startswith(_DRIVERS) for name in os.listdir("/dev"))
+        return sys.platform == "linux" and not any(name.startswith(_DRIVER_FILES) for name in os.listdir("/dev"))
 
     def name(self) -> str:
         return _cuda().get_device_name(self.place)
@@ -188,8 +188,10 @@ class Cuda(Device):
     def _allow(self, share: float) -> None:
         """Limit this process to a share of the device's memory."""
         self.release()  # reserved but unused memory would count
-        numbered = self.here() if self.place.index is None else self.place  # the call below needs a numbered device
-        _cuda().set_per_process_memory_fraction(min(share, 1.0), numbered)
+        numbered_device = (
+            self.here() if self.place.index is None else self.place
+        )  # the call below needs a numbered device
+        _cuda().set_per_process_memory_fraction(min(share, 1.0), numbered_device)
 
     def release(self) -> None:
         _cuda().empty_cache()
@@ -233,10 +235,10 @@ def nvidia_smi(query: str, identity: str) -> list[str] | None:
     """Return the output lines of `nvidia-smi --query-<query>` for the device `identity`; None if the command fails."""
     command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits", f"--id={identity}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in completed.stdout.splitlines() if line.strip()]
 
 
 def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
@@ -249,10 +251,10 @@ def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
     process: id of this process.
     """
     try:
-        computing = {int(line) for line in lines or []}
+        process_ids = {int(line) for line in lines or []}
     except ValueError:
         return None
-    return tuple(sorted(computing - {process})) if process in computing else None
+    return tuple(sorted(process_ids - {process})) if process in process_ids else None
 
 
 def reasons(lines: list[str] | None) -> tuple[str, ...] | None:
@@ -261,11 +263,11 @@ def reasons(lines: list[str] | None) -> tuple[str, ...] | None:
     lines: output of `nvidia_smi`, a bit mask such as `0x0000000000000004`.
     """
     try:
-        mask = int(lines[0], 16) if lines else None
+        reason_bits = int(lines[0], 16) if lines else None
     except ValueError:  # [N/A]
         return None
-    if mask is None:
+    if reason_bits is None:
         return None
-    named = sum(_THROTTLE_BITS) | _NO_THROTTLE
-    unknown = (f"unknown reason {mask & ~named:#x}",) if mask & ~named else ()
-    return tuple(name for bit, name in _THROTTLE_BITS.items() if mask & bit) + unknown
+    known_bits = sum(_THROTTLE_BITS) | _NO_THROTTLE
+    unknown_reason = (f"unknown reason {reason_bits & ~known_bits:#x}",) if reason_bits & ~known_bits else ()
+    return tuple(name for bit, name in _THROTTLE_BITS.items() if reason_bits & bit) + unknown_reason

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
 
 class DeviceStream(AbstractContextManager[None]):
@@ -184,17 +184,17 @@ class Device:
         return min(torch.get_num_threads(), cores())
 
 
-def cores(quota: Path = _QUOTA) -> int:
+def cores(quota: Path = _QUOTA_FILE) -> int:
     """Return the number of cores that this process may use, by its affinity and by the quota of its control group.
 
     quota: the control group's file with the quota.
     """
     try:
-        allowed = len(os.sched_getaffinity(0))
+        allowed_cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows
-        allowed = os.cpu_count() or 1
+        allowed_cores = os.cpu_count() or 1
     try:
-        limit, period = quota.read_text().split()
-        return allowed if limit == "max" else max(1, min(allowed, int(limit) // int(period)))
+        quota_us, period_us = quota.read_text().split()
+        return allowed_cores if quota_us == "max" else max(1, min(allowed_cores, int(quota_us) // int(period_us)))
     except (OSError, ValueError):
-        return allowed
+        return allowed_cores

@@ -44,11 +44,11 @@ class LiveStorages(TorchDispatchMode, Counters):
         return self
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        self.add(tree_leaves(made))
+        operation_result = function(*args, **(kwargs or {}))
+        self.add(tree_leaves(operation_result))
         if self.limit is not None and self._now > self.limit:
             raise torch.OutOfMemoryError(f"{self._now} bytes are in use, more than the limit of {self.limit}")
-        return made
+        return operation_result
 
     def storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
         """Return the storage of a tensor; None if it is not on the counted device."""
@@ -60,9 +60,9 @@ class LiveStorages(TorchDispatchMode, Counters):
             storage = self.storage(value) if isinstance(value, Tensor) else None
             if storage is None or id(storage) in self._live:
                 continue
-            size = storage.nbytes()
-            self._live[id(storage)] = weakref.ref(storage, partial(self._freed, id(storage), size))
-            self._now += size
+            storage_bytes = storage.nbytes()
+            self._live[id(storage)] = weakref.ref(storage, partial(self._freed, id(storage), storage_bytes))
+            self._now += storage_bytes
         self._peak = max(self._peak, self._now)
 
     def alike(self, one: Tensor, other: Tensor) -> None:

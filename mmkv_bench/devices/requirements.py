@@ -16,10 +16,10 @@ from mmkv_bench.errors import ConfigError
 
 COMPILED = "compiled"
 FLASH = "flash_attention_2"
-_GRANTED = ("SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NONE = ("", "0", "-1", "NoDevFiles")
-_FILE = re.compile(r"nvidia(\d+|ctl)")
+_GRANTED_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
+_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_NO_GPU_VALUES = ("", "0", "-1", "NoDevFiles")
+_DEVICE_FILE = re.compile(r"nvidia(\d+|ctl)")
 
 
 def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | None:
@@ -31,16 +31,16 @@ def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | N
         environment: the process's variables.
         files: names in `/dev`.
     """
-    for name in _GRANTED:
+    for name in _GRANTED_VARIABLES:
         value = environment.get(name, "").strip()
         # SLURM_GPUS_ON_NODE is a count; SLURM_JOB_GPUS lists numbers, of which 0 is the first GPU.
-        if value not in (("",) if name == "SLURM_JOB_GPUS" else _NONE):
+        if value not in (("",) if name == "SLURM_JOB_GPUS" else _NO_GPU_VALUES):
             return f"{name}={value}"
-    visible = environment.get(_VISIBLE)
-    if visible is not None:
-        return None if visible.strip() in ("", "-1", "NoDevFiles") else f"{_VISIBLE}={visible}"
-    file = next((name for name in sorted(files) if _FILE.fullmatch(name)), None)
-    return None if file is None else f"/dev/{file}"
+    visible_devices = environment.get(_VISIBLE_VARIABLE)
+    if visible_devices is not None:
+        return None if visible_devices.strip() in ("", "-1", "NoDevFiles") else f"{_VISIBLE_VARIABLE}={visible_devices}"
+    device_file = next((name for name in sorted(files) if _DEVICE_FILE.fullmatch(name)), None)
+    return None if device_file is None else f"/dev/{device_file}"
 
 
 def sign_here() -> str | None:
@@ -58,9 +58,9 @@ def check_meant(setting: str) -> None:
     """
     if setting != "auto" or devices.KINDS["cuda"].count():
         return
-    if (sign := sign_here()) is not None:
+    if (gpu_evidence := sign_here()) is not None:
         raise ConfigError(
-            f"model.device=auto, but torch sees no GPU ({_why()}), although {sign} says that this process is "
+            f"model.device=auto, but torch sees no GPU ({_why()}), although {gpu_evidence} says that this process is "
             "meant to have one; install a torch that fits this node's driver or load the site's module, or write "
             "model.device=cpu to compute on the CPU"
         )
@@ -70,14 +70,14 @@ def _why() -> str:
     """Return torch's message about why it sees no CUDA device."""
     import torch
 
-    version = f"torch {torch.__version__}"
+    torch_version = f"torch {torch.__version__}"
     if torch.version.cuda is None and torch.version.hip is None:
-        return f"{version} was built without CUDA"
+        return f"{torch_version} was built without CUDA"
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
-        return f"{version}: {str(error).strip().partition('. ')[0].splitlines()[0]}"
-    return f"{version} counts 0 devices"
+        return f"{torch_version}: {str(error).strip().partition('. ')[0].splitlines()[0]}"
+    return f"{torch_version} counts 0 devices"
 
 
 def check_compiler() -> None:
@@ -87,10 +87,10 @@ def check_compiler() -> None:
     Raises:
         ConfigError: no C++ compiler.
     """
-    wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(shlex.split(wanted)[0]) is None:
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(shlex.split(compiler)[0]) is None:
         raise ConfigError(
-            f"decode=compiled needs a C++ compiler, but there is no {wanted}; install one, name one in the "
+            f"decode=compiled needs a C++ compiler, but there is no {compiler}; install one, name one in the "
             "variable CXX, or use decode=eager"
         )
 

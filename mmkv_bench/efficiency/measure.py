@@ -118,29 +118,37 @@ class Bench:
         prompts: the batch, all of equal length.
         """
         clock = Clock(self.device)
-        marks, held = self._run(prompts, cell, clock, self.step)
-        between, inside = self.device.between, clock.seconds()
-        compressed = {name: inside.get(name, 0.0) for name in INSIDE if name != "vision" or name in inside}
-        prefilled = sum(between(lap.start, lap.prefilled) for lap in marks.laps) - inside.get(ACCOUNT, 0.0)
-        first_token = sum(between(lap.prefilled, lap.end) for lap in marks.laps)
-        joined = {name: inside[name] for name in ("join",) if name in inside}
-        joining, tokens = sum(joined.values()), marks.tokens
-        if marks.fed:
-            first_token += between(marks.ready, tokens[0])
-        first = prefilled + first_token + (joining if marks.fed else 0.0)
-        ends = [tokens[0] if marks.fed else marks.ready, *tokens[1:]]
-        steps = [between(one, after) for one, after in pairwise(ends)]
-        reached = first + (0.0 if marks.fed else joining)  # when the first step begins
+        pass_marks, cache_bytes = self._run(prompts, cell, clock, self.step)
+        seconds_between, inner_seconds = self.device.between, clock.seconds()
+        compressed = {
+            name: inner_seconds.get(name, 0.0) for name in INSIDE if name != "vision" or name in inner_seconds
+        }
+        prefill_seconds = sum(seconds_between(lap.start, lap.prefilled) for lap in pass_marks.laps) - inner_seconds.get(
+            ACCOUNT, 0.0
+        )
+        first_token = sum(seconds_between(lap.prefilled, lap.end) for lap in pass_marks.laps)
+        join_seconds_by_name = {name: inner_seconds[name] for name in ("join",) if name in inner_seconds}
+        join_seconds, marks_of_tokens = sum(join_seconds_by_name.values()), pass_marks.tokens
+        if pass_marks.fed:
+            first_token += seconds_between(pass_marks.ready, marks_of_tokens[0])
+        seconds_to_first_token = prefill_seconds + first_token + (join_seconds if pass_marks.fed else 0.0)
+        token_marks = [marks_of_tokens[0] if pass_marks.fed else pass_marks.ready, *marks_of_tokens[1:]]
+        step_seconds = [seconds_between(one, after) for one, after in pairwise(token_marks)]
+        seconds_until_decoding = seconds_to_first_token + (
+            0.0 if pass_marks.fed else join_seconds
+        )  # when the first step begins
         seconds = {
             "encode": sum(prompt.encode_s for prompt in prompts),
-            "prefill": prefilled - sum(compressed.values()),
+            "prefill": prefill_seconds - sum(compressed.values()),
             "first_token": first_token,
-            "ttft": first,
-            "second_token": reached + steps[0],
-            "total": reached + sum(steps),
-            "decode": sum(steps),
+            "ttft": seconds_to_first_token,
+            "second_token": seconds_until_decoding + step_seconds[0],
+            "total": seconds_until_decoding + sum(step_seconds),
+            "decode": sum(step_seconds),
         }
-        return Timed(compressed | joined | seconds, steps, held, marks.answers.tolist())
+        return Timed(
+            compressed | join_seconds_by_name | seconds, step_seconds, cache_bytes, pass_marks.answers.tolist()
+        )
 
     def counted(
         self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None, distinct: int | None = None
@@ -155,22 +163,24 @@ class Bench:
         distinct: number of prompts that are prefilled besides the last; the others are copies (see `batch.fill`). None
             prefills all.
         """
-        step, pool = self.step, pool_of(self.loaded.model)
-        pool.clear()
+        step, storage_pool = self.step, pool_of(self.loaded.model)
+        storage_pool.clear()
         if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):
             step = step if self.device.memory is not None else self.loaded.model
             self._run(prompts, cell, untimed, step, PromptPlaceholders(distinct) if distinct else None)
             gc.collect()  # the objects that traced a step hold its cache
-        present = prompts if self.together else prompts[:1]  # at a time
-        inputs = [one for prompt in present for one in prompt.inputs.values() if one.device == self.device.place]
+        prompts_on_device = prompts if self.together else prompts[:1]  # at a time
+        inputs = [
+            one for prompt in prompts_on_device for one in prompt.inputs.values() if one.device == self.device.place
+        ]
         weights = [*self.loaded.model.parameters(), *self.loaded.model.buffers()]
-        with self.device.counted([*weights, *inputs, *pool.tensors()], limit) as counters:
+        with self.device.counted([*weights, *inputs, *storage_pool.tensors()], limit) as counters:
             meter = Meter(self.loaded.device, counters)
             with meter.phase("total"):
-                _, held = self._run(
+                _, cache_bytes = self._run(
                     prompts, cell, meter.phase, step, PromptPlaceholders(distinct, counters.alike) if distinct else None
                 )
-        return MemoryPeaks(meter.peaks, meter.peak_resident(), held)
+        return MemoryPeaks(meter.peaks, meter.peak_resident(), cache_bytes)
 
     def _evicts(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> bool:
         return cell.evicts(lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family).reduced)
@@ -193,24 +203,24 @@ class Bench:
             together=self.together,
             copies=copies,
         )
-        held: list[CacheBytes] = []
+        cache_bytes: list[CacheBytes] = []
 
         def counted(cache: CompressedCache, filled: FilledBatch) -> None:
-            held.append(self._held(cache, filled, lengths.fed, driver.acts(cell, lengths)))
+            cache_bytes.append(self._held(cache, filled, lengths.fed, driver.acts(cell, lengths)))
 
         self.device.synchronise()
-        return driver.run(prompts, cell, lengths, self.device, phases, counted), held[0]
+        return driver.run(prompts, cell, lengths, self.device, phases, counted), cache_bytes[0]
 
     def _held(self, cache: CompressedCache, filled: FilledBatch, fed: int, acting: bool) -> CacheBytes:
-        fallback = list(dict.fromkeys(filled.fallback))
+        fallbacks = list(dict.fromkeys(filled.fallback))
         if self.step is not None and acting:
-            fallback.append(EAGER_DECODE)
+            fallbacks.append(EAGER_DECODE)
         if any(isinstance(layer, BatchedLayer) for layer in cache.compressed):
-            fallback.append(ROW_BY_ROW)
-        beside = states.nbytes([*cache.states.values()])  # a decode step reads all windows and states
+            fallbacks.append(ROW_BY_ROW)
+        state_bytes = states.nbytes([*cache.states.values()])  # a decode step reads all windows and states
         return CacheBytes(
-            held=sum(tensor.nbytes for layer in cache.compressed for tensor in layer.buffers()) + beside,
-            useful=filled.useful + beside,
-            read=sum(layer.read_nbytes(fed) for layer in cache.compressed) + beside,
-            fallback=fallback,
+            held=sum(tensor.nbytes for layer in cache.compressed for tensor in layer.buffers()) + state_bytes,
+            useful=filled.useful + state_bytes,
+            read=sum(layer.read_nbytes(fed) for layer in cache.compressed) + state_bytes,
+            fallback=fallbacks,
         )

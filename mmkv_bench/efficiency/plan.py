@@ -108,12 +108,14 @@ class EfficiencyPlan(Plan):
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
         """Return how far the search for the largest batch of a cell and length has come. outcomes: pass to its status."""
-        sizes: dict[int, str] = {}
+        outcome_by_size: dict[int, str] = {}
         for unit, status in outcomes.items():
             shape = unit.shape
             if shape == self.shape(cell, tokens, shape.batch) and (unit.repeat is None or status != "ok"):
-                sizes[shape.batch] = sizes[shape.batch] if sizes.get(shape.batch, "ok") != "ok" else status
-        return search_state(sizes, self.room)
+                outcome_by_size[shape.batch] = (
+                    outcome_by_size[shape.batch] if outcome_by_size.get(shape.batch, "ok") != "ok" else status
+                )
+        return search_state(outcome_by_size, self.room)
 
     def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
         """Return the passes that must be repeated with every sequence prefilled.
@@ -125,9 +127,11 @@ class EfficiencyPlan(Plan):
         """
         if not self.searches:
             return set()
-        ends = [(place, search) for place in self.places if (search := self.search(outcomes, *place)).next is None]
-        units = {self.shape(*place, search.largest) for place, search in ends if search.largest}
-        return {unit for unit in units if getattr(outcomes.get(unit), "copied", False)}
+        ended_searches = [
+            (place, search) for place in self.places if (search := self.search(outcomes, *place)).next is None
+        ]
+        largest_passes = {self.shape(*place, search.largest) for place, search in ended_searches if search.largest}
+        return {unit for unit in largest_passes if getattr(outcomes.get(unit), "copied", False)}
 
     @property
     def units(self) -> list[PassId]:
@@ -139,19 +143,25 @@ class EfficiencyPlan(Plan):
 
         outcomes: pass to its status.
         """
-        shapes, units = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
+        shapes, memory_passes = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
             searches = [self.search(outcomes, *place) for place in self.places]
-            steps = [[*one.tried, *([] if one.next is None else [one.next])] for one in searches]
-            for level in range(max(map(len, steps))):
-                tried = [(place, sizes) for place, sizes in zip(self.places, steps, strict=True) if level < len(sizes)]
-                units += [self.shape(*place, sizes[level]) for place, sizes in tried]
+            sizes_of_searches = [[*one.tried, *([] if one.next is None else [one.next])] for one in searches]
+            for level in range(max(map(len, sizes_of_searches))):
+                searches_at_level = [
+                    (place, sizes)
+                    for place, sizes in zip(self.places, sizes_of_searches, strict=True)
+                    if level < len(sizes)
+                ]
+                memory_passes += [self.shape(*place, sizes[level]) for place, sizes in searches_at_level]
             if any(one.next is not None for one in searches) or self.unconfirmed(outcomes):
-                return [*dict.fromkeys(units)]
-            largest = [(place, one.largest) for place, one in zip(self.places, searches, strict=True) if one.largest]
-            shapes = [*dict.fromkeys([*shapes, *(self.shape(*place, size) for place, size in largest)])]
-        timed = order(shapes, self.pass_config.repeats, self.pass_config.order_seed)[len(shapes) :]
-        return [*dict.fromkeys([*units, *timed])]
+                return [*dict.fromkeys(memory_passes)]
+            largest_by_place = [
+                (place, one.largest) for place, one in zip(self.places, searches, strict=True) if one.largest
+            ]
+            shapes = [*dict.fromkeys([*shapes, *(self.shape(*place, size) for place, size in largest_by_place)])]
+        timed_passes = order(shapes, self.pass_config.repeats, self.pass_config.order_seed)[len(shapes) :]
+        return [*dict.fromkeys([*memory_passes, *timed_passes])]
 
     def cell(self, name: str) -> Cell:
         """Return the cell with the hash `name`."""
@@ -160,8 +170,10 @@ class EfficiencyPlan(Plan):
     @property
     def baselines(self) -> dict[str, str]:
         """Map each cell to the full-cache cell that its ratios divide by: same kind of prompts, same protocol."""
-        full = {(cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full}
-        return {cell.cell: full[cell.dataset, cell.protocol] for cell in self.cells}
+        full_cell_by_setting = {
+            (cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full
+        }
+        return {cell.cell: full_cell_by_setting[cell.dataset, cell.protocol] for cell in self.cells}
 
 
 def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
@@ -186,19 +198,23 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
         )
     family = model_facts(described)
     generation = {"max_new_tokens": int(config.new_tokens), "ends": "length"}
-    made_up = {
+    identity_by_dataset = {
         DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation) for kind in kinds
     }
-    stored = Store(Path(config.out).expanduser()).cells() if outline else None
-    identity = identities.gather(config.model, {}) if stored is None else identities.outline(config.model, {}, stored)
-    identity, entries = replace(identity, datasets=made_up), method_entries(config.method_config)
-    lacking: list[str] | None = [] if outline else None
-    cells, notes = expand(config.grid, identity, entries, lacking)
-    notes += lacking or ()
+    stored_cells = Store(Path(config.out).expanduser()).cells() if outline else None
+    identity = (
+        identities.gather(config.model, {})
+        if stored_cells is None
+        else identities.outline(config.model, {}, stored_cells)
+    )
+    identity, entries = replace(identity, datasets=identity_by_dataset), method_entries(config.method_config)
+    uncalibrated_methods: list[str] | None = [] if outline else None
+    cells, notes = expand(config.grid, identity, entries, uncalibrated_methods)
+    notes += uncalibrated_methods or ()
     for kind in kinds:
-        if kind != TEXT and kind not in (takes := family.rules.media):
+        if kind != TEXT and kind not in (media_of_family := family.rules.media):
             raise UnsupportedError(
-                f"prompts={kind}: {family.name} takes no {kind}s; allowed: {', '.join((TEXT, *takes))}; choose one"
+                f"prompts={kind}: {family.name} takes no {kind}s; allowed: {', '.join((TEXT, *media_of_family))}; choose one"
             )
     validate_combinations(config.protocol, family, [cell.compressor for cell in cells], uncut=())
     for cell in cells:
@@ -211,10 +227,15 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
             f"default lengths beyond the limit of {config.model.name} are left out; lengths=[...] sets other lengths"
         )
     batches = list(dict.fromkeys(config.batch))
-    sizes, limit = [batch for batch in batches if isinstance(batch, int)], bytes_of(config.memory_limit, "memory_limit")
+    batch_sizes, memory_limit = (
+        [batch for batch in batches if isinstance(batch, int)],
+        bytes_of(config.memory_limit, "memory_limit"),
+    )
     for cell in cells if batches != [1] else ():
         _refuse_policy(cell, config.batch_prefill)
-    room = limit if outline else _room(config.model, config.memory_limit, MAX in batches, limit)
+    available_bytes = (
+        memory_limit if outline else _room(config.model, config.memory_limit, MAX in batches, memory_limit)
+    )
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
     return EfficiencyPlan.of(
         config,
@@ -225,11 +246,11 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
         notes=notes,
         family=family,
         lengths=lengths,
-        batches=sizes,
+        batches=batch_sizes,
         searches=MAX in batches,
-        memory_limit=limit,
+        memory_limit=memory_limit,
         profiles=profiles,
-        room=room,
+        room=available_bytes,
     )
 
 
@@ -241,13 +262,13 @@ def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
 
     shapes: the passes that count memory.
     """
-    draw = random.Random(f"order/{seed}")
-    units = []
+    generator = random.Random(f"order/{seed}")
+    ordered_passes = []
     for repeat in (None, *range(repeats)):
-        block = [shape._replace(repeat=repeat) for shape in shapes]
-        draw.shuffle(block)
-        units += block
-    return units
+        repeats_of_shapes = [shape._replace(repeat=repeat) for shape in shapes]
+        generator.shuffle(repeats_of_shapes)
+        ordered_passes += repeats_of_shapes
+    return ordered_passes
 
 
 def _refuse_others(config: RunConfig) -> None:
@@ -258,8 +279,8 @@ def _refuse_others(config: RunConfig) -> None:
             "prompts are made up by prompts=text, image or video and lengths=[...]; leave dataset out"
         )
     for key, allowed in {"stage": "both", "shard": "0/1", "samples": None, "judge.kind": "none"}.items():
-        if (given := attrgetter(key)(config)) != allowed:
-            raise ConfigError(f"{key}={given} has no effect under scenario=efficiency; leave it out")
+        if (setting := attrgetter(key)(config)) != allowed:
+            raise ConfigError(f"{key}={setting} has no effect under scenario=efficiency; leave it out")
     for name in config.protocol:
         rule = protocols.protocol(str(name))
         if rule.cuts or rule.prefills_again:
@@ -285,10 +306,10 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
             "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB or "
             "another amount"
         )
-    memory = devices.at(kind).total_bytes()
-    if limit is not None and limit > memory:
-        raise ConfigError(f"memory_limit={given} is more than the device's {memory / 2**30:.1f} GiB; give less")
-    return memory if limit is None else limit
+    device_bytes = devices.at(kind).total_bytes()
+    if limit is not None and limit > device_bytes:
+        raise ConfigError(f"memory_limit={given} is more than the device's {device_bytes / 2**30:.1f} GiB; give less")
+    return device_bytes if limit is None else limit
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
@@ -315,13 +336,13 @@ def _refuse_policy(cell: Cell, way: str) -> None:
 
 def _refuse_method(cell: Cell) -> None:
     """Refuse a cell whose method has no meaningful latency, or needs visual tokens that its prompts lack."""
-    made = cell.compressor
-    if made.needs.answer:
+    compressor = cell.compressor
+    if compressor.needs.answer:
         raise UnsupportedError(
             f"method {cell.method} reads the full cache's answer before it compresses, so it has no latency; "
             "leave it out of scenario=efficiency"
         )
-    if kind_of(cell.dataset) == TEXT and (made.needs_visual or visual_parts(made)):
+    if kind_of(cell.dataset) == TEXT and (compressor.needs_visual or visual_parts(compressor)):
         raise ConfigError(
             f"method {cell.method} needs visual tokens, but prompts=text has none; allowed: prompts=image or "
             "prompts=video; choose one, or leave the method out"
@@ -341,11 +362,11 @@ def _profiled(
     """
     from mmkv_bench.efficiency.profiles import refuse_unprofiled, with_profile
 
-    divided, profiles = [], {}
+    cells_with_profiles, profiles = [], {}
     for cell in cells:
         allocator = cell.compressor.allocator
         if not random_weights or allocator is None or not allocator.follows_prompt:
-            divided.append(cell)
+            cells_with_profiles.append(cell)
             continue
         refuse_unprofiled(cell)
         if folder is None:
@@ -356,13 +377,13 @@ def _profiled(
             )
         cell, profile = with_profile(cell, folder, family)
         profiles[cell.cell] = profile
-        divided.append(cell)
+        cells_with_profiles.append(cell)
     if folder is not None and not profiles:
         raise ConfigError(
             f"profiles={folder} is not used by any method of this run: only random weights with a method that divides "
             "its budget by the prompt need it; leave it out"
         )
-    return divided, profiles
+    return cells_with_profiles, profiles
 
 
 def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
@@ -370,23 +391,23 @@ def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFac
     checked later."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
-    room = min(
+    longest_prompt = min(
         LARGEST if family.max_context is None else family.max_context - (new_tokens - 1),
         model.max_prompt_tokens or LARGEST,
     )
-    return [tokens for tokens in lengths if tokens <= room] or lengths
+    return [tokens for tokens in lengths if tokens <= longest_prompt] or lengths
 
 
 def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: ModelFacts) -> None:
-    limits = {"the model's context": family.max_context, "model.max_prompt_tokens": model.max_prompt_tokens}
+    tokens_by_limit = {"the model's context": family.max_context, "model.max_prompt_tokens": model.max_prompt_tokens}
     for tokens in lengths:
-        for name, most in limits.items():
-            answer = new_tokens - 1 if name == "the model's context" else 0
-            if most is not None and tokens + answer > most:
-                way = _remedy(name, most, answer, min(lengths))
+        for name, most in tokens_by_limit.items():
+            answer_tokens = new_tokens - 1 if name == "the model's context" else 0
+            if most is not None and tokens + answer_tokens > most:
+                remedy = _remedy(name, most, answer_tokens, min(lengths))
                 raise ConfigError(
-                    f"lengths={tokens}{f' with new_tokens={new_tokens}' if answer else ''} is more than {name} of {most} "
-                    f"tokens; {way}"
+                    f"lengths={tokens}{f' with new_tokens={new_tokens}' if answer_tokens else ''} is more than {name} of {most} "
+                    f"tokens; {remedy}"
                 )
 
 

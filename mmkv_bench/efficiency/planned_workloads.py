@@ -38,8 +38,8 @@ def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
     """Return the text of `mmkv-bench plan`: a summary of the passes, and the number of tokens that they read. todo: the
     missing passes."""
     tokens = sum(unit.tokens * unit.batch for unit in todo)
-    reads = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
-    return "\n".join([card(plan, len(todo)), reads, f"model     {weights_text(plan)}"])
+    reads_line = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
+    return "\n".join([card(plan, len(todo)), reads_line, f"model     {weights_text(plan)}"])
 
 
 def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
@@ -65,40 +65,40 @@ def prompts(plan: EfficiencyPlan) -> list[DryPrompt]:
     from mmkv_bench.forecast.memory import DryPrompt, without_weights
 
     loaded = without_weights(plan) if plan.kinds != [TEXT] else None
-    made = []
+    dry_prompts = []
     for kind, tokens in product(plan.kinds, sorted(plan.lengths)):
         if loaded is None or kind == TEXT:
-            made.append(DryPrompt(prompt_types(tokens, 0)))
+            dry_prompts.append(DryPrompt(prompt_types(tokens, 0)))
         else:
             prompt = visual_prompt(loaded, kind, tokens, plan.model.frames, plan.model.video_max_pixels)
-            made.append(DryPrompt(prompt.types, prompt.inputs))
-    return made
+            dry_prompts.append(DryPrompt(prompt.types, prompt.inputs))
+    return dry_prompts
 
 
 def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: int, batch: int) -> Workload:
-    new, cells = int(plan.pass_config.new_tokens), [cell for cell in plan.cells if kind_of(cell.dataset) == kind]
-    passes: Counter[str] = Counter()
-    prefills: Counter[int] = Counter()
-    entries = 0.0
+    new_tokens, cells = int(plan.pass_config.new_tokens), [cell for cell in plan.cells if kind_of(cell.dataset) == kind]
+    passes_by_cell: Counter[str] = Counter()
+    prefills_by_length: Counter[int] = Counter()
+    entry_reads = 0.0
     for cell in cells:
-        units = [unit for unit in todo if (unit.cell, unit.tokens, unit.batch) == (cell.cell, tokens, batch)]
-        warm_up = any(unit.repeat is not None for unit in units)
-        passes[cell.cell] = len(units) + warm_up
-        kept = kept_entries(cell.budget, tokens)
+        passes_of_cell = [unit for unit in todo if (unit.cell, unit.tokens, unit.batch) == (cell.cell, tokens, batch)]
+        warm_up = any(unit.repeat is not None for unit in passes_of_cell)
+        passes_by_cell[cell.cell] = len(passes_of_cell) + warm_up
+        kept_per_head = kept_entries(cell.budget, tokens)
         # `pixels` shrinks pictures before the prefill
-        prefills[kept if cell.compressor.resamples else tokens] += passes[cell.cell] * batch
-        entries += passes[cell.cell] * batch * (kept + new / 2)
+        prefills_by_length[kept_per_head if cell.compressor.resamples else tokens] += passes_by_cell[cell.cell] * batch
+        entry_reads += passes_by_cell[cell.cell] * batch * (kept_per_head + new_tokens / 2)
     return Workload(
         DATASETS[kind],
         PromptLength(tokens, "lengths"),
-        new,
+        new_tokens,
         cells,
-        prefills,
-        new * passes.total(),
-        new * entries,
+        prefills_by_length,
+        new_tokens * passes_by_cell.total(),
+        new_tokens * entry_reads,
         batch,
         plan.pass_config.batch_prefill == TOGETHER,
-        state_reads=new * batch * passes.total(),
+        state_reads=new_tokens * batch * passes_by_cell.total(),
     )
 
 

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.plan.cells import Cell
 
-_SAME = ("base", "reading", "protocol", "budget_kind", "budget_entries", "budget_fraction", "method_version")
+_MATCHING_COLUMNS = (
+    "base",
+    "reading",
+    "protocol",
+    "budget_kind",
+    "budget_entries",
+    "budget_fraction",
+    "method_version",
+)
 """Columns that must be equal in a cell and in the cell of its profile, in addition to the parameters."""
 
 
@@ -68,15 +76,15 @@ def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Pro
     Raises ConfigError: no store, or no row that matches the cell.
     """
     profile = _profile(cell, folder, family)
-    made = cell.compressor
-    assert made.allocator is not None, "a division is an allocator's"
-    allocator = Replayed(made.allocator, profile.kept, profile.entries)
-    about = {"profile": {name: value for name, value in vars(profile).items() if name != "kept"}}
+    compressor = cell.compressor
+    assert compressor.allocator is not None, "a division is an allocator's"
+    allocator = Replayed(compressor.allocator, profile.kept, profile.entries)
+    profile_entry = {"profile": {name: value for name, value in vars(profile).items() if name != "kept"}}
     return replace(
         cell,
         cell=checksum(f"{cell.cell}/{profile.digest}".encode()),
-        compressor=replace(made, allocator=allocator),
-        calibrations={**cell.calibrations, profile.digest: about},
+        compressor=replace(compressor, allocator=allocator),
+        calibrations={**cell.calibrations, profile.digest: profile_entry},
     ), profile
 
 
@@ -101,30 +109,34 @@ def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
     if not root.is_dir():
         raise ConfigError(f"profiles={folder} is not a folder; give the folder of a run's rows (its out=...)")
     store = Store(root)
-    alike = {row["cell"]: row for row in store.cells().to_pylist() if _goes_with(row, cell)}
+    matching_cells = {row["cell"]: row for row in store.cells().to_pylist() if _goes_with(row, cell)}
     columns = ("cell", "sample_id", "status", "kept", "budget_entries", "context_tokens")
-    rows = _evicted(store.responses(alike, columns), shape)
+    rows = _evicted(store.responses(matching_cells, columns), shape)
     if not rows.num_rows:
-        there = "no such rows"
-        if alike:
-            heads = f"{shape[0]} layers of {shape[1]} KV heads"
-            there = f"{len(alike)} such cells, but no row with {heads} and a prompt longer than the budget"
+        findings = "no such rows"
+        if matching_cells:
+            shape_text = f"{shape[0]} layers of {shape[1]} KV heads"
+            findings = (
+                f"{len(matching_cells)} such cells, but no row with {shape_text} and a prompt longer than the budget"
+            )
         raise ConfigError(
-            f"profiles={folder} needs rows of {cell.label} with the same parameters on real weights, but has {there}; "
+            f"profiles={folder} needs rows of {cell.label} with the same parameters on real weights, but has {findings}; "
             "make such rows with scenario=quality, or leave the method out"
         )
-    return _median(rows, alike, shape)
+    return _median(rows, matching_cells, shape)
 
 
 def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
-    same = all(row[name] == getattr(cell, name) for name in _SAME)
-    return same and row["weights"] != "random" and json.loads(row["parameters"]) == json.loads(cell.parameters)
+    matches_columns = all(row[name] == getattr(cell, name) for name in _MATCHING_COLUMNS)
+    return (
+        matches_columns and row["weights"] != "random" and json.loads(row["parameters"]) == json.loads(cell.parameters)
+    )
 
 
 def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
     """Return the rows with status ok, a prompt longer than the budget, and this model shape. shape: (layers, KV heads)."""
-    ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
-    rows = rows.filter(pc.fill_null(ok, False))
+    is_evicted = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
+    rows = rows.filter(pc.fill_null(is_evicted, False))
     rows = rows.filter(pc.equal(pc.list_value_length(rows["kept"]), shape[0]))
     if not rows.num_rows:
         return rows
@@ -136,14 +148,14 @@ def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, 
 
     Padding is the number of entries with each layer's heads padded to the longest, over the number of entries.
     """
-    flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
-    kept = flat.reshape(-1, *shape).astype(np.int64)
-    padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)
+    flat_counts = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
+    kept_counts = flat_counts.reshape(-1, *shape).astype(np.int64)
+    padding_of_row = shape[1] * kept_counts.max(2).sum(1) / np.maximum(kept_counts.sum((1, 2)), 1)
     cell, sample = (np.asarray(rows[name].to_pylist(), str) for name in ("cell", "sample_id"))
-    place = int(np.lexsort((cell, sample, padded))[(len(padded) - 1) // 2])
-    row = rows.slice(place, 1).drop_columns("kept").to_pylist()[0]
+    median_row = int(np.lexsort((cell, sample, padding_of_row))[(len(padding_of_row) - 1) // 2])
+    row = rows.slice(median_row, 1).drop_columns("kept").to_pylist()[0]
     return Profile(
-        kept=tuple(tuple(map(int, layer)) for layer in kept[place]),
+        kept=tuple(tuple(map(int, layer)) for layer in kept_counts[median_row]),
         entries=int(row["budget_entries"]),
         tokens=int(row["context_tokens"]),
         cell=row["cell"],

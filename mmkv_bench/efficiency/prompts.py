@@ -24,15 +24,15 @@ from mmkv_bench.models.load import LoadedModel
 
 LEAST_TEXT = 16
 """Minimum number of text tokens behind a prompt's media, in place of a question."""
-_MORE = 64  # extra tokens of text: where words meet, the tokenizer may make fewer tokens
-_TRIES = 4  # media are resized if the processor writes more tokens beside them than expected
+_EXTRA_TOKENS = 64  # extra tokens of text: where words meet, the tokenizer may make fewer tokens
+_MAX_ATTEMPTS = 4  # media are resized if the processor writes more tokens beside them than expected
 _SENTENCES = 64  # sentences added at a time, until there are enough tokens
-_RECTANGLES, _STEP = 80, 4  # rectangles of a picture; pixels that a scene moves between two frames
+_RECTANGLES, _STEP_PIXELS = 80, 4  # rectangles of a picture; pixels that a scene moves between two frames
 # fmt: off
-_WHO = ["The baker", "A sailor", "Her uncle", "The old clock", "Our neighbour", "The engine", "A small dog", "The council"]
-_DID = ["found", "carried", "described", "painted", "counted", "lost", "repaired", "sold"]
-_WHAT = ["a red lamp", "the wooden bridge", "seven letters", "two green doors", "the harbour map", "a silver coin", "the roof"]
-_WHERE = ["near the station", "behind the mill", "in the north of the town", "at the river", "under the stairs",
+_SUBJECTS = ["The baker", "A sailor", "Her uncle", "The old clock", "Our neighbour", "The engine", "A small dog", "The council"]
+_VERBS = ["found", "carried", "described", "painted", "counted", "lost", "repaired", "sold"]
+_OBJECTS = ["a red lamp", "the wooden bridge", "seven letters", "two green doors", "the harbour map", "a silver coin", "the roof"]
+_LOCATIONS = ["near the station", "behind the mill", "in the north of the town", "at the river", "under the stairs",
           "in the square"]
 # fmt: on
 
@@ -40,7 +40,8 @@ _WHERE = ["near the station", "behind the mill", "in the north of the town", "at
 def sentences(count: int, draw: random.Random) -> str:
     """Return `count` sentences of plain English, each with a random year, as one text."""
     return "".join(
-        f"{draw.choice(_WHO)} {draw.choice(_DID)} {draw.choice(_WHAT)} {draw.choice(_WHERE)} in {draw.randint(1500, 1999)}. "
+        f"{draw.choice(_SUBJECTS)} {draw.choice(_VERBS)} {draw.choice(_OBJECTS)} {draw.choice(_LOCATIONS)} in "
+        f"{draw.randint(1500, 1999)}. "
         for _ in range(count)
     )
 
@@ -53,20 +54,20 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     Raises UnsupportedError: the tokenizer makes no tokens, or visual tokens, from plain English.
     """
     suffix = f"/{number}" if number else ""
-    draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{suffix}"), "", -1
+    generator, text, previous_length = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{suffix}"), "", -1
     while True:
-        text += sentences(_SENTENCES, draw)
-        start = time.perf_counter()
+        text += sentences(_SENTENCES, generator)
+        start_time = time.perf_counter()
         ids = list(loaded.tokenizer(text)["input_ids"])
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start_time
         if len(ids) >= tokens:
             break
-        if len(ids) <= before:
+        if len(ids) <= previous_length:
             raise UnsupportedError(
                 f"the tokenizer of {loaded.name} makes no tokens from plain English; choose another model"
             )
-        before = len(ids)
-        text += sentences(_SENTENCES * (tokens // max(len(ids), 1)), draw)
+        previous_length = len(ids)
+        text += sentences(_SENTENCES * (tokens // max(len(ids), 1)), generator)
     inputs = {"input_ids": torch.tensor([ids[:tokens]])}
     prompt = from_tensors(f"{DATASETS[TEXT]}/{tokens}{suffix}", inputs, loaded.family, seconds)
     if prompt.visual_tokens:
@@ -101,22 +102,34 @@ def visual_prompt(
     suffix = f"/{number}" if number else ""
     name, identity = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{suffix}", f"{DATASETS[kind]}/{tokens}{suffix}"
     rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)
-    base, one, two = (len(_ids(loaded, [{"type": kind}] * count, "")) for count in range(3))
-    each, fill = two - one - 1, _MORE  # a medium's marker is replaced by its visual tokens
-    for _ in range(_TRIES):
-        media, visual = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
+    tokens_without_media, tokens_with_one, tokens_with_two = (
+        len(_ids(loaded, [{"type": kind}] * text_tokens, "")) for text_tokens in range(3)
+    )
+    markers_per_medium, extra_tokens = (
+        tokens_with_two - tokens_with_one - 1,
+        _EXTRA_TOKENS,
+    )  # a medium's marker is replaced by its visual tokens
+    for _ in range(_MAX_ATTEMPTS):
+        media, visual_tokens = _media(
+            rules, kind, random.Random(name), tokens - LEAST_TEXT - tokens_without_media, markers_per_medium
+        )
         if not media:
             raise ConfigError(
-                f"lengths={tokens} is too short for any {kind} of {loaded.name}, with {base} tokens of its template "
+                f"lengths={tokens} is too short for any {kind} of {loaded.name}, with {tokens_without_media} tokens "
+                "of its template "
                 f"and {LEAST_TEXT} of a question; give longer lengths, or prompts=text"
             )
-        text, count = _text(loaded, random.Random(f"{name}/text"), tokens - visual - base + fill)
+        text, text_tokens = _text(
+            loaded, random.Random(f"{name}/text"), tokens - visual_tokens - tokens_without_media + extra_tokens
+        )
         prompt = _encoded(loaded, identity, kind, media, text, video_max_pixels)
-        fixed = prompt.length - count  # everything except the text
-        if fixed + LEAST_TEXT <= tokens <= prompt.length:
+        tokens_beside_text = prompt.length - text_tokens  # everything except the text
+        if tokens_beside_text + LEAST_TEXT <= tokens <= prompt.length:
             return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media)))
-        fill += max(0, tokens - prompt.length)
-        each = max(each, -(-(fixed - base - visual) // len(media)))
+        extra_tokens += max(0, tokens - prompt.length)
+        markers_per_medium = max(
+            markers_per_medium, -(-(tokens_beside_text - tokens_without_media - visual_tokens) // len(media))
+        )
     raise ConfigError(
         f"lengths={tokens}: {type(loaded.processor).__name__} makes {kind}s of other lengths than its family's "
         "rule; use prompts=text"
@@ -140,11 +153,11 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
     """Return made-up sentences with at least `least` tokens as one text, and its number of tokens."""
-    text, count = "", 0
-    while count < least:
-        text += sentences(max(4, (least - count) // 16), draw)
-        count = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
-    return text.strip(), count
+    text, text_tokens = "", 0
+    while text_tokens < least:
+        text += sentences(max(4, (least - text_tokens) // 16), draw)
+        text_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text.strip(), text_tokens
 
 
 def _encoded(
@@ -172,10 +185,10 @@ def _encoded(
 
 def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
     """Return a prompt without the last `excess` tokens of its text. tail: number of the template's tokens behind the text."""
-    end = prompt.length - tail
+    text_end = prompt.length - tail
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor[:, : end - excess], tensor[:, end:]], 1)
+        return torch.cat([tensor[:, : text_end - excess], tensor[:, text_end:]], 1)
 
     inputs = {
         name: cut(tensor) if tensor.ndim == 2 and tensor.shape == prompt.input_ids.shape else tensor
@@ -186,8 +199,10 @@ def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
 
 def _tail(loaded: LoadedModel, kind: str, count: int) -> int:
     """Return the number of tokens that the chat template puts behind a message's text. count: number of media."""
-    one, other = (_ids(loaded, [{"type": kind}] * count, text)[::-1] for text in ("One", "Two"))
-    return next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    ids_from_end, other_ids_from_end = (_ids(loaded, [{"type": kind}] * count, text)[::-1] for text in ("One", "Two"))
+    return next(
+        place for place, pair in enumerate(zip(ids_from_end, other_ids_from_end, strict=False)) if pair[0] != pair[1]
+    )
 
 
 def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[int]:
@@ -211,8 +226,8 @@ def picture(size: Size, draw: random.Random) -> Any:
 
 def video(frames: int, size: Size, draw: random.Random) -> np.ndarray:
     """Draw a moving scene, uint8 `[frames, height, width, 3]`."""
-    scene = np.asarray(picture(Size(size.width + _STEP * frames, size.height), draw))
-    return np.stack([scene[:, _STEP * place : _STEP * place + size.width] for place in range(frames)])
+    scene = np.asarray(picture(Size(size.width + _STEP_PIXELS * frames, size.height), draw))
+    return np.stack([scene[:, _STEP_PIXELS * place : _STEP_PIXELS * place + size.width] for place in range(frames)])
 
 
 def _colour(draw: random.Random) -> tuple[int, int, int]:

@@ -38,36 +38,36 @@ def run(config: RunConfig) -> int:
 
     Raises MMKVError: the run as a whole stops. The exception has the exit code.
     """
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     plan = plan_passes(config)
     store = Store(plan.out)
     store.check_writable()
     outcomes = stored_outcomes(plan, store.timings(plan.names))
-    todo = missing(plan, outcomes)
-    tracks, shard, ran = plan.logger.kind != "none", plan.answering.selection.shard, 0
-    track = tracker(plan.logger, shard, store) if tracks else None
-    print(card(plan, len(todo)), flush=True)
-    if todo:
+    missing_passes = missing(plan, outcomes)
+    has_tracker, shard, number_of_passes = plan.logger.kind != "none", plan.answering.selection.shard, 0
+    track = tracker(plan.logger, shard, store) if has_tracker else None
+    print(card(plan, len(missing_passes)), flush=True)
+    if missing_passes:
         if track is not None:
             track.start(described(plan.resolved, plan.cells))
-        ended = False
+        is_finished = False
         try:
-            ran = _measure(plan, store, outcomes, track)
-            ended = True
+            number_of_passes = _measure(plan, store, outcomes, track)
+            is_finished = True
         finally:
             if track is not None:
-                track.finish(failed=not ended)
-    code = _close(plan, store, outcomes, ran, time.perf_counter() - started)
-    if tracks:
-        summarise(plan.logger, shard, store, ran > 0)
-    return code
+                track.finish(failed=not is_finished)
+    exit_code = _close(plan, store, outcomes, number_of_passes, time.perf_counter() - start_time)
+    if has_tracker:
+        summarise(plan.logger, shard, store, number_of_passes > 0)
+    return exit_code
 
 
 DISTINCT = 16
 """Number of prompts with pictures or videos made for a batch. Further sequences repeat these under other names."""
 PREFILLED = 3
 """Number of prompts that are prefilled when a search tries a size. One more is prefilled behind the copies."""
-_UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
+_PASS_COLUMNS = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
@@ -78,11 +78,11 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
     rows: rows of the table `timings`.
     """
     outcomes: dict[PassId, str] = {}
-    names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated", "copied")
+    names = (*_PASS_COLUMNS, "phase", "status", "memory_limit", "peak_allocated", "copied")
     for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
-        made = PassId(*unit)
-        if phase == "total" and status not in plan.retry and (made.repeat is not None or limit == plan.memory_limit):
-            outcomes[made] = PassOutcome(status, peak, bool(copied))
+        pass_id = PassId(*unit)
+        if phase == "total" and status not in plan.retry and (pass_id.repeat is not None or limit == plan.memory_limit):
+            outcomes[pass_id] = PassOutcome(status, peak, bool(copied))
     return outcomes
 
 
@@ -101,29 +101,29 @@ def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[Pa
 
     outcomes: pass to its status.
     """
-    failed = {unit.shape for unit, status in outcomes.items() if status != "ok"}
-    known = outcomes.keys() - plan.unconfirmed(outcomes)
-    units = dict.fromkeys([*plan.passes(outcomes), *more])
-    return [unit for unit in units if unit not in known and unit.shape not in failed]
+    failed_shapes = {unit.shape for unit, status in outcomes.items() if status != "ok"}
+    finished_passes = outcomes.keys() - plan.unconfirmed(outcomes)
+    candidates = dict.fromkeys([*plan.passes(outcomes), *more])
+    return [unit for unit in candidates if unit not in finished_passes and unit.shape not in failed_shapes]
 
 
 # ---------------------------------------------------------------------- before work
 def card(plan: EfficiencyPlan, todo: int) -> str:
     """Return the text printed before the work: the passes, and the number of missing ones (`todo`)."""
-    lengths, sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
-    batches = " and ".join([sizes] * bool(sizes) + ["the largest that fits"] * plan.searches)
-    batches += "" if plan.memory_limit is None else f" into {plan.pass_config.memory_limit}"
-    batches += "" if plan.batches == [1] and not plan.searches else f", prefilled {plan.pass_config.batch_prefill}"
-    search = ", and those of the search for the largest batch" if plan.searches else ""
-    counts = (
+    lengths, batch_sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
+    batches_text = " and ".join([batch_sizes] * bool(batch_sizes) + ["the largest that fits"] * plan.searches)
+    batches_text += "" if plan.memory_limit is None else f" into {plan.pass_config.memory_limit}"
+    batches_text += "" if plan.batches == [1] and not plan.searches else f", prefilled {plan.pass_config.batch_prefill}"
+    search_clause = ", and those of the search for the largest batch" if plan.searches else ""
+    passes_text = (
         f"of every cell, length and batch one that counts memory and {plan.pass_config.repeats} timed; {todo} to do"
     )
     lines = [
         f"efficiency of {plan.model.name} ({plan.family.name}), {plan.cells[0].dtype}, decode={plan.answering.decode}",
         f"prompts   made-up {' and '.join(plan.kinds)} of {lengths} tokens; {plan.pass_config.new_tokens} new tokens",
-        f"batch     {batches}",
+        f"batch     {batches_text}",
         f"cells     {', '.join(cell.label for cell in plan.cells)}",
-        f"passes    {len(plan.units)}{search}: {counts}",
+        f"passes    {len(plan.units)}{search_clause}: {passes_text}",
         f"rows      {plan.out}",
     ]
     return "\n".join([*lines, *plan.notes])
@@ -170,11 +170,11 @@ class _Passes:
 
     def run(self) -> int:
         """Run all missing passes, and those that a search for the largest batch adds. Return the number of passes that ran."""
-        ran = 0
-        while todo := left(self.plan, self.outcomes):
+        number_of_passes = 0
+        while passes_to_run := left(self.plan, self.outcomes):
             self.places = {unit: place for place, unit in enumerate(self.plan.passes(self.outcomes))}
-            ran += self._run(todo)
-        return ran
+            number_of_passes += self._run(passes_to_run)
+        return number_of_passes
 
     def _run(self, todo: Sequence[PassId]) -> int:
         """Run the passes `todo`. Return the number of passes that ran.
@@ -183,38 +183,38 @@ class _Passes:
         """
         from mmkv_bench.run.progress import Progress
 
-        ran, failed = 0, set()
+        number_of_passes, failed_shapes = 0, set()
         for unit in todo:
             self._prompt(unit)  # refuse impossible prompts before any pass
-        searching = self.plan.searches and all(unit.repeat is None for unit in todo)
-        with Progress(len(todo), "search" if searching else "passes") as bar:
+        only_memory_passes = self.plan.searches and all(unit.repeat is None for unit in todo)
+        with Progress(len(todo), "search" if only_memory_passes else "passes") as bar:
             for unit in todo:
-                if unit.shape not in failed:
+                if unit.shape not in failed_shapes:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
                     if self.track is not None:
                         self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
-                    whole = next(row for row in rows if row["phase"] == "total")
+                    total_row = next(row for row in rows if row["phase"] == "total")
                     self.outcomes[unit] = PassOutcome(
-                        whole["status"], whole.get("peak_allocated"), bool(whole["copied"])
+                        total_row["status"], total_row.get("peak_allocated"), bool(total_row["copied"])
                     )
-                    ran += 1
+                    number_of_passes += 1
                     if self.outcomes[unit] != "ok":
-                        failed.add(unit.shape)
+                        failed_shapes.add(unit.shape)
                 bar.advance()
-        return ran
+        return number_of_passes
 
     def _rows(self, unit: PassId) -> list[dict[str, Any]]:
         from mmkv_bench.generation.result import describe, status_of
 
-        common = self._common(unit)
+        common_values = self._common(unit)
         try:
             rows = self._pass(unit)
         except Exception as error:  # noqa: BLE001 - a failure becomes the pass's status; the others go on
             rows = [{"phase": "total", "status": status_of(error), "error": without_secrets(describe(error))}]
         gc.collect()  # a failed pass is held by its traceback's cycle
         self.bench.device.release()
-        return [common | row for row in rows]
+        return [common_values | row for row in rows]
 
     def _common(self, unit: PassId) -> dict[str, Any]:
         cell = self.plan.cell(unit.cell)
@@ -241,23 +241,25 @@ class _Passes:
     def _pass(self, unit: PassId) -> list[dict[str, Any]]:
         prompts, cell = [self._prompt(unit, number) for number in range(unit.batch)], _spec(self.plan.cell(unit.cell))
         if unit.repeat is None:
-            counted = self.bench.counted(prompts, cell, self.plan.memory_limit, self._distinct(unit))
-            peaks = {name: peak for name, peak in counted.peaks.items() if name != "account"}
+            memory = self.bench.counted(prompts, cell, self.plan.memory_limit, self._distinct(unit))
+            peaks = {name: peak for name, peak in memory.peaks.items() if name != "account"}
             rows = {name: {"peak_allocated": p.allocated, "peak_reserved": p.reserved} for name, p in peaks.items()}
-            return _finished(rows, counted.held, {"peak_resident": counted.resident})
+            return _finished(rows, memory.held, {"peak_resident": memory.resident})
         if unit.shape not in self.warm:
             self._forget_storages()
             self.bench.timed(prompts, cell)
             gc.collect()  # the objects that traced a step hold its cache
             self.warm.add(unit.shape)
-        before = self._disturbed()
+        earlier_disturbances = self._disturbed()
         timed = self.bench.timed(prompts, cell)
-        times: dict[str, dict[str, Any]] = {name: {"seconds": value} for name, value in timed.seconds.items()}
-        times["decode"]["steps_s"] = timed.steps
-        disturbed = list(dict.fromkeys([*before, *self._disturbed()]))
+        values_by_phase: dict[str, dict[str, Any]] = {name: {"seconds": value} for name, value in timed.seconds.items()}
+        values_by_phase["decode"]["steps_s"] = timed.steps
+        disturbances = list(dict.fromkeys([*earlier_disturbances, *self._disturbed()]))
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         return _finished(
-            times, timed.held, {"disturbed": disturbed, "load": load, "threads": self.bench.device.threads()}
+            values_by_phase,
+            timed.held,
+            {"disturbed": disturbances, "load": load, "threads": self.bench.device.threads()},
         )
 
     def _distinct(self, unit: PassId) -> int | None:
@@ -265,9 +267,9 @@ class _Passes:
 
         Copies are used only while a search tries a batch size.
         """
-        looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
-        few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
-        return PREFILLED if few else None
+        is_search_pass = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
+        uses_copies = is_search_pass and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
+        return PREFILLED if uses_copies else None
 
     def _forget_storages(self) -> None:
         """Free the storages of compiled steps, so that they do not take memory besides those of a new shape. Passes then warm
@@ -281,11 +283,13 @@ class _Passes:
     def _disturbed(self) -> list[str]:
         import torch
 
-        device, asked = self.bench.device, torch.get_num_threads()
-        others, held_down = device.foreign_processes(), device.throttled()
-        reasons = [f"{len(others)} other processes on the device"] if others else []
-        reasons += [f"clock held down: {reason}" for reason in held_down or ()]
-        return reasons + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
+        device, asked_threads = self.bench.device, torch.get_num_threads()
+        other_processes, throttle_reasons = device.foreign_processes(), device.throttled()
+        reasons = [f"{len(other_processes)} other processes on the device"] if other_processes else []
+        reasons += [f"clock held down: {reason}" for reason in throttle_reasons or ()]
+        return reasons + (
+            [f"{device.threads()} of {asked_threads} threads"] if device.threads() < asked_threads else []
+        )
 
     def _prompt(self, unit: PassId, number: int = 0) -> EncodedPrompt:
         """Return the prompt of one sequence of a pass. number: index of the sequence in the batch.
@@ -311,16 +315,16 @@ class _Passes:
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         kind = kind_of(cell.dataset)
-        drawn = number if kind == TEXT else number % DISTINCT
-        if (kind, tokens, drawn) not in self.prompts:
+        prompt_number = number if kind == TEXT else number % DISTINCT
+        if (kind, tokens, prompt_number) not in self.prompts:
             loaded, model = self.bench.loaded, self.plan.model
-            self.prompts[kind, tokens, drawn] = (
-                text_prompt(loaded, tokens, drawn)
+            self.prompts[kind, tokens, prompt_number] = (
+                text_prompt(loaded, tokens, prompt_number)
                 if kind == TEXT
-                else visual_prompt(loaded, kind, tokens, model.frames, model.video_max_pixels, drawn)
+                else visual_prompt(loaded, kind, tokens, model.frames, model.video_max_pixels, prompt_number)
             )
-        made = self.prompts[kind, tokens, drawn]
-        return made if drawn == number else replace(made, identity=f"{made.identity}/again/{number}")
+        prompt = self.prompts[kind, tokens, prompt_number]
+        return prompt if prompt_number == number else replace(prompt, identity=f"{prompt.identity}/again/{number}")
 
 
 def _spec(cell: Cell) -> CellSpec:
@@ -334,17 +338,17 @@ def _spec(cell: Cell) -> CellSpec:
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the numbers of a pass that a tracker shows, under names with `label`: its times [s], or its peak [bytes]."""
-    one = rows[0]
-    name = f"{one['dataset']}/{label}/{one['prompt_tokens']}x{one['batch']}"
-    of = {row["phase"]: row for row in rows}
-    steps, peak = of.get("decode", {}).get("steps_s"), of.get("total", {}).get("peak_allocated")
-    shown = {
-        "ttft_s": of.get("ttft", {}).get("seconds"),
+    first_row = rows[0]
+    name = f"{first_row['dataset']}/{label}/{first_row['prompt_tokens']}x{first_row['batch']}"
+    row_by_phase = {row["phase"]: row for row in rows}
+    steps, peak = row_by_phase.get("decode", {}).get("steps_s"), row_by_phase.get("total", {}).get("peak_allocated")
+    shown_numbers = {
+        "ttft_s": row_by_phase.get("ttft", {}).get("seconds"),
         "tpot_s": median(steps) if steps else None,
         "peak_bytes": peak,
-        "failed": float(one["status"] != "ok"),
+        "failed": float(first_row["status"] != "ok"),
     }
-    return {f"{name}/{key}": value for key, value in shown.items() if value is not None}
+    return {f"{name}/{key}": value for key, value in shown_numbers.items() if value is not None}
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -355,8 +359,8 @@ def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mappin
     last: values added to the row `total`.
     """
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
-    more = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
-    return [{"phase": name} | row | more.get(name, {}) for name, row in rows.items()]
+    values_by_phase = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
+    return [{"phase": name} | row | values_by_phase.get(name, {}) for name, row in rows.items()]
 
 
 # ---------------------------------------------------------------------- after work
@@ -371,21 +375,28 @@ def _close(plan: EfficiencyPlan, store: Store, outcomes: Mapping[PassId, str], r
     limits = measured_roofline(plan.model, plan.cells[0].dtype, rows) if ran else stored_roofline(store, rows)
     summary = summary_lines(rows, plan.baselines, limits, plan.memory_limit)
     if len(summary):  # a prompt of `pixels` is shorter than its line's, so its operations are not those of the line
-        smaller = [cell.cell for cell in plan.cells if cell.compressor.resamples]
-        summary.loc[summary["cell"].isin(smaller), "prefill_mfu"] = float("nan")
+        resampling_cells = [cell.cell for cell in plan.cells if cell.compressor.resamples]
+        summary.loc[summary["cell"].isin(resampling_cells), "prefill_mfu"] = float("nan")
     print(text(plan, summary, limits))
-    expected = {
+    expected_failures = {
         plan.shape(*place, batch)
         for place in (plan.places if plan.searches else ())
         for batch in plan.search(outcomes, *place).tried[1:]
         if batch not in plan.batches
     }  # that a search ends where memory does is no failure
-    asked = plan.passes(outcomes)
-    failed = sum(outcomes.get(unit, "ok") not in ("ok", "oom" if unit in expected else "ok") for unit in asked)
-    if failed:
-        print(f"{failed} of {len(asked)} passes failed; retry=[oom,error] runs them again")
+    asked_passes = plan.passes(outcomes)
+    failed_passes = sum(
+        outcomes.get(unit, "ok") not in ("ok", "oom" if unit in expected_failures else "ok") for unit in asked_passes
+    )
+    if failed_passes:
+        print(f"{failed_passes} of {len(asked_passes)} passes failed; retry=[oom,error] runs them again")
     print(f"{ran} passes in {seconds:.1f} s; raw times in the table timings of {plan.out}")
     if plan.json:
-        numbers = {"out": str(plan.out), "ran": ran, "failed": failed, "efficiency": document(summary, plan.cells)}
-        print(json.dumps(numbers))
-    return 1 if failed else 0
+        document_values = {
+            "out": str(plan.out),
+            "ran": ran,
+            "failed": failed_passes,
+            "efficiency": document(summary, plan.cells),
+        }
+        print(json.dumps(document_values))
+    return 1 if failed_passes else 0

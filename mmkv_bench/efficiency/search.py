@@ -27,9 +27,9 @@ class PassOutcome(str):
 
     def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> PassOutcome:
         """Make an outcome that equals the text of its status."""
-        made = super().__new__(cls, status)
-        made.peak, made.copied = peak, copied
-        return made
+        outcome = super().__new__(cls, status)
+        outcome.peak, outcome.copied = peak, copied
+        return outcome
 
 
 @dataclass
@@ -56,13 +56,13 @@ def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Searc
         outcomes: number of sequences to its pass's status. A `PassOutcome` also has the peak.
         limit: maximum bytes of a pass; None if unknown. Then sizes are doubled until one fails, then bisected.
     """
-    known: dict[int, str] = {}
-    search = _stands(known, limit)
+    known_outcomes: dict[int, str] = {}
+    search = _stands(known_outcomes, limit)
     while search.next is not None and search.next in outcomes:
-        known[search.next] = outcomes[search.next]
-        search = _stands(known, limit)
-    if search.next is not None and len(known) < len(outcomes):  # outcomes of another search strategy
-        search = _stands(known | dict(outcomes), limit)
+        known_outcomes[search.next] = outcomes[search.next]
+        search = _stands(known_outcomes, limit)
+    if search.next is not None and len(known_outcomes) < len(outcomes):  # outcomes of another search strategy
+        search = _stands(known_outcomes | dict(outcomes), limit)
     return search
 
 
@@ -71,24 +71,34 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
 
     known: number of sequences to status, in the order in which they were tried.
     """
-    fails = min((size for size, status in known.items() if status == "oom"), default=None)
-    fits = sorted(size for size, status in known.items() if status == "ok" and (fails is None or size < fails))
-    search = Search([*known], None, fits[-1] if fits else 0)
+    smallest_failure = min((size for size, status in known.items() if status == "oom"), default=None)
+    fitting_sizes = sorted(
+        size
+        for size, status in known.items()
+        if status == "ok" and (smallest_failure is None or size < smallest_failure)
+    )
+    search = Search([*known], None, fitting_sizes[-1] if fitting_sizes else 0)
     search.stopped = any(status not in ("ok", "oom") for status in known.values())
-    if search.stopped or (fails is not None and fails - search.largest <= 1):
+    if search.stopped or (smallest_failure is not None and smallest_failure - search.largest <= 1):
         return search
-    low = search.largest
-    guess = _on_the_line({size: getattr(known[size], "peak", None) for size in fits[-2:]}, limit)
-    if fails is not None:
-        halved = guess is None or (len(known) % 2 == 0 and fails - low > 4)
-        search.next = (low + fails) // 2 if halved or guess is None else min(max(guess, low + 1), fails - 1)
-    elif low == 0:
+    largest_fit = search.largest
+    guessed_size = _on_the_line({size: getattr(known[size], "peak", None) for size in fitting_sizes[-2:]}, limit)
+    if smallest_failure is not None:
+        must_halve = guessed_size is None or (len(known) % 2 == 0 and smallest_failure - largest_fit > 4)
+        search.next = (
+            (largest_fit + smallest_failure) // 2
+            if must_halve or guessed_size is None
+            else min(max(guessed_size, largest_fit + 1), smallest_failure - 1)
+        )
+    elif largest_fit == 0:
         search.next = 1
-    elif guess is None:
-        search.next = (2 if limit is None else _GROWTH) * low
+    elif guessed_size is None:
+        search.next = (2 if limit is None else _GROWTH) * largest_fit
     else:
-        near = sum(4 * size >= 3 * low for size in fits)  # each size that fitted near the line's end doubles the stride
-        search.next = min(max(guess, low + 2 ** (near - 1)), _GROWTH * low)
+        sizes_near_largest = sum(
+            4 * size >= 3 * largest_fit for size in fitting_sizes
+        )  # each size that fitted near the line's end doubles the stride
+        search.next = min(max(guessed_size, largest_fit + 2 ** (sizes_near_largest - 1)), _GROWTH * largest_fit)
     return search
 
 
@@ -101,7 +111,7 @@ def _on_the_line(peaks: Mapping[int, int | None], limit: int | None) -> int | No
     """
     if len(peaks) < 2 or limit is None:
         return None
-    (one, low), (other, high) = peaks.items()
-    if low is None or high is None or high <= low:
+    (first_size, first_peak), (second_size, second_peak) = peaks.items()
+    if first_peak is None or second_peak is None or second_peak <= first_peak:
         return None
-    return other + max(0, limit - high) * (other - one) // (high - low)
+    return second_size + max(0, limit - second_peak) * (second_size - first_size) // (second_peak - first_peak)

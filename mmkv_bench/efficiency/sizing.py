@@ -19,9 +19,9 @@ from mmkv_bench.families.base import NO_LIMITS, PixelLimits
 from mmkv_bench.families.registry import family, image_tokens, video_tokens
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
-_GRID = 36
+_MAX_TILES = 36
 """Maximum number of tiles of a picture."""
-_READ = (
+_READ_SETTINGS = (
     *("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens", "num_image_tokens"),
     *("vision_aspect_ratio", "image_seq_length", "video_pooling"),
 )
@@ -53,13 +53,15 @@ class Rules:
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
         """Return the rules of a transformers processor, which include its own size limits. limits: further limits of the run."""
-        parts = {
+        settings_by_kind = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")
             if getattr(processor, f"{kind}_processor", None) is not None
         }
-        parts["processor"] = {name: getattr(processor, name) for name in _READ if hasattr(processor, name)}
-        return cls(model_type, parts, limits, frames)
+        settings_by_kind["processor"] = {
+            name: getattr(processor, name) for name in _READ_SETTINGS if hasattr(processor, name)
+        }
+        return cls(model_type, settings_by_kind, limits, frames)
 
     def pictures(self, room: int, beside: int) -> list[Size]:
         """Return the sizes of pictures that fill a prompt with visual tokens; none if even the smallest picture does not fit.
@@ -68,26 +70,32 @@ class Rules:
             room: tokens for all pictures.
             beside: tokens per picture besides its visual tokens (markers), included in `room`.
         """
-        alone = self._greedy(room, beside, 1)
-        several = self._greedy(room, beside, 2)
-        counts = [sum(self.picture_tokens(size, len(sizes)) for size in sizes) for sizes in (alone, several)]
-        return alone if counts[0] >= counts[1] else several
+        one_picture = self._greedy(room, beside, 1)
+        several_pictures = self._greedy(room, beside, 2)
+        token_counts = [
+            sum(self.picture_tokens(size, len(sizes)) for size in sizes) for sizes in (one_picture, several_pictures)
+        ]
+        return one_picture if token_counts[0] >= token_counts[1] else several_pictures
 
     def video(self, room: int) -> tuple[int, Size] | None:
         """Return the number of frames and their size of a video that fills `room` tokens; None if not even one small frame
         fits."""
         if room < 1:
             return None
-        least, large = (partial(self.video_tokens, size=self._shaped(units)) for units in (1, room))
+        smallest_video_tokens, largest_video_tokens = (
+            partial(self.video_tokens, size=self._shaped(units)) for units in (1, room)
+        )
         frames = self.frames or DEFAULT_FRAMES
-        if least(frames) > room:
-            frames = _most(lambda count: least(count) <= room, frames)
-        elif self.frames is None and large(frames) <= room:
-            while large(frames) < large(2 * frames) <= room:
+        if smallest_video_tokens(frames) > room:
+            frames = _most(lambda count: smallest_video_tokens(count) <= room, frames)
+        elif self.frames is None and largest_video_tokens(frames) <= room:
+            while largest_video_tokens(frames) < largest_video_tokens(2 * frames) <= room:
                 frames *= 2
-            if large(frames) < large(2 * frames):  # otherwise the family's maximum is reached
-                frames = _most(lambda count: large(count) <= room, 2 * frames)
-        if not frames or least(frames) > room:
+            if largest_video_tokens(frames) < largest_video_tokens(
+                2 * frames
+            ):  # otherwise the family's maximum is reached
+                frames = _most(lambda count: largest_video_tokens(count) <= room, 2 * frames)
+        if not frames or smallest_video_tokens(frames) > room:
             return None
         return frames, self._largest(lambda size: self.video_tokens(frames, size), room) or self._shaped(1)
 
@@ -102,17 +110,17 @@ class Rules:
         if room <= beside:
             return []
         if family(self.model_type).pixel_limits:
-            most = self.picture_tokens(self._shaped(room), images)
-            count = 1 if images == 1 else max(1, math.ceil(room / (most + beside)))
-            each = room // count - beside
-            size = self._largest(lambda one: self.picture_tokens(one, images), each)
-            return [size] * count if size else []
+            most_tokens = self.picture_tokens(self._shaped(room), images)
+            number_of_pictures = 1 if images == 1 else max(1, math.ceil(room / (most_tokens + beside)))
+            tokens_per_picture = room // number_of_pictures - beside
+            size = self._largest(lambda one: self.picture_tokens(one, images), tokens_per_picture)
+            return [size] * number_of_pictures if size else []
         sizes: list[Size] = []
-        for count, size in sorted(self._menu(images).items(), reverse=True):
-            fitting = room // (count + beside)
-            taken = min(fitting, 1 - len(sizes)) if images == 1 else fitting
-            sizes += [size] * taken
-            room -= taken * (count + beside)
+        for number_of_pictures, size in sorted(self._menu(images).items(), reverse=True):
+            fitting = room // (number_of_pictures + beside)
+            pictures_taken = min(fitting, 1 - len(sizes)) if images == 1 else fitting
+            sizes += [size] * pictures_taken
+            room -= pictures_taken * (number_of_pictures + beside)
         return sizes
 
     def _menu(self, images: int) -> dict[int, Size]:
@@ -120,13 +128,18 @@ class Rules:
 
         images: number of pictures in the prompt.
         """
-        edge = self._tile()
-        counts: dict[int, Size] = {}
-        shapes = [(c, r) for c in range(1, _GRID + 1) for r in range(1, _GRID + 1) if c * r <= _GRID and max(c, r) <= 6]
-        for columns, rows in sorted(shapes, key=lambda shape: (shape[0] * shape[1], abs(shape[0] - shape[1]))):
-            size = Size(columns * edge, rows * edge)
-            counts.setdefault(self.picture_tokens(size, images), size)
-        return counts
+        tile_pixels = self._tile()
+        size_by_tokens: dict[int, Size] = {}
+        tile_grids = [
+            (c, r)
+            for c in range(1, _MAX_TILES + 1)
+            for r in range(1, _MAX_TILES + 1)
+            if c * r <= _MAX_TILES and max(c, r) <= 6
+        ]
+        for columns, rows in sorted(tile_grids, key=lambda shape: (shape[0] * shape[1], abs(shape[0] - shape[1]))):
+            size = Size(columns * tile_pixels, rows * tile_pixels)
+            size_by_tokens.setdefault(self.picture_tokens(size, images), size)
+        return size_by_tokens
 
     def picture_tokens(self, size: Size, images: int) -> int:
         """Return the number of visual tokens of a picture of this size, in a prompt with `images` pictures."""
@@ -142,26 +155,28 @@ class Rules:
         tile."""
         if not family(self.model_type).pixel_limits:
             return Size(self._tile(), self._tile())
-        part = self.settings["image"]
-        unit = part["patch_size"] * part["merge_size"]
-        side = math.isqrt(units)
-        rows = max(range(max(1, 2 * side // 3), side + 1), key=lambda rows: (units // rows * rows, rows))
-        return Size(units // rows * unit, rows * unit)
+        image_settings = self.settings["image"]
+        patch_pixels = image_settings["patch_size"] * image_settings["merge_size"]
+        units_per_side = math.isqrt(units)
+        rows = max(
+            range(max(1, 2 * units_per_side // 3), units_per_side + 1), key=lambda rows: (units // rows * rows, rows)
+        )
+        return Size(units // rows * patch_pixels, rows * patch_pixels)
 
     def _largest(self, tokens: Callable[[Size], int], room: int) -> Size | None:
         """Return the size with the most tokens that fit into `room`; of several such sizes the smallest, None if none fits.
 
         tokens: function from a size to its number of tokens.
         """
-        area = _most(lambda units: tokens(self._shaped(units)) <= room, room)
-        if not area:
+        most_units = _most(lambda units: tokens(self._shaped(units)) <= room, room)
+        if not most_units:
             return None
-        reached = tokens(self._shaped(area))
-        return self._shaped(_most(lambda units: tokens(self._shaped(units)) < reached, area - 1) + 1)
+        most_tokens = tokens(self._shaped(most_units))
+        return self._shaped(_most(lambda units: tokens(self._shaped(units)) < most_tokens, most_units - 1) + 1)
 
     def _tile(self) -> int:
-        part = self.settings["image"]
-        size = part.get("crop_size") or part["size"]
+        image_settings = self.settings["image"]
+        size = image_settings.get("crop_size") or image_settings["size"]
         return int(size["height"] if size.get("height") else size["shortest_edge"])
 
 

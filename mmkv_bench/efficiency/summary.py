@@ -29,7 +29,7 @@ LEAST_REPEATS = 3
 """Minimum number of repeats to decide whether a step's time depends on its bytes."""
 _LEAST_MORE = 1.05
 """Minimum ratio of a step's bytes at two lengths for their times to show whether the step depends on its bytes."""
-_ALIKE = 0.05  # maximum relative difference of medians for two steps to count as equally long
+_SAME_TIME_TOLERANCE = 0.05  # maximum relative difference of medians for two steps to count as equally long
 
 
 def summary_lines(
@@ -58,21 +58,25 @@ def summary_lines(
     if table.empty:
         return table
     table["batch_prefill"] = table["batch_prefill"].fillna(ONE_BY_ONE)
-    limit = table["memory_limit"].isna() if memory_limit is None else table["memory_limit"] == memory_limit
-    table = table[table["repeat"].notna() | limit]
+    has_memory_limit = table["memory_limit"].isna() if memory_limit is None else table["memory_limit"] == memory_limit
+    table = table[table["repeat"].notna() | has_memory_limit]
     lines = _state(table)
-    timed = table[table["repeat"].notna() & (table["status"] == "ok")]
-    if not timed.empty:
-        wide = timed.pivot(index=[*LINE, "repeat"], columns="phase", values="seconds")
-        wide["compression"] = wide[COMPRESSION].sum(axis=1)
-        wide["vision"] = wide["vision"] if "vision" in wide else float("nan")
-        decode = timed[timed["phase"] == "decode"].set_index([*LINE, "repeat"])
-        steps = decode["steps_s"].explode().astype(float)
-        batch = wide.index.get_level_values("batch")
-        wide["tokens_s"] = batch * decode["steps_s"].map(len).reindex(wide.index) / wide["decode"]
-        wide["tpot"] = steps.groupby(level=[*LINE, "repeat"]).median()
-        lines = lines.join(_quartiles(wide[[*POINTS, "score", "tokens_s"]])).join(_quartiles(steps.to_frame("tpot")))
-        lines = lines.join(_quartiles(_ratios(wide, baselines)))
+    timed_rows = table[table["repeat"].notna() & (table["status"] == "ok")]
+    if not timed_rows.empty:
+        seconds_by_phase = timed_rows.pivot(index=[*LINE, "repeat"], columns="phase", values="seconds")
+        seconds_by_phase["compression"] = seconds_by_phase[COMPRESSION].sum(axis=1)
+        seconds_by_phase["vision"] = seconds_by_phase["vision"] if "vision" in seconds_by_phase else float("nan")
+        decode_rows = timed_rows[timed_rows["phase"] == "decode"].set_index([*LINE, "repeat"])
+        step_seconds = decode_rows["steps_s"].explode().astype(float)
+        batch = seconds_by_phase.index.get_level_values("batch")
+        seconds_by_phase["tokens_s"] = (
+            batch * decode_rows["steps_s"].map(len).reindex(seconds_by_phase.index) / seconds_by_phase["decode"]
+        )
+        seconds_by_phase["tpot"] = step_seconds.groupby(level=[*LINE, "repeat"]).median()
+        lines = lines.join(_quartiles(seconds_by_phase[[*POINTS, "score", "tokens_s"]])).join(
+            _quartiles(step_seconds.to_frame("tpot"))
+        )
+        lines = lines.join(_quartiles(_ratios(seconds_by_phase, baselines)))
     lines = lines.join(_memory(table)).reset_index()
     lines = lines.merge(_largest(lines, baselines), how="left", on=WAY)
     lines = lines.sort_values(["prompt_tokens", "batch", "batch_prefill", "cell"], ignore_index=True)
@@ -84,16 +88,18 @@ def summary_lines(
 
 def _state(table: pd.DataFrame) -> pd.DataFrame:
     """Return, per line of the summary: status and error (of the first failure), repeats, load, and disturbances."""
-    ended = table[table["phase"] == "total"]
-    lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
+    total_rows = table[table["phase"] == "total"]
+    lines = total_rows.assign(ok=total_rows["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
     state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
-    repeats = ended[ended["repeat"].notna() & (ended["status"] == "ok")].groupby(LINE).size()
+    repeats = total_rows[total_rows["repeat"].notna() & (total_rows["status"] == "ok")].groupby(LINE).size()
     state["repeats"] = repeats.reindex(state.index, fill_value=0)
-    state = state.join(ended[[*LINE, "load"]].groupby(LINE).median()).join(
-        ended[[*LINE, "threads"]].groupby(LINE).max()
+    state = state.join(total_rows[[*LINE, "load"]].groupby(LINE).median()).join(
+        total_rows[[*LINE, "threads"]].groupby(LINE).max()
     )
-    reasons = ended[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
-    state["disturbed"] = reasons.agg("; ".join).reindex(state.index)
+    disturbance_groups = (
+        total_rows[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
+    )
+    state["disturbed"] = disturbance_groups.agg("; ".join).reindex(state.index)
     return state
 
 
@@ -106,10 +112,10 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
-    others = [wide.index.get_level_values(name) for name in (*LINE[1:], "repeat")]
-    full = pd.MultiIndex.from_arrays([cells.map(baselines), *others], names=wide.index.names)
+    index_levels = [wide.index.get_level_values(name) for name in (*LINE[1:], "repeat")]
+    index_of_full = pd.MultiIndex.from_arrays([cells.map(baselines), *index_levels], names=wide.index.names)
     values = wide[["tpot", "second_token", "total"]]
-    return (values / values.reindex(full).to_numpy()).add_suffix("_ratio")
+    return (values / values.reindex(index_of_full).to_numpy()).add_suffix("_ratio")
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
@@ -117,20 +123,24 @@ def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     memory."""
     import pandas as pd
 
-    alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
-    ways = lines[WAY].drop_duplicates()
-    one = alone.reindex(pd.MultiIndex.from_frame(ways[["cell", "prompt_tokens"]])).to_numpy()
-    ways = ways.set_index(WAY).assign(fits=pd.Series(one).map({"ok": 1, "oom": 0}).to_numpy(), fails=float("nan"))
-    many = lines[lines["batch"] > 1]
+    status_of_one_sequence = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
+    fit_by_way = lines[WAY].drop_duplicates()
+    status_by_way = status_of_one_sequence.reindex(
+        pd.MultiIndex.from_frame(fit_by_way[["cell", "prompt_tokens"]])
+    ).to_numpy()
+    fit_by_way = fit_by_way.set_index(WAY).assign(
+        fits=pd.Series(status_by_way).map({"ok": 1, "oom": 0}).to_numpy(), fails=float("nan")
+    )
+    lines_of_batches = lines[lines["batch"] > 1]
     for name, status, most in (("fits", "ok", "max"), ("fails", "oom", "min")):
-        sizes = many[many["status"] == status].groupby(WAY)["batch"].agg(most)
-        ways[name] = sizes.reindex(ways.index).fillna(ways[name])
-    bounded = (ways["fits"] == 0) | (ways["fails"] == ways["fits"] + 1)
-    largest = ways["fits"].where(bounded)
+        sizes = lines_of_batches[lines_of_batches["status"] == status].groupby(WAY)["batch"].agg(most)
+        fit_by_way[name] = sizes.reindex(fit_by_way.index).fillna(fit_by_way[name])
+    is_bounded = (fit_by_way["fits"] == 0) | (fit_by_way["fails"] == fit_by_way["fits"] + 1)
+    largest = fit_by_way["fits"].where(is_bounded)
     cells = largest.index.get_level_values("cell").map(baselines)
-    full = pd.MultiIndex.from_arrays([cells, *(largest.index.get_level_values(name) for name in WAY[1:])])
-    ratio = largest.to_numpy() / largest.reindex(full).replace(0, float("nan")).to_numpy()
-    return pd.DataFrame({"largest_batch": largest, "largest_ratio": ratio}, index=largest.index).reset_index()
+    index_of_full = pd.MultiIndex.from_arrays([cells, *(largest.index.get_level_values(name) for name in WAY[1:])])
+    ratio_to_full = largest.to_numpy() / largest.reindex(index_of_full).replace(0, float("nan")).to_numpy()
+    return pd.DataFrame({"largest_batch": largest, "largest_ratio": ratio_to_full}, index=largest.index).reset_index()
 
 
 def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
@@ -142,11 +152,13 @@ def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
     """Return, per line of the summary: memory peaks by phase and bytes of the cache, from the pass that counts memory."""
-    counted = table[table["repeat"].isna() & (table["status"] == "ok")]
-    peaks = counted.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
-    total, decode = (counted[counted["phase"] == name].set_index(LINE) for name in ("total", "decode"))
-    peaks["reserved"], peaks["resident"] = total["peak_reserved"], total["peak_resident"]
-    return peaks.join(decode[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
+    memory_rows = table[table["repeat"].isna() & (table["status"] == "ok")]
+    peaks = memory_rows.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
+    total_rows, decode_rows = (
+        memory_rows[memory_rows["phase"] == name].set_index(LINE) for name in ("total", "decode")
+    )
+    peaks["reserved"], peaks["resident"] = total_rows["peak_reserved"], total_rows["peak_resident"]
+    return peaks.join(decode_rows[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
 
 
 def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
@@ -156,14 +168,14 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
         return lines
-    read = limits.weights + lines["bytes_useful_step"]
+    bytes_read = limits.weights + lines["bytes_useful_step"]
     lines["roofline_ms"] = list(map(limits.step_ms, lines["bytes_useful_step"], lines["batch"]))
-    lines["mbu"] = read / lines["tpot_median"] / limits.bandwidth
+    lines["mbu"] = bytes_read / lines["tpot_median"] / limits.bandwidth
     if limits.rate is not None:
         operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens))
         text = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
         lines["prefill_mfu"] = operations * lines["batch"] / text / limits.rate
-    return _between_lengths(lines, read)
+    return _between_lengths(lines, bytes_read)
 
 
 def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
@@ -173,10 +185,10 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
-    rooflines = lines["roofline_ms"].set_axis(pd.MultiIndex.from_frame(places))
-    full = rooflines.reindex(pd.MultiIndex.from_frame(places.assign(cell=base))).to_numpy()
-    lines["speed_up_allowed"] = (full / lines["roofline_ms"]).where(lines["cell"] != base)
+    line_keys, full_cells = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
+    rooflines = lines["roofline_ms"].set_axis(pd.MultiIndex.from_frame(line_keys))
+    full_rooflines = rooflines.reindex(pd.MultiIndex.from_frame(line_keys.assign(cell=full_cells))).to_numpy()
+    lines["speed_up_allowed"] = (full_rooflines / lines["roofline_ms"]).where(lines["cell"] != full_cells)
     return lines
 
 
@@ -195,22 +207,23 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
             continue
-        first, last = group.iloc[0], group.iloc[-1]
-        if min(first["repeats"], last["repeats"]) < LEAST_REPEATS:
+        shortest_prompt, longest_prompt = group.iloc[0], group.iloc[-1]
+        if min(shortest_prompt["repeats"], longest_prompt["repeats"]) < LEAST_REPEATS:
             lines.loc[group.index, "launch_unknown"] = True
             continue
-        moves = last["tpot_low"] > first["tpot_high"]
-        alike = last["tpot_median"] <= (1 + _ALIKE) * first["tpot_median"]
-        lines.loc[group.index, "launch_bound"] = not moves and alike
-        lines.loc[group.index, "launch_unknown"] = not moves and not alike
+        is_slower = longest_prompt["tpot_low"] > shortest_prompt["tpot_high"]
+        has_same_median = longest_prompt["tpot_median"] <= (1 + _SAME_TIME_TOLERANCE) * shortest_prompt["tpot_median"]
+        lines.loc[group.index, "launch_bound"] = not is_slower and has_same_median
+        lines.loc[group.index, "launch_unknown"] = not is_slower and not has_same_median
     return lines
 
 
 def document(lines: pd.DataFrame, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Return the lines of a summary as plain values for JSON, each with the method and the budget of its cell. Unknown values
     are null."""
-    named = {cell.cell: {"method": cell.method, "budget": str(cell.budget or "")} for cell in cells}
+    cell_names = {cell.cell: {"method": cell.method, "budget": str(cell.budget or "")} for cell in cells}
     return [
-        named[line["cell"]] | {name: None if value is None or value != value else value for name, value in line.items()}
+        cell_names[line["cell"]]
+        | {name: None if value is None or value != value else value for name, value in line.items()}
         for line in lines.astype(object).to_dict("records")
     ]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 _MIB, _NAN = 1 / 2**20, float("nan")
-_ABOVE = 1.005
+_EXCESS_TOLERANCE = 1.005
 """Values above this are reported as more than 1."""
-_TPOT = "TPOT ms [quartiles]"
+_TPOT_HEADING = "TPOT ms [quartiles]"
 COLUMNS: tuple[tuple[str, str, float], ...] = (
     ("TTFT ms", "ttft_median", MS),
     ("vision ms", "vision_median", MS),
@@ -26,7 +26,7 @@ COLUMNS: tuple[tuple[str, str, float], ...] = (
     ("compress ms", "compression_median", MS),
     ("2nd token ms", "second_token_median", MS),
     ("total ms", "total_median", MS),
-    (_TPOT, "tpot_median", MS),
+    (_TPOT_HEADING, "tpot_median", MS),
     ("roofline ms", "roofline_ms", 1),
     ("speed-up allowed", "speed_up_allowed", 1),
     ("MBU", "mbu", 1),
@@ -50,12 +50,14 @@ PEAKS: tuple[tuple[str, str, float], ...] = (
 
 def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> str:
     """Return the summary as text: tables per prompt length and batch, and notes. lines: from `summary_lines`."""
-    labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
+    place_and_label = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
     if len(lines):
         lines = lines[lines["batch_prefill"].isna() | (lines["batch_prefill"] == plan.pass_config.batch_prefill)]
-        lines = lines.sort_values("cell", key=lambda cells: cells.map(lambda cell: labels[cell][0]), kind="stable")
-        lines = lines.assign(label=[labels[cell][1] for cell in lines["cell"]])
+        lines = lines.sort_values(
+            "cell", key=lambda cells: cells.map(lambda cell: place_and_label[cell][0]), kind="stable"
+        )
+        lines = lines.assign(label=[place_and_label[cell][1] for cell in lines["cell"]])
     for (tokens, kind, batch), group in lines.groupby(["prompt_tokens", "prompts", "batch"]) if len(lines) else ():
         if batch in plan.batches:
             title = f"{_prompts(tokens, kind, group)}, batch {batch}{_of_all_state(plan, int(tokens))}"
@@ -78,36 +80,39 @@ def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
     family, dtype = plan.family, plan.cells[0].dtype
     if not family.states.layers:
         return ""
-    shares = {"windows and recurrent states": share_of_all_state(family, tokens, 0, dtype)}
+    share_by_kind = {"windows and recurrent states": share_of_all_state(family, tokens, 0, dtype)}
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
-        kept = min(tokens, budget.entries_for(tokens))
-        shares[f"with {budget} of {tokens} entries per KV head"] = share_of_all_state(family, tokens, kept, dtype)
-    return "; of all state: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        kept_per_head = min(tokens, budget.entries_for(tokens))
+        share_by_kind[f"with {budget} of {tokens} entries per KV head"] = share_of_all_state(
+            family, tokens, kept_per_head, dtype
+        )
+    return "; of all state: " + ", ".join(f"{name} {share:.1%}" for name, share in share_by_kind.items())
 
 
 def _table(lines: list[dict[str, Any]]) -> list[str]:
     """Return the text of one length and batch: a table of times, a table of memory peaks, and one line per failed cell."""
-    ended = [line for line in lines if line["status"] == "ok"]
-    failed = [f"  {line['label']}: {line['status']}: {line['error']}" for line in lines if line["status"] != "ok"]
-    if not ended:
-        return failed
+    finished_lines = [line for line in lines if line["status"] == "ok"]
+    failed_lines = [f"  {line['label']}: {line['status']}: {line['error']}" for line in lines if line["status"] != "ok"]
+    if not finished_lines:
+        return failed_lines
     rows = [
-        [line["label"] + " *" * line["launch_bound"], *(_cell(line, *column) for column in COLUMNS)] for line in ended
+        [line["label"] + " *" * line["launch_bound"], *(_cell(line, *column) for column in COLUMNS)]
+        for line in finished_lines
     ]
-    shown = [column for column in PEAKS if any(_number(line, *column[1:]) != "-" for line in ended)]
-    peaks = [[line["label"], *(_number(line, *column[1:]) for column in shown)] for line in ended]
+    shown_columns = [column for column in PEAKS if any(_number(line, *column[1:]) != "-" for line in finished_lines)]
+    peak_rows = [[line["label"], *(_number(line, *column[1:]) for column in shown_columns)] for line in finished_lines]
     return [
         *aligned(["method", *(head for head, _, _ in COLUMNS)], rows, words=1),
-        *failed,
+        *failed_lines,
         "",
         "  peak MiB by phase, weights included",
-        *aligned(["method", *(head for head, _, _ in shown)], peaks, words=1),
+        *aligned(["method", *(head for head, _, _ in shown_columns)], peak_rows, words=1),
     ]
 
 
 def _cell(line: dict[str, Any], head: str, column: str, factor: float) -> str:
     text = _number(line, column, factor, 1 if column == "tokens_s_median" else 2)
-    if head == _TPOT:
+    if head == _TPOT_HEADING:
         text += f" [{_number(line, 'tpot_low', factor)}, {_number(line, 'tpot_high', factor)}]"
     return text
 
@@ -122,18 +127,22 @@ def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]
-        largest = {cell: _at_largest(sizes.to_dict("records")) for cell, sizes in group.groupby("cell", sort=False)}
-        for cell, line in largest.items():
-            texts.append(f"{line['label']}: largest batch: {_batch(line, largest.get(plan.baselines[cell], {}))}")
+        largest_line_by_cell = {
+            cell: _at_largest(sizes.to_dict("records")) for cell, sizes in group.groupby("cell", sort=False)
+        }
+        for cell, line in largest_line_by_cell.items():
+            texts.append(
+                f"{line['label']}: largest batch: {_batch(line, largest_line_by_cell.get(plan.baselines[cell], {}))}"
+            )
     return texts
 
 
 def _at_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the summary line of a cell's largest batch; without one, a line with the reason. sizes: the cell's lines."""
-    largest = next((line["largest_batch"] for line in reversed(sizes) if line["largest_batch"] >= 0), None)
-    at = next((line for line in sizes if line["batch"] == largest), None)
-    failed = next((line for line in sizes if line["status"] not in ("ok", "oom")), sizes[0] | {"status": "ok"})
-    return at or failed | {"largest_batch": largest}
+    largest_batch = next((line["largest_batch"] for line in reversed(sizes) if line["largest_batch"] >= 0), None)
+    line_of_largest = next((line for line in sizes if line["batch"] == largest_batch), None)
+    failed_line = next((line for line in sizes if line["status"] not in ("ok", "oom")), sizes[0] | {"status": "ok"})
+    return line_of_largest or failed_line | {"largest_batch": largest_batch}
 
 
 def _batch(line: dict[str, Any], full: dict[str, Any]) -> str:
@@ -162,9 +171,10 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
             "measured (mmkv-bench plan --measure)."
         )
     else:
-        rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
+        rate_clause = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
         notes.append(
-            f"Limits of {limits.device}: {limits.bandwidth / 1e9:.1f} GB/s read-only{rate}. MBU: weights and useful keys and "
+            f"Limits of {limits.device}: {limits.bandwidth / 1e9:.1f} GB/s read-only{rate_clause}. MBU: weights "
+            "and useful keys and "
             "values of a step, over its time and that bandwidth; roofline: the least time of a step; speed-up allowed: full's "
             "roofline over the line's; MFU: the text model's operations over the prompt, over its time and that rate."
         )
@@ -178,19 +188,20 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
             f"Whether a step is launch_bound is unknown with fewer than {LEAST_REPEATS} repeats, or if its times scatter "
             "more than they differ: give more repeats."
         )
-    other = load_warning(lines["load"], lines["threads"])
-    disturbed = sorted(set(lines["disturbed"].dropna())) + ([other] if other else [])
-    return [*notes, f"Disturbed: {'; '.join(disturbed)}."] if disturbed else notes
+    load_note = load_warning(lines["load"], lines["threads"])
+    disturbances = sorted(set(lines["disturbed"].dropna())) + ([load_note] if load_note else [])
+    return [*notes, f"Disturbed: {'; '.join(disturbances)}."] if disturbances else notes
 
 
 def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
     """Return a sentence if a measured time is shorter than its hardware limit allows."""
-    highest = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
-    above = [f"{name} {value:.2f}" for name, value in highest.items() if value > _ABOVE]
-    if not above:
+    highest_by_name = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
+    exceeding_values = [f"{name} {value:.2f}" for name, value in highest_by_name.items() if value > _EXCESS_TOLERANCE]
+    if not exceeding_values:
         return []
-    load = "an unknown load" if limits.load is None else f"a load of {limits.load:.1f}"
+    load_text = "an unknown load" if limits.load is None else f"a load of {limits.load:.1f}"
     return [
-        f"Limits are exceeded ({', '.join(above)}; at most 1 is possible): what {limits.device} reaches was measured too low, "
-        f"under {load}; measure it on an idle machine (mmkv-bench plan --measure auto) and run the same command again."
+        f"Limits are exceeded ({', '.join(exceeding_values)}; at most 1 is possible): what {limits.device} "
+        "reaches was measured too low, "
+        f"under {load_text}; measure it on an idle machine (mmkv-bench plan --measure auto) and run the same command again."
     ]

@@ -84,8 +84,8 @@ def model_sizes(model: Any) -> Sizes:
     folder: str | Path | None = source.place if source.kind == FOLDER else None
     if source.kind == HUB:
         folder = cached_folder(source.place, model.revision)
-    unshortened_parameters = stated(values_of(model.shape)) if model.layers is not None and model.shape else None
-    return sizes_of(vars(model), source.described_here(), unshortened_parameters, folder)
+    full_config = stated(values_of(model.shape)) if model.layers is not None and model.shape else None
+    return sizes_of(vars(model), source.described_here(), full_config, folder)
 
 
 def weights_text(plan: Plan, loaded: int | None = None) -> str:
@@ -96,13 +96,13 @@ def weights_text(plan: Plan, loaded: int | None = None) -> str:
     model, sizes = plan.model, model_sizes(plan.model)
     model_bytes = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
     weights = model_bytes.weights if loaded is None and model_bytes is not None else loaded
-    step_clause = f", {size(model_bytes.step_weights)} read by a decode step" if model_bytes else ""
+    step_part = f", {size(model_bytes.step_weights)} read by a decode step" if model_bytes else ""
     if Source.of(model).kind == RANDOM:
-        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only){step_clause}"
+        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only){step_part}"
     if weights is None:
         return "weights of unknown size"
     source_clause = f" ({_SOURCE_CLAUSES[sizes.source]})" if loaded is None and sizes.source else ""
-    return f"{size(weights)} weights{source_clause}{step_clause}"
+    return f"{size(weights)} weights{source_clause}{step_part}"
 
 
 # ---------------------------------------------------------------------- limits
@@ -160,14 +160,14 @@ def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
     Those of `last_operations` are not included.
     """
     window = decoder.states.window + 1
-    tokens_before_window_full = min(
+    tokens_in_first_window = min(
         tokens, max(window - before, 0)
     )  # tokens whose window begins before the first stored entry
     query_key_pairs = decoder.queries(near=False) * (tokens * before + tokens * (tokens + 1) // 2)
     query_key_pairs += decoder.queries(near=True) * (
-        tokens_before_window_full * before
-        + tokens_before_window_full * (tokens_before_window_full + 1) // 2
-        + (tokens - tokens_before_window_full) * window
+        tokens_in_first_window * before
+        + tokens_in_first_window * (tokens_in_first_window + 1) // 2
+        + (tokens - tokens_in_first_window) * window
     )
     return tokens * (2 * decoder.prefilled + _recurrent(decoder)) + 4 * query_key_pairs
 

@@ -95,11 +95,14 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 def _judges(plan: Plan) -> Iterator[str]:
-    datasets_with_judge = [part.dataset for part in plan.parts if part.about.get("judge") == "needed"]
-    if not datasets_with_judge:
+    judged_datasets = [part.dataset for part in plan.parts if part.about.get("judge") == "needed"]
+    if not judged_datasets:
         return
     if plan.judge.kind == "none":
-        yield f"{', '.join(datasets_with_judge)}: needs a judge, but judge=none is set; give judge=openai, or judge=local judge.url=..."
+        yield (
+            f"{', '.join(judged_datasets)}: needs a judge, but judge=none is set; give judge=openai, or judge=local "
+            "judge.url=..."
+        )
     elif plan.judge.key_env and not os.environ.get(plan.judge.key_env):
         yield f"the environment variable {plan.judge.key_env} is not set; it has the judge's key"
 

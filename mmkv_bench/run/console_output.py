@@ -194,7 +194,8 @@ def schedule(plan: Plan, coverage: Coverage) -> str:
     done_by_dataset = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
-        samples = f"{len(part.samples)} samples{_SOURCE_NOTES.get(part.counted, '')}, {coverage.missing(part)} with missing answers"
+        source_note, missing = _SOURCE_NOTES.get(part.counted, ""), coverage.missing(part)
+        samples = f"{len(part.samples)} samples{source_note}, {missing} with missing answers"
         tables.setdefault((samples, _methods(part, coverage)), []).append(part.dataset)
     lines = [wrapped([*model_lines(plan), *row_lines(plan, done_by_dataset)], columns(sys.stdout))]
     for (samples, methods), datasets in tables.items():

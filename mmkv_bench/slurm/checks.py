@@ -53,8 +53,8 @@ def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
     """Return the number of GPUs per node that a job requests, in either of Slurm's spellings. launcher: `hydra.launcher`."""
-    named = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher["gres"] or ""))
-    return max(int(launcher["gpus_per_node"] or 0), int(named[1] or 1) if named else 0)
+    gpu_match = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher["gres"] or ""))
+    return max(int(launcher["gpus_per_node"] or 0), int(gpu_match[1] or 1) if gpu_match else 0)
 
 
 def check_here() -> None:
@@ -74,32 +74,32 @@ def check_folder(folder: Path) -> None:
     without atomic renames.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
-    nodes = set() if answer is None else set(answer.stdout.split())
-    kind, others = _file_system(folder), sorted(nodes - {socket.gethostname().partition(".")[0]})
-    if kind in _IN_MEMORY and others:
+    sinfo_result = ask(["sinfo", "-h", "-N", "-o", "%N"])
+    nodes = set() if sinfo_result is None else set(sinfo_result.stdout.split())
+    file_system, other_nodes = _file_system(folder), sorted(nodes - {socket.gethostname().partition(".")[0]})
+    if file_system in _IN_MEMORY and other_nodes:
         raise ConfigError(
-            f"out={folder} is in this machine's memory ({kind}), which {others[0]} and other nodes do not see; "
+            f"out={folder} is in this machine's memory ({file_system}), which {other_nodes[0]} and other nodes do not see; "
             "give a folder on a file system that all nodes mount"
         )
-    first, second = (folder / f".probe-{os.getpid()}-{place}.tmp" for place in ("a", "b"))
+    first_probe, second_probe = (folder / f".probe-{os.getpid()}-{place}.tmp" for place in ("a", "b"))
     try:
-        files = []
+        descriptors = []
         try:
-            files = [new_locked(first), new_locked(second)]
-            held = all(locked(file) is not None for file in files)
-            os.replace(first, second)
+            descriptors = [new_locked(first_probe), new_locked(second_probe)]
+            has_locks = all(locked(file) is not None for file in descriptors)
+            os.replace(first_probe, second_probe)
         finally:
-            for file in files:
+            for file in descriptors:
                 os.close(file)
-            for path in (first, second):
+            for path in (first_probe, second_probe):
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"out={folder}: its file system cannot replace a file by a locked file ({error.strerror or error}), "
             "as jobs do to publish rows; give another folder"
         ) from error
-    if not held:
+    if not has_locks:
         raise ConfigError(
             f"out={folder}: its file system has no locks (flock), by which jobs distinguish living writers from "
             "dead ones; give a folder on a file system with locks (NFS 4, Lustre mounted with flock, GPFS)"
@@ -112,7 +112,7 @@ def _file_system(folder: Path) -> str | None:
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return None
-    place = folder.resolve()
-    mounts = [(Path(at.encode().decode("unicode_escape")), kind) for _, at, kind, *_ in lines]
-    over = [(len(at.parts), kind) for at, kind in mounts if place.is_relative_to(at)]
-    return max(over, key=lambda one: one[0])[1] if over else None
+    resolved_folder = folder.resolve()
+    mount_points = [(Path(at.encode().decode("unicode_escape")), kind) for _, at, kind, *_ in lines]
+    mounts_above = [(len(at.parts), kind) for at, kind in mount_points if resolved_folder.is_relative_to(at)]
+    return max(mounts_above, key=lambda one: one[0])[1] if mounts_above else None

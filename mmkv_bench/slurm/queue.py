@@ -16,7 +16,7 @@ from pathlib import Path
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.files import locked
 
-_NAME = "jobs.jsonl"
+_FILE_NAME = "jobs.jsonl"
 _SHORTEST_S, _LONGEST_S = 1.0, 15.0
 _ATTEMPTS = 6
 
@@ -29,17 +29,17 @@ def alone(folder: Path) -> Iterator[None]:
     If the file system has no locks, print this once and do not wait.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(folder / _FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        waited = False
-        while (held := locked(file)) is False:
-            if not waited:
+        has_waited = False
+        while (has_lock := locked(descriptor)) is False:
+            if not has_waited:
                 print(
                     f"mmkv_bench: another sweep is submitting jobs listed in {folder}; waiting for it", file=sys.stderr
                 )
-            waited = True
+            has_waited = True
             time.sleep(_SHORTEST_S)
-        if held is None:
+        if has_lock is None:
             print(
                 f"mmkv_bench: the file system of {folder} has no locks (flock), so concurrent sweeps may submit "
                 "the same jobs; start only one sweep at a time",
@@ -47,7 +47,7 @@ def alone(folder: Path) -> Iterator[None]:
             )
         yield
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
@@ -56,7 +56,7 @@ def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
     jobs: job id to what it works on (see `SweepJob.subjects`).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _NAME).open("a") as file:
+    with (folder / _FILE_NAME).open("a") as file:
         for job, subjects in jobs.items():
             file.writelines(json.dumps({"job": job, "subject": subject}) + "\n" for subject in subjects)
 
@@ -68,29 +68,29 @@ def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
 
     subjects: what jobs work on (see `SweepJob.subjects`).
     """
-    found = set()
-    for line in (folder / _NAME).read_text().splitlines() if (folder / _NAME).exists() else ():
+    job_ids = set()
+    for line in (folder / _FILE_NAME).read_text().splitlines() if (folder / _FILE_NAME).exists() else ():
         try:
-            noted = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        if noted["subject"] in subjects:
-            found.add(noted["job"])
-    return found
+        if entry["subject"] in subjects:
+            job_ids.add(entry["job"])
+    return job_ids
 
 
 def queued(jobs: Collection[str]) -> set[str] | None:
     """Return the ids among `jobs` that are waiting, running or being queued again; None if Slurm does not answer."""
-    answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"])
-    return None if answer is None or answer.returncode else {*jobs} & {*answer.stdout.split()}
+    squeue_result = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"])
+    return None if squeue_result is None or squeue_result.returncode else {*jobs} & {*squeue_result.stdout.split()}
 
 
 def of_script(script: Path) -> str | None:
     """Return the id of the queued job or array that runs this script; None if there is none, or if Slurm does not answer."""
-    answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%F|%o"])
-    lines = [] if answer is None or answer.returncode else answer.stdout.splitlines()
-    ids = {name for name, _, command in (line.partition("|") for line in lines) if command.strip() == str(script)}
-    return min(ids, default=None)
+    squeue_result = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%F|%o"])
+    lines = [] if squeue_result is None or squeue_result.returncode else squeue_result.stdout.splitlines()
+    job_ids = {name for name, _, command in (line.partition("|") for line in lines) if command.strip() == str(script)}
+    return min(job_ids, default=None)
 
 
 def surely_queued(jobs: Collection[str]) -> set[str]:
@@ -103,9 +103,9 @@ def surely_queued(jobs: Collection[str]) -> set[str]:
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_SHORTEST_S * 1.5**attempt)
-        found = queued(jobs)
-        if found is not None:
-            return found
+        queued_ids = queued(jobs)
+        if queued_ids is not None:
+            return queued_ids
     raise ConfigError(
         f"squeue does not answer, and {len(jobs)} jobs submitted earlier from this folder may still be running; "
         "nothing was submitted; run the same command again when squeue answers"
@@ -114,19 +114,19 @@ def surely_queued(jobs: Collection[str]) -> set[str]:
 
 def wait_for(jobs: Collection[str]) -> None:
     """Wait until none of the jobs is queued or running. If Slurm does not answer, it is asked again."""
-    left, pause, said, silent = {*jobs}, _SHORTEST_S, None, False
-    while left:
-        found = queued(left)
-        if found is None and not silent:
+    remaining_jobs, pause_s, printed_count, is_silent = {*jobs}, _SHORTEST_S, None, False
+    while remaining_jobs:
+        queued_ids = queued(remaining_jobs)
+        if queued_ids is None and not is_silent:
             print("mmkv_bench: squeue does not answer; asking again until it does", file=sys.stderr)
-        silent = found is None
-        left = left if found is None else found
-        if left and len(left) != said:
-            said = len(left)
-            print(f"mmkv_bench: {said} of {len(jobs)} jobs waiting or running", file=sys.stderr)
-        if left:
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_S)
+        is_silent = queued_ids is None
+        remaining_jobs = remaining_jobs if queued_ids is None else queued_ids
+        if remaining_jobs and len(remaining_jobs) != printed_count:
+            printed_count = len(remaining_jobs)
+            print(f"mmkv_bench: {printed_count} of {len(jobs)} jobs waiting or running", file=sys.stderr)
+        if remaining_jobs:
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_S)
 
 
 WAIT_S = 20.0
@@ -150,7 +150,7 @@ def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.Complet
     except OSError:
         return None
     try:
-        out, err = process.communicate(timeout=WAIT_S if wait_s is None else wait_s)
+        stdout, stderr = process.communicate(timeout=WAIT_S if wait_s is None else wait_s)
     except BaseException as problem:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -158,4 +158,4 @@ def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.Complet
         if isinstance(problem, subprocess.TimeoutExpired):
             return None
         raise
-    return subprocess.CompletedProcess([*words], process.returncode, out, err)
+    return subprocess.CompletedProcess([*words], process.returncode, stdout, stderr)

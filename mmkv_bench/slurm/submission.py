@@ -22,18 +22,18 @@ REQUEUE = 75
 ASK = 76
 """Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled. Its script then asks."""
 
-_STRICT = (
+_STRICT_LINES = (
     "set -e",
     """trap '[ "$SETUP_DONE" ] || echo "mmkv_bench: the job ends without work: its script failed at: $BASH_COMMAND" >&2' EXIT""",
     "SETUP_DONE=",
 )
 """Lines of a script before its setup. A failing line (no such module, no such file to source) then ends the job."""
-_LENIENT = ("SETUP_DONE=1", "set +e")
+_LENIENT_LINES = ("SETUP_DONE=1", "set +e")
 """Lines of a script after its setup, so that the job's exit code can be read. A trap set by the user's setup is kept."""
 
 _OWN_NAMES = ("_target_", "submitit_folder", "max_num_timeout")
-_TAKEN = re.compile(r"^[ \t]*Submitted batch job (\d+)(?: on cluster \S+)?[ \t]*$", re.MULTILINE)
-_PARSABLE = re.compile(r"(\d+)(?:;\S+)?")  # output of sbatch --parsable, which a wrapper may use
+_SUBMITTED_LINE = re.compile(r"^[ \t]*Submitted batch job (\d+)(?: on cluster \S+)?[ \t]*$", re.MULTILINE)
+_PARSABLE_ID = re.compile(r"(\d+)(?:;\S+)?")  # output of sbatch --parsable, which a wrapper may use
 _LARGEST_ARRAY = 1001  # MaxArraySize if Slurm does not say; the largest index is one lower
 
 
@@ -62,24 +62,24 @@ class Executor(SlurmExecutor):
         """
         folder = JobPaths.get_first_id_independent_folder(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        stem = uuid.uuid4().hex
-        written = [folder / f"{stem}-{place}.pkl" for place in range(len(jobs))]
-        for job, path in zip(jobs, written, strict=True):
-            delayed = DelayedSubmission(job)
-            delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
-            delayed.dump(path)
-        script = folder / f".submission_file_{stem}.sh"
+        file_stem = uuid.uuid4().hex
+        pickle_files = [folder / f"{file_stem}-{place}.pkl" for place in range(len(jobs))]
+        for job, path in zip(jobs, pickle_files, strict=True):
+            delayed_job = DelayedSubmission(job)
+            delayed_job.set_timeout(self.parameters["time"], self.max_num_timeout)
+            delayed_job.dump(path)
+        script = folder / f".submission_file_{file_stem}.sh"
         script.write_text(self.script(len(jobs)))
         try:
-            array = _sent(script)
+            array_id = _sent(script)
         except ConfigError:
-            for path in written:
+            for path in pickle_files:
                 path.unlink(missing_ok=True)
             raise
-        names = [array] if len(jobs) == 1 else [f"{array}_{place}" for place in range(len(jobs))]
-        for name, path in zip(names, written, strict=True):
+        names = [array_id] if len(jobs) == 1 else [f"{array_id}_{place}" for place in range(len(jobs))]
+        for name, path in zip(names, pickle_files, strict=True):
             JobPaths(self.folder, name).move_temporary_file(path, "submitted_pickle")
-        JobPaths(self.folder, array).move_temporary_file(script, "submission_file", keep_as_symlink=True)
+        JobPaths(self.folder, array_id).move_temporary_file(script, "submission_file", keep_as_symlink=True)
         return names
 
 
@@ -88,15 +88,15 @@ def _sent(script: Path) -> str:
 
     Raise ConfigError if sbatch refuses the script, or prints no id and squeue has no job with this script.
     """
-    answer = ask(["sbatch", str(script)], SUBMIT_S)
-    if answer is not None and answer.returncode:
-        raise ConfigError(f"sbatch refuses: {_words(answer.stderr or answer.stdout)}")
-    array = None if answer is None else submitted(answer.stdout)
-    array = array or queue.of_script(script)
-    if array is not None:
-        return array
-    silent = f"sbatch does not answer within {SUBMIT_S:.0f} s"
-    problem = silent if answer is None else f"sbatch prints {_words(answer.stdout)!r}"
+    sbatch_result = ask(["sbatch", str(script)], SUBMIT_S)
+    if sbatch_result is not None and sbatch_result.returncode:
+        raise ConfigError(f"sbatch refuses: {_words(sbatch_result.stderr or sbatch_result.stdout)}")
+    array_id = None if sbatch_result is None else submitted(sbatch_result.stdout)
+    array_id = array_id or queue.of_script(script)
+    if array_id is not None:
+        return array_id
+    silence_sentence = f"sbatch does not answer within {SUBMIT_S:.0f} s"
+    problem = silence_sentence if sbatch_result is None else f"sbatch prints {_words(sbatch_result.stdout)!r}"
     raise ConfigError(
         f"{problem} instead of 'Submitted batch job <id>', and squeue shows no job of {script}; search for it "
         "with squeue, and cancel it before you run the same command again"
@@ -105,11 +105,11 @@ def _sent(script: Path) -> str:
 
 def submitted(text: str) -> str | None:
     """Return the job id in sbatch's output; None if no id is certain. Output of a wrapper script is ignored."""
-    ids = set(_TAKEN.findall(text))
-    alone = _PARSABLE.fullmatch(text.strip())
-    if alone is not None:
-        ids.add(alone[1])
-    return ids.pop() if len(ids) == 1 else None
+    job_ids = set(_SUBMITTED_LINE.findall(text))
+    parsable_match = _PARSABLE_ID.fullmatch(text.strip())
+    if parsable_match is not None:
+        job_ids.add(parsable_match[1])
+    return job_ids.pop() if len(job_ids) == 1 else None
 
 
 def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
@@ -118,12 +118,14 @@ def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, mod
 
     models: `slurm.models`, model name to changes.
     """
-    own = (models or {}).get(model) or {}
-    known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
-    for key in own:
-        if key not in known:
-            raise ConfigError(f"slurm.models.{model}.{key} is not a key of hydra.launcher; {nearest(str(key), known)}")
-    return merged(launcher, own)
+    changes = (models or {}).get(model) or {}
+    known_keys = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
+    for key in changes:
+        if key not in known_keys:
+            raise ConfigError(
+                f"slurm.models.{model}.{key} is not a key of hydra.launcher; {nearest(str(key), known_keys)}"
+            )
+    return merged(launcher, changes)
 
 
 def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
@@ -133,16 +135,18 @@ def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
     slurm: the settings `slurm`.
     out: folder of the rows.
     """
-    given = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
-    given |= beside(given, slurm, out, int(launcher["max_num_timeout"]))
-    given["wckey"] = None  # submitit's default, which sites that check keys refuse; additional_parameters may set one
-    made = Executor(
+    parameters = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
+    parameters |= beside(parameters, slurm, out, int(launcher["max_num_timeout"]))
+    parameters["wckey"] = (
+        None  # submitit's default, which sites that check keys refuse; additional_parameters may set one
+    )
+    new_executor = Executor(
         Path(str(launcher["submitit_folder"])).absolute(),
         max_num_timeout=int(launcher["max_num_timeout"]),
         python=_python(slurm, out),
     )
-    made.update_parameters(**made._convert_parameters(dict(given)))
-    return made
+    new_executor.update_parameters(**new_executor._convert_parameters(dict(parameters)))
+    return new_executor
 
 
 def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
@@ -154,17 +158,20 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
     attempts: how often a job may be queued again.
     """
     modules = [shlex.quote(str(name)) for name in slurm.modules]
-    lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
-    setup = [*_STRICT, *lines, *_LENIENT] if lines else []
-    srun = [str(flag) for flag in slurm.srun]
+    environment_lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
+    setup_lines = [*_STRICT_LINES, *environment_lines, *_LENIENT_LINES] if environment_lines else []
+    srun_flags = [str(flag) for flag in slurm.srun]
     if slurm.container is not None and slurm.runtime == "pyxis":
-        srun += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
-    teardown: list[str] = []
+        srun_flags += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
+    teardown_lines: list[str] = []
     if slurm.container is not None:
-        setup = ["trap : TERM", *setup]  # preemption may also signal the script, and would end it before its last lines
-        teardown = _again(attempts)
-    lists = {"setup": setup, "srun_args": srun, "teardown": teardown}
-    return {name: values for name, values in lists.items() if values}
+        setup_lines = [
+            "trap : TERM",
+            *setup_lines,
+        ]  # preemption may also signal the script, and would end it before its last lines
+        teardown_lines = _again(attempts)
+    lines_by_parameter = {"setup": setup_lines, "srun_args": srun_flags, "teardown": teardown_lines}
+    return {name: values for name, values in lines_by_parameter.items() if values}
 
 
 def _again(attempts: int) -> list[str]:
@@ -191,14 +198,14 @@ def _python(slurm: Slurm, out: Path) -> str | None:
     python = shlex.quote(str(slurm.python or "python"))
     if slurm.runtime == "pyxis":
         return python
-    binds = ",".join(_mounts(slurm, out))
-    return f"apptainer exec --nv --bind {shlex.quote(binds)} {shlex.quote(str(slurm.container))} {python}"
+    bind_mounts = ",".join(_mounts(slurm, out))
+    return f"apptainer exec --nv --bind {shlex.quote(bind_mounts)} {shlex.quote(str(slurm.container))} {python}"
 
 
 def _mounts(slurm: Slurm, out: Path) -> list[str]:
     """Return the mounts of a container image as source:target. The rows' folder keeps its path."""
-    named = [str(folder) for folder in slurm.mounts]
-    return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *named]]
+    user_mounts = [str(folder) for folder in slurm.mounts]
+    return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *user_mounts]]
 
 
 Split = tuple[Executor, Sequence[Callable[[], None]]]
@@ -216,28 +223,36 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
     Raises:
         ConfigError: Slurm refuses an array (with its message). Arrays accepted before stay queued.
     """
-    taken: list[str] = []
-    count = 0
+    accepted_arrays: list[str] = []
+    accepted_jobs = 0
     for (made, jobs), (share, before) in zip(
         arrays, lanes([len(jobs) for _, jobs in arrays], parallelism), strict=True
     ):
-        limits: dict[str, Any] = {"array_parallelism": min(share, made.parameters.get("array_parallelism", share))}
+        limit_parameters: dict[str, Any] = {
+            "array_parallelism": min(share, made.parameters.get("array_parallelism", share))
+        }
         if before is not None:
-            wanted = made.parameters.get("dependency")
-            limits["dependency"] = ",".join(filter(None, (wanted, f"afterany:{taken[before]}")))
-        given = dict(made.parameters)
-        made.update_parameters(**limits)
+            user_dependency = made.parameters.get("dependency")
+            limit_parameters["dependency"] = ",".join(
+                filter(None, (user_dependency, f"afterany:{accepted_arrays[before]}"))
+            )
+        earlier_parameters = dict(made.parameters)
+        made.update_parameters(**limit_parameters)
         try:
             names = made.array(jobs)
         except ConfigError as error:
-            stays = f"{count} jobs were accepted before and stay queued" if count else "nothing was submitted"
-            raise ConfigError(f"{error}; {stays}") from error
+            accepted_sentence = (
+                f"{accepted_jobs} jobs were accepted before and stay queued"
+                if accepted_jobs
+                else "nothing was submitted"
+            )
+            raise ConfigError(f"{error}; {accepted_sentence}") from error
         except OSError as error:
             raise MMKVError(f"the jobs cannot be written below {made.folder}: {error.strerror or error}") from error
         finally:
-            made.parameters = given
-        taken.append(names[0].partition("_")[0])
-        count += len(names)
+            made.parameters = earlier_parameters
+        accepted_arrays.append(names[0].partition("_")[0])
+        accepted_jobs += len(names)
         yield names
 
 
@@ -252,22 +267,29 @@ def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
         sizes: number of jobs of each array.
         most: maximum number of running jobs, at least 1.
     """
-    count = min(len(sizes), most)
-    largest = [max(sizes[lane::count]) for lane in range(count)]
-    shares = [1] * count
-    for _ in range(most - count):
-        lanes_below_largest = [lane for lane in range(count) if shares[lane] < largest[lane]]
+    number_of_lanes = min(len(sizes), most)
+    largest_array_of_lane = [max(sizes[lane::number_of_lanes]) for lane in range(number_of_lanes)]
+    share_of_lane = [1] * number_of_lanes
+    for _ in range(most - number_of_lanes):
+        lanes_below_largest = [
+            lane for lane in range(number_of_lanes) if share_of_lane[lane] < largest_array_of_lane[lane]
+        ]
         if not lanes_below_largest:
             break
-        shares[min(lanes_below_largest, key=lambda lane: shares[lane] / largest[lane])] += 1
-    return [(shares[place % count], place - count if place >= count else None) for place in range(len(sizes))]
+        share_of_lane[min(lanes_below_largest, key=lambda lane: share_of_lane[lane] / largest_array_of_lane[lane])] += 1
+    return [
+        (share_of_lane[place % number_of_lanes], place - number_of_lanes if place >= number_of_lanes else None)
+        for place in range(len(sizes))
+    ]
 
 
 def largest_array() -> int:
     """Return the largest number of jobs that this cluster allows in an array."""
-    answer = ask(["scontrol", "show", "config"])
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout if answer else "", re.MULTILINE)
-    return max(1, int(found[1]) if found else _LARGEST_ARRAY)
+    scontrol_result = ask(["scontrol", "show", "config"])
+    size_match = re.search(
+        r"^MaxArraySize\s*=\s*(\d+)", scontrol_result.stdout if scontrol_result else "", re.MULTILINE
+    )
+    return max(1, int(size_match[1]) if size_match else _LARGEST_ARRAY)
 
 
 def log_of(folder: Path, job: str) -> Path:

@@ -40,9 +40,9 @@ must be picklable and belong to a module that jobs can import."""
 Requests = dict[str, tuple[Mapping[str, Any], int]]
 """Model to `hydra.launcher` of its jobs, and the number of processes of each."""
 
-_ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
+_SRUN_END_LINE = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
 """Lines of srun after the last output of a failed program."""
-_OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
+_SWEEP_KEYS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
 """Keys that a sweep reads or sets itself."""
 
 
@@ -98,26 +98,38 @@ class Run:
             opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a job.
         """
         plan = self.plan.with_changed(changed_answers(self.plan, self.store)[0]) if opened else self.plan
-        coverage, ours = plan.coverage(self.store), ("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/")
+        coverage, slurm_prefixes = plan.coverage(self.store), ("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/")
         keys = [(text.partition("=")[0].lstrip("+~"), text) for text in self.overrides]
-        own = [text for key, text in keys if key not in _OURS and not key.startswith(ours)]
+        run_overrides = [text for key, text in keys if key not in _SWEEP_KEYS and not key.startswith(slurm_prefixes)]
         # Scores are for whole datasets. If jobs have only parts of a dataset, the sweep itself scores at its end.
         stage = "generate" if self.shards > 1 else plan.stage
-        asked_for: list[tuple[DatasetShare, int]] = []
+        missing_shards: list[tuple[DatasetShare, int]] = []
         for part in plan.parts:
-            wanting = {part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()}
-            asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, self.shards, opened))]
-        hours: dict[str, float] = {}  # of one shard of each dataset, at the rate of stored rows, where there is one
+            samples_to_answer = {
+                part.samples[place] for place in np.flatnonzero(~coverage.answered(part).all(0)).tolist()
+            }
+            missing_shards += [
+                (part, index) for index in sorted(_shards(part, samples_to_answer, plan, self.shards, opened))
+            ]
+        hours_by_dataset: dict[
+            str, float
+        ] = {}  # of one shard of each dataset, at the rate of stored rows, where there is one
         if len(plan.parts) > 1 and self.job_hours:
-            known = {rate.dataset: rate.hours for rate in rates(plan, coverage, self.store)}
-            hours = {dataset: whole / self.shards for dataset, whole in known.items() if whole is not None}
-        made = []
-        for index, parts in _together(asked_for, hours, self.job_hours):
+            known_hours = {rate.dataset: rate.hours for rate in rates(plan, coverage, self.store)}
+            hours_by_dataset = {
+                dataset: whole / self.shards for dataset, whole in known_hours.items() if whole is not None
+            }
+        sweep_jobs = []
+        for index, parts in _together(missing_shards, hours_by_dataset, self.job_hours):
             names, shard = [part.name for part in parts], f"{index}/{self.shards}"
-            only = names[0] if len(names) == 1 else f"[{','.join(names)}]"
-            mine = (f"only={only}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
-            made.append(SweepJob((*own, *mine), plan.model.name, tuple(part.dataset for part in parts), shard))
-        return made
+            only_value = names[0] if len(names) == 1 else f"[{','.join(names)}]"
+            job_overrides = (f"only={only_value}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
+            sweep_jobs.append(
+                SweepJob(
+                    (*run_overrides, *job_overrides), plan.model.name, tuple(part.dataset for part in parts), shard
+                )
+            )
+        return sweep_jobs
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
@@ -147,22 +159,22 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
     subjects = {f"{run.plan.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
     while True:
         with queue.alone(folder):
-            earlier = queue.surely_queued(queue.remembered(folder, subjects))
-            ids = {} if earlier else _submit(runs, requests, launcher, config.slurm, folder, job)
-        if not earlier:
+            earlier_jobs = queue.surely_queued(queue.remembered(folder, subjects))
+            submitted_jobs = {} if earlier_jobs else _submit(runs, requests, launcher, config.slurm, folder, job)
+        if not earlier_jobs:
             break
-        _say(f"waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier))}")
-        queue.wait_for(earlier)
-    if ids:
-        arrays = " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
-        _say(f"{len(ids)} jobs submitted ({arrays}); their logs are in {folder}")
-    if ids and not config.slurm.wait:
+        _say(f"waiting for jobs of an earlier sweep in this folder: {' '.join(sorted(earlier_jobs))}")
+        queue.wait_for(earlier_jobs)
+    if submitted_jobs:
+        array_ids = " ".join(dict.fromkeys(name.partition("_")[0] for name in submitted_jobs))
+        _say(f"{len(submitted_jobs)} jobs submitted ({array_ids}); their logs are in {folder}")
+    if submitted_jobs and not config.slurm.wait:
         _say("the same command, or mmkv-bench score, scores when they are done")
         return 0
-    queue.wait_for(ids)
+    queue.wait_for(submitted_jobs)
     for run in runs:
         store_notes.forget_planned(run.store, _cells(run))
-    return _finish(runs, ids, Path(str(launcher["submitit_folder"])).absolute())
+    return _finish(runs, submitted_jobs, Path(str(launcher["submitit_folder"])).absolute())
 
 
 def _submit(
@@ -174,23 +186,25 @@ def _submit(
 
     Raises the errors of `submission.submit`.
     """
-    todo = [piece for run in runs for piece in run.missing()]
-    largest = submission.largest_array() if todo else 1
-    arrays = [
-        (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest])
-        for own, pieces_of in _by_requests(todo, requests)
-        for start in range(0, len(pieces_of), largest)
+    missing_jobs = [piece for run in runs for piece in run.missing()]
+    largest_array = submission.largest_array() if missing_jobs else 1
+    executor_and_jobs = [
+        (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest_array])
+        for own, pieces_of in _by_requests(missing_jobs, requests)
+        for start in range(0, len(pieces_of), largest_array)
     ]
-    calls = [(made, [job(piece.overrides, requests[piece.model][1]) for piece in ours]) for made, ours in arrays]
-    ids: dict[str, SweepJob] = {}
-    taken = submission.submit(calls, int(launcher["array_parallelism"]))
-    for (_, pieces_of), names in zip(arrays, taken, strict=True):
-        new = dict(zip(names, pieces_of, strict=True))
-        queue.remember(folder, {name: piece.subjects for name, piece in new.items()})
-        for run in runs if not ids else ():  # after the submission, because refused jobs are not planned
+    calls_of_arrays = [
+        (made, [job(piece.overrides, requests[piece.model][1]) for piece in ours]) for made, ours in executor_and_jobs
+    ]
+    job_by_id: dict[str, SweepJob] = {}
+    accepted_ids = submission.submit(calls_of_arrays, int(launcher["array_parallelism"]))
+    for (_, pieces_of), names in zip(executor_and_jobs, accepted_ids, strict=True):
+        new_jobs = dict(zip(names, pieces_of, strict=True))
+        queue.remember(folder, {name: piece.subjects for name, piece in new_jobs.items()})
+        for run in runs if not job_by_id else ():  # after the submission, because refused jobs are not planned
             store_notes.note_planned(run.store, _cells(run))
-        ids |= new
-    return ids
+        job_by_id |= new_jobs
+    return job_by_id
 
 
 def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
@@ -201,12 +215,12 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
     """
     requests = _requests(jobs, launcher)
     runs = Run.all(jobs, outline)
-    todo = [piece for run in runs for piece in run.missing(opened=False)]
-    for own, pieces_of in _by_requests(todo, requests) or [(launcher, [])]:
+    missing_jobs = [piece for run in runs for piece in run.missing(opened=False)]
+    for own, pieces_of in _by_requests(missing_jobs, requests) or [(launcher, [])]:
         print(submission.executor(own, jobs[0][1].slurm, runs[0].plan.out).script(max(1, len(pieces_of))).rstrip())
-        count = max([requests[piece.model][1] for piece in pieces_of], default=1)
-        split = f", by a process for each of {count} GPUs," if count > 1 else ""
-        print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench{split} with")
+        number_of_gpus = max([requests[piece.model][1] for piece in pieces_of], default=1)
+        processes_clause = f", by a process for each of {number_of_gpus} GPUs," if number_of_gpus > 1 else ""
+        print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench{processes_clause} with")
         for place, piece in enumerate(pieces_of):
             print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
     return [run.plan for run in runs]
@@ -218,19 +232,19 @@ def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str
     requests: Requests = {}
     for _, config in jobs:
         _check(config.scenario, config.stage, config.shard)
-        own = submission.for_model(launcher, config.slurm.models, config.model.name)
-        checks.check_launcher(own)
-        requests[config.model.name] = own, checks.devices_of(own, config.model)
+        launcher_of_model = submission.for_model(launcher, config.slurm.models, config.model.name)
+        checks.check_launcher(launcher_of_model)
+        requests[config.model.name] = launcher_of_model, checks.devices_of(launcher_of_model, config.model)
     return requests
 
 
 def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
     """Group jobs by what they request from Slurm. Return (request, jobs) per group; each group becomes one array."""
-    groups: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
+    group_by_request: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
     for piece in todo:
-        own, _ = requests[piece.model]
-        groups.setdefault(repr(own), (own, []))[1].append(piece)
-    return [*groups.values()]
+        launcher_of_model, _ = requests[piece.model]
+        group_by_request.setdefault(repr(launcher_of_model), (launcher_of_model, []))[1].append(piece)
+    return [*group_by_request.values()]
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:
@@ -252,23 +266,23 @@ def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
     """
     from mmkv_bench.run.run import carry_out
 
-    missing = {subject for run in runs for piece in run.missing() for subject in piece.subjects}
-    code = int(bool(missing))
+    missing_subjects = {subject for run in runs for piece in run.missing() for subject in piece.subjects}
+    exit_code = int(bool(missing_subjects))
     try:
         for run in runs:
             coverage = run.plan.coverage(run.store)
             if run.plan.stage != "generate" and any(coverage.count(part) for part in run.plan.parts):
-                code = max(code, carry_out(run.plan.at_stage("score")))
+                exit_code = max(exit_code, carry_out(run.plan.at_stage("score")))
     finally:
         for name, piece in ids.items():
-            if missing.intersection(piece.subjects):
+            if missing_subjects.intersection(piece.subjects):
                 _say(f"job {name} ({piece}): {_last_words(submission.log_of(folder, name))}")
-        retry = list(dict.fromkeys(status for run in runs for status in run.plan.retry))
-        again = f", or still have rows to repeat by retry=[{','.join(retry)}]" if retry else ""
-        if missing:
-            names = ", ".join(sorted(missing))
-            _say(f"samples of {names} are missing{again}; run the same command again to continue")
-    return code
+        retry_statuses = list(dict.fromkeys(status for run in runs for status in run.plan.retry))
+        retry_clause = f", or still have rows to repeat by retry=[{','.join(retry_statuses)}]" if retry_statuses else ""
+        if missing_subjects:
+            names = ", ".join(sorted(missing_subjects))
+            _say(f"samples of {names} are missing{retry_clause}; run the same command again to continue")
+    return exit_code
 
 
 def _last_words(log: Path) -> str:
@@ -280,9 +294,9 @@ def _last_words(log: Path) -> str:
             f"it left no log at {log}: its node does not see this folder, or Slurm never started it; give an out "
             "that all nodes mount, and see `scontrol show job`"
         )
-    lines = [line for line in lines if not _ENDED.match(line)]
-    own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
-    last_message = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
+    lines = [line for line in lines if not _SRUN_END_LINE.match(line)]
+    message_lines = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
+    last_message = (message_lines or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
     return f"{last_message[:300]}; see {log}"
 
 
@@ -314,17 +328,17 @@ def _together(
     hours: dataset to its hours per shard.
     """
     jobs: list[tuple[int, list[DatasetShare]]] = []
-    filling: dict[int, tuple[list[DatasetShare], float]] = {}
+    open_job_by_shard: dict[int, tuple[list[DatasetShare], float]] = {}
     for part, index in asked_for:
-        own = hours.get(part.dataset, math.inf)
-        parts, filled = filling.get(index, ([], math.inf))
-        total = filled + own
-        if total <= most:
+        hours_of_dataset = hours.get(part.dataset, math.inf)
+        parts, open_job_hours = open_job_by_shard.get(index, ([], math.inf))
+        total_hours = open_job_hours + hours_of_dataset
+        if total_hours <= most:
             parts.append(part)
         else:
-            parts, total = [part], own
+            parts, total_hours = [part], hours_of_dataset
             jobs.append((index, parts))
-        filling[index] = parts, total
+        open_job_by_shard[index] = parts, total_hours
     return jobs
 
 

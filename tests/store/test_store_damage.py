@@ -86,7 +86,7 @@ def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_i
     data = path.read_bytes()
     mark = data.rindex(b"mmkv_sha256")
     for piece in (len(data), 97, mark + 5):  # the digest's place is cut by the pieces' ends, too
-        monkeypatch.setattr("mmkv_bench.store.parts._PIECE", piece)
+        monkeypatch.setattr("mmkv_bench.store.parts._PIECE_BYTES", piece)
         assert parts.read_file(path, schema).equals(whole)
         for place in (10, len(data) // 2, mark - 3, mark + 20, len(data) - 9, *range(4, len(data), len(data) // 7)):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
