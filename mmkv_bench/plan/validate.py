@@ -503,15 +503,15 @@ def no_cuda(model: Model, dtype: str) -> ConfigError:
     dtype: precision of the weights; `auto` if it is not known yet.
     """
     parameters = (model.about or {}).get("parameters")
-    size_clause = ""
+    size_note = ""
     if parameters and model.layers is None:
         weights_gib = parameters * (4 if dtype == "float32" else 2) / 2**30
         precision = "half precision" if dtype == "auto" else dtype
-        size_clause = f" with more than {weights_gib:.1f} GiB: {parameters / 1e9:.2f} B parameters in {precision}, before any cache"
+        size_note = f" with more than {weights_gib:.1f} GiB: {parameters / 1e9:.2f} B parameters in {precision}, before any cache"
     remedy = "write model.device=cpu"
     if model.shape:
         remedy = "a form shrunk to two layers of random weights runs on CPU: model.weights=random model.layers=2 model.device=cpu"
     return ConfigError(
-        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size_clause}; allowed "
+        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size_note}; allowed "
         f"here: cpu, auto; {remedy}"
     )
