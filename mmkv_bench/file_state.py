@@ -91,9 +91,9 @@ def replace_json(file: Path, value: Any, indent: int | None = None) -> None:
 def installed() -> tuple[Path, ...]:
     """Return the folders of the standard library, of installed packages, and of this package."""
     paths = sysconfig.get_paths()
-    names = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {*site.getsitepackages()}
-    names |= {site.getusersitepackages(), str(Path(__file__).parent)}
-    return tuple(dict.fromkeys(Path(name).resolve() for name in names))
+    folder_names = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {*site.getsitepackages()}
+    folder_names |= {site.getusersitepackages(), str(Path(__file__).parent)}
+    return tuple(dict.fromkeys(Path(name).resolve() for name in folder_names))
 
 
 def is_installed(file: Path) -> bool:
@@ -137,10 +137,10 @@ class Checksums:
 
     def _read(self) -> dict[str, Any]:
         try:
-            entries = json.loads(self.file.read_text())
+            cached_entries = json.loads(self.file.read_text())
         except (OSError, ValueError):
             return {}
-        return entries if isinstance(entries, dict) else {}
+        return cached_entries if isinstance(cached_entries, dict) else {}
 
     def remembered(self, file: Path) -> str | None:
         """Return the cached sha256 of a file; None if the file changed since or was never hashed. Raises OSError."""

@@ -189,8 +189,8 @@ class Calibrations:
 
 
 def _parsed(fields: Any, path: Path, make: str) -> Artefact:
-    names = set(Artefact.__dataclass_fields__)
-    if not isinstance(fields, Mapping) or set(fields) != names or not isinstance(fields["data"], Mapping):
+    field_names = set(Artefact.__dataclass_fields__)
+    if not isinstance(fields, Mapping) or set(fields) != field_names or not isinstance(fields["data"], Mapping):
         raise CalibrationError(f"{_short(path)} is not a calibration artefact (it has other keys); {make}")
     if fields["format"] != FORMAT:
         raise CalibrationError(f"{_short(path)} has format {fields['format']}, but this version reads {FORMAT}; {make}")
@@ -214,14 +214,14 @@ def _short(path: Path) -> str:
 def _readable(value: Any, depth: int = 0) -> str:
     """Return a value as JSON text with one line per innermost list, so that the diff of two artefacts is readable."""
     if isinstance(value, dict):
-        names = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
+        key_prefixes = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        names = [""] * len(value)
+        key_prefixes = [""] * len(value)
     else:
         return json.dumps(value, ensure_ascii=False)
     items = value.values() if isinstance(value, dict) else value
     line_break = "\n" + " " * (depth + 1)
-    lines = [line_break + name + _readable(item, depth + 1) for name, item in zip(names, items, strict=True)]
+    lines = [line_break + name + _readable(item, depth + 1) for name, item in zip(key_prefixes, items, strict=True)]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     return opening + ",".join(lines) + "\n" + " " * depth + closing if lines else opening + closing
 

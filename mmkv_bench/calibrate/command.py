@@ -134,21 +134,21 @@ def _samples(options: argparse.Namespace) -> PromptSamples:
     Raises CalibrationError: an unknown kind of page, both pages and text, or no text. When pages are read, also for a model
         that reads no images.
     """
-    text, size, count = getattr(options, "text", None), options.size, options.samples
-    if text is not None and options.kinds:
+    text_path, page_size, number_of_samples = getattr(options, "text", None), options.size, options.samples
+    if text_path is not None and options.kinds:
         raise CalibrationError("--kinds selects pages, but --text replaces pages; give only one of the two options")
-    if text is not None:
+    if text_path is not None:
 
         def each_passage(loaded: LoadedModel, take: Callable[[PromptSample], None]) -> None:
-            for passage in passages(loaded.tokenizer, text, options.tokens, count):
+            for passage in passages(loaded.tokenizer, text_path, options.tokens, number_of_samples):
                 take(passage)
 
-        return PromptSamples(described(text, options.tokens), each_passage)
-    kinds = list(options.kinds or TASKS)
-    for kind in kinds:
+        return PromptSamples(described(text_path, options.tokens), each_passage)
+    page_kinds = list(options.kinds or TASKS)
+    for kind in page_kinds:
         if kind not in TASKS:
             raise CalibrationError(f"--kinds {kind} is not a kind of page; {nearest(kind, TASKS)}")
-    page_arguments = pages(kinds, size, options.split, count)
+    page_arguments = pages(page_kinds, page_size, options.split, number_of_samples)
 
     def each_page(loaded: LoadedModel, take: Callable[[PromptSample], None]) -> None:
         if not loaded.family.multimodal:
@@ -157,7 +157,7 @@ def _samples(options: argparse.Namespace) -> PromptSamples:
         for place in page_arguments:
             take(page(*place))
 
-    return PromptSamples(f"{size} {options.split} pages of the kinds {', '.join(kinds)}, in turn", each_page)
+    return PromptSamples(f"{page_size} {options.split} pages of the kinds {', '.join(page_kinds)}, in turn", each_page)
 
 
 def _model(options: argparse.Namespace) -> Model:
@@ -169,11 +169,11 @@ def _model(options: argparse.Namespace) -> Model:
     device_settings = {"dtype": options.dtype, "device": options.device}
     if options.model is None:
         return Model(name=options.name, path=options.path, revision=options.revision, **device_settings)
-    names = config_options("model")
+    model_names = config_options("model")
     options.model = canonical("model", options.model)
-    if options.model not in names and (model := unavailable(options.model)) is not None:
+    if options.model not in model_names and (model := unavailable(options.model)) is not None:
         raise CalibrationError(model.sentence(options.model))
-    if options.model not in names:
-        raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, names)}")
+    if options.model not in model_names:
+        raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, model_names)}")
     values = content("model", options.model) | {"weights": options.weights, "layers": options.layers}
     return Model(**values | device_settings)

@@ -95,14 +95,14 @@ def with_answer(inputs: dict[str, Tensor], types: Tensor, answer: Tensor) -> tup
         answer: tokens of the answer, int64 `[n]`.
     """
     length = inputs["input_ids"].shape[1]
-    text = torch.zeros(1, len(answer), dtype=types.dtype, device=types.device)
+    text_types = torch.zeros(1, len(answer), dtype=types.dtype, device=types.device)
     inputs_with_answer = {
         name: torch.cat([tensor, (answer if name == "input_ids" else 0 * answer).to(tensor)[None]], 1)
         if tensor.ndim == 2 and tensor.shape == (1, length)
         else tensor
         for name, tensor in inputs.items()
     }
-    return inputs_with_answer, torch.cat([types, text], 1)
+    return inputs_with_answer, torch.cat([types, text_types], 1)
 
 
 # ---------------------------------------------------------------- PrefixKV
@@ -369,8 +369,8 @@ def head_scores(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_
         [sum(heads) / number_of_samples for heads in zip(*layers, strict=True)]
         for layers in zip(*hits_of_samples, strict=True)
     ]
-    data: dict[str, Any] = {"scores": scores, "kv_heads": kv_heads}
-    return data | ({"hidden": {"tokens": hidden_tokens, "of": answer_tokens}} if hidden_tokens else {})
+    artefact_data: dict[str, Any] = {"scores": scores, "kv_heads": kv_heads}
+    return artefact_data | ({"hidden": {"tokens": hidden_tokens, "of": answer_tokens}} if hidden_tokens else {})
 
 
 class CalibrationMeasurement(NamedTuple):

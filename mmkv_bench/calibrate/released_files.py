@@ -56,11 +56,11 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> dict[str
         except (ValueError, RecursionError) as error:
             raise CalibrationError(f"{file.name} cannot be read as JSON ({error}); give the released file") from error
         digests[file.name] = hashlib.sha256(content).hexdigest()
-    data, oddities = _READERS[method](contents, family)
+    artefact_data, oddities = _READERS[method](contents, family)
     return {
         "dataset": f"released file{'s' * (len(digests) > 1)} {', '.join(digests)}, imported",
         "settings": {"imported": digests, "oddities": [_UNNAMED_WEIGHTS_NOTE, *oddities], "samples": 0},
-        "data": data,
+        "data": artefact_data,
     }
 
 
@@ -115,12 +115,12 @@ def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dic
         oddities.append(
             f"no file for the budgets {', '.join(map(str, missing_budgets))}: shares between others are interpolated"
         )
-    data = {
+    artefact_data = {
         "layers": family.num_layers,
         "grid": [float(rho) for rho in kept_shares],
         "ratios": [rows[rho][1] for rho in kept_shares],
     }
-    return data, oddities
+    return artefact_data, oddities
 
 
 def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:

@@ -175,8 +175,8 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Prompt
 
 def read(path: Path) -> str:
     """Return the text of a file, or of all `*.txt` files of a folder. Raises CalibrationError if there is no text."""
-    files = [path] if path.is_file() else sorted(path.glob("*.txt"))
-    text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+    text_files = [path] if path.is_file() else sorted(path.glob("*.txt"))
+    text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in text_files)
     if not text.strip():
         raise CalibrationError(f"--text {path} has no text; give a text file, or a folder with *.txt files")
     return text

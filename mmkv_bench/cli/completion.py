@@ -59,5 +59,7 @@ def _settings(before: Sequence[str], last: str) -> list[str]:
     if open_list is None:
         return completions(before, last)
     key, finished_elements = open_list["key"], open_list["done"]
-    names = [text.removeprefix(key) for text in completions(before, key + open_list["part"])]
-    return [f"{key}[{finished_elements}{name}" for name in names if name not in finished_elements.split(",")]
+    completed_elements = [text.removeprefix(key) for text in completions(before, key + open_list["part"])]
+    return [
+        f"{key}[{finished_elements}{name}" for name in completed_elements if name not in finished_elements.split(",")
+    ]

@@ -190,13 +190,14 @@ def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[No
 
 def _ragged(cells: Sequence[Cell]) -> list[Note]:
     """Return a note if methods among these cells let heads keep different numbers of entries, else nothing."""
-    names = dict.fromkeys(
+    ragged_methods = dict.fromkeys(
         cell.method
         for cell in cells
         if (allocator := cell.compressor.allocator) is not None and allocator.follows_prompt and cell.budget is not None
     )
     note_text = (
-        f"{', '.join(names)}: heads or layers keep different lengths, which follow from the prompt. On a CUDA device in half "
+        f"{', '.join(ragged_methods)}: heads or layers keep different lengths, which follow from the prompt. "
+        "On a CUDA device in half "
         "precision they lie without padding; elsewhere they are padded to the longest, and take more than a forecast says."
     )
-    return [Note(note_text, Rank.MARK)] if names else []
+    return [Note(note_text, Rank.MARK)] if ragged_methods else []

@@ -112,8 +112,8 @@ class Parser(argparse.ArgumentParser):
     def add(self, name: str, stated: Mapping[str, Any]) -> None:
         """Add an argument to the parser. name, stated: its name and its properties in `verbs.yaml`."""
         keywords = dict(stated)
-        if kind := keywords.pop("kind", None):
-            keywords["action"] = _ACTION_BY_KIND[kind]
+        if argument_kind := keywords.pop("kind", None):
+            keywords["action"] = _ACTION_BY_KIND[argument_kind]
         if "type" in keywords:
             keywords["type"] = _TYPE_BY_NAME[keywords["type"]]
         if (choices := keywords.get("choices")) is not None:
@@ -150,12 +150,12 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """
     if not arguments:
         return "run", []
-    first, *words_after_verb = arguments
-    if first in VERBS:
-        return first, words_after_verb
-    if "=" in first or first.startswith(("-", "~", "+")):
+    first_word, *words_after_verb = arguments
+    if first_word in VERBS:
+        return first_word, words_after_verb
+    if "=" in first_word or first_word.startswith(("-", "~", "+")):
         return "run", list(arguments)
-    if answer := VERB_ANSWERS.get(first.lower().replace("_", "-")):
+    if answer := VERB_ANSWERS.get(first_word.lower().replace("_", "-")):
         line, words_go_on, _ = answer.partition("{words}")
         if words_go_on:
             program = line.rpartition("`")[2]
@@ -165,17 +165,17 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
                     program, [*sweep_flag, *(word for word in words_after_verb if word != "--slurm")]
                 )
             except ConfigError as error:
-                raise ConfigError(f"{first!r} is not a verb; {answer.format(words='')}. {error}") from None
+                raise ConfigError(f"{first_word!r} is not a verb; {answer.format(words='')}. {error}") from None
         words_after_verb, errors = (words_after_verb, []) if "sweep" in line else checked(words_after_verb)
         settings = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in words_after_verb)
-        raise ConfigError(f"{first!r} is not a verb; {joined(*errors, answer.format(words=settings))}")
-    words = rephrased(PROGRAM, arguments)
-    if all("=" in word for word in words):
-        raise ConfigError(f"{first!r} is not a verb; write {written(PROGRAM, words)}")
-    suggestion = nearest(first, VERBS)
+        raise ConfigError(f"{first_word!r} is not a verb; {joined(*errors, answer.format(words=settings))}")
+    rephrased_words = rephrased(PROGRAM, arguments)
+    if all("=" in word for word in rephrased_words):
+        raise ConfigError(f"{first_word!r} is not a verb; write {written(PROGRAM, rephrased_words)}")
+    suggestion = nearest(first_word, VERBS)
     if not suggestion.startswith(SIMILAR):
         suggestion = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"
-    raise ConfigError(f"{first!r} is not a verb; {suggestion}")
+    raise ConfigError(f"{first_word!r} is not a verb; {suggestion}")
 
 
 def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
@@ -367,15 +367,15 @@ def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
     from mmkv_bench.config.compose import compose
 
     known_words, errors = [], []
-    for word in words:
-        key = word.partition("=")[0]
+    for placeholder in words:
+        key = placeholder.partition("=")[0]
         try:
             if key in _CHOICE_KEYS:
-                compose([word])
+                compose([placeholder])
         except ConfigError as error:
             errors.append(str(error))
-            word = f"{key}=<{key}>"
-        known_words.append(word)
+            placeholder = f"{key}=<{key}>"
+        known_words.append(placeholder)
     return known_words, errors
 
 

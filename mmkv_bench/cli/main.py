@@ -140,18 +140,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    first, *others = arguments or [""]
-    if first in ("-h", "--help"):
+    first_word, *other_words = arguments or [""]
+    if first_word in ("-h", "--help"):
         print(overview())
-    elif first == "--version":
+    elif first_word == "--version":
         print(f"mmkv_bench {__version__}")
-    elif first in ("--completion", "--complete"):
+    elif first_word in ("--completion", "--complete"):
         from mmkv_bench.cli.completion import candidates, script
 
-        print(script(*others) if first == "--completion" else "\n".join(candidates(others)))
+        print(script(*other_words) if first_word == "--completion" else "\n".join(candidates(other_words)))
     else:
-        name, words = split(arguments)
-        verb_function, parser = reader(name)
+        verb_name, words = split(arguments)
+        verb_function, parser = reader(verb_name)
         if not {"-h", "--help"} & {*words}:
             return verb_function(parser.read(words))
         print(parser.format_help().rstrip())

@@ -84,13 +84,13 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     settle(config)
     config.folders = list(extra_folders)
     run = run_config(config)
-    names = [*run.datasets] if run.only is None else [*map(str, run.only)]
-    for name in names:
+    dataset_names = [*run.datasets] if run.only is None else [*map(str, run.only)]
+    for name in dataset_names:
         if name not in run.datasets:
             raise ConfigError(
                 f"only={name} is not a dataset of this run; {nearest(name, [*run.datasets])}; name datasets of this run"
             )
-    datasets = {name: node for name, node in run.datasets.items() if name in names}
+    datasets = {name: node for name, node in run.datasets.items() if name in dataset_names}
     return run.updated(retry=tuple(map(str, run.retry)), datasets=datasets)
 
 
@@ -176,16 +176,18 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
         short_overrides = [o for o in named_overrides if o.key_or_group.startswith(f"{group}.")]
         if not short_overrides:
             continue
-        text, key = short_overrides[0].input_line, short_overrides[0].key_or_group.removeprefix(f"{group}.")
+        override_text, key = short_overrides[0].input_line, short_overrides[0].key_or_group.removeprefix(f"{group}.")
         remedy = f"say which one: {group}s.<name>.{key}=..."
         if any(o.is_sweep_override() for o in fixed_overrides):
-            raise ConfigError(f"{text}: a sweep over groups may change the {group}; {remedy}")
+            raise ConfigError(f"{override_text}: a sweep over groups may change the {group}; {remedy}")
         for override in filter(is_choice, fixed_overrides):
             check_choice(override, extra)
-        names = list(_reference([o.input_line for o in fixed_overrides], extra)[f"{group}s"])
-        if len(names) != 1:
-            raise ConfigError(f"{text}: this run has {len(names)} {group}s ({', '.join(names)}); {remedy}")
-        long_prefix = f"{group}s.{names[0]}."
+        chosen_names = list(_reference([o.input_line for o in fixed_overrides], extra)[f"{group}s"])
+        if len(chosen_names) != 1:
+            raise ConfigError(
+                f"{override_text}: this run has {len(chosen_names)} {group}s ({', '.join(chosen_names)}); {remedy}"
+            )
+        long_prefix = f"{group}s.{chosen_names[0]}."
         named_overrides = [
             parse(o.input_line.replace(f"{group}.", long_prefix, 1)) if o in short_overrides else o
             for o in named_overrides

@@ -53,8 +53,8 @@ def reference_dir() -> Path:
 def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the sorted names that a config group offers, in files and in tables. extra: further config folders."""
     folders = [root / group for root in (conf_dir(), *map(Path, extra))]
-    names = {name for folder in folders for name in members(folder)}
-    return tuple(sorted(names | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
+    option_names = {name for folder in folders for name in members(folder)}
+    return tuple(sorted(option_names | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
 
 
 def groups() -> tuple[str, ...]:
@@ -192,8 +192,8 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     printed_scores = _full_cache(reference_dir(), table)
     paper_model_name, paper_names = gate.get("as"), _yaml(reference_dir(), "names")["models"]
     numbers = [
-        number
-        for name, column, number in printed_scores
+        table_number
+        for name, column, table_number in printed_scores
         if column == score_keys and (name == paper_model_name if paper_model_name else paper_names.get(name) == model)
     ]
     if len(numbers) != 1:
@@ -204,12 +204,12 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     tolerance_and_scale = _yaml(reference_dir(), "margins")["metrics"][
         "group" if "group" in score_keys else score_keys["metric"]
     ]
-    paper, _, number = table.partition("_table")
+    paper, _, table_number = table.partition("_table")
     return score_keys | {
         "expected": numbers[0],
         "tolerance": tolerance_and_scale.get("gate", tolerance_and_scale["margin"]),
         "scale": tolerance_and_scale["scale"],
-        "source": f"{TITLES[paper]} Table {int(number)}",
+        "source": f"{TITLES[paper]} Table {int(table_number)}",
     }
 
 

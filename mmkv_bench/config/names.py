@@ -65,11 +65,14 @@ def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
     names, name = options(group, extra), name.removesuffix(".yaml")
     if name in names or not folded(name):
         return name
-    if (one := NAMES.get(group, {}).get(folded(name), alike(name, names))) in names:
-        return one
+    if (synonym_or_name := NAMES.get(group, {}).get(folded(name), alike(name, names))) in names:
+        return synonym_or_name
     if group == MODEL:
-        path_by_name = {one: str(content(group, one, extra).get("path")).rpartition("/")[2] for one in names}
-        same_path = [one for one, path in path_by_name.items() if folded(path) == folded(name)]
+        path_by_name = {
+            synonym_or_name: str(content(group, synonym_or_name, extra).get("path")).rpartition("/")[2]
+            for synonym_or_name in names
+        }
+        same_path = [synonym_or_name for synonym_or_name, path in path_by_name.items() if folded(path) == folded(name)]
         return same_path[0] if len(same_path) == 1 else name
     without_suffix = alike(name.rpartition("_")[0], names)
     return (

@@ -88,8 +88,8 @@ def searched(folders: Sequence[str]) -> str:
 
 def located(folder: str) -> str:
     """Return the address of a config folder with the scheme `SCHEME`, in place of `file://` or no scheme. Other schemes stay."""
-    scheme, divided, rest = folder.partition("://")
-    return f"{SCHEME}://{rest if divided else folder}" if not divided or scheme == "file" else folder
+    scheme, divided, path_in_scheme = folder.partition("://")
+    return f"{SCHEME}://{path_in_scheme if divided else folder}" if not divided or scheme == "file" else folder
 
 
 # ---------------------------------------------------------------------- checks against the configuration of the choices
@@ -111,35 +111,41 @@ def is_users_own(key: str) -> bool:
 
 
 def check_choice(override: Override, extra: tuple[str, ...]) -> None:
-    group, text = override.key_or_group, override.input_line
+    group, override_text = override.key_or_group, override.input_line
     if group.startswith("hydra/"):
         return
     value = override.value()
     if override.is_delete():
-        raise ConfigError(f"{text}: a group cannot be removed; allowed: {', '.join(options(group, extra))}; choose one")
+        raise ConfigError(
+            f"{override_text}: a group cannot be removed; allowed: {', '.join(options(group, extra))}; choose one"
+        )
     if override.is_force_add() or (override.is_add() and group not in LIST_GROUPS):
-        raise ConfigError(f"{text}: {group} is already part of every run; write {text.lstrip('+')}")
+        raise ConfigError(f"{override_text}: {group} is already part of every run; write {override_text.lstrip('+')}")
     if value is None and group in _OPTIONAL_GROUPS:
         return
-    names = value if isinstance(value, list) else [value]
+    chosen_names = value if isinstance(value, list) else [value]
     if isinstance(value, list) and group not in LIST_GROUPS:
-        raise ConfigError(f"{text}: {group} takes one name, not a list; allowed: {', '.join(options(group, extra))}")
-    for name in names:
+        raise ConfigError(
+            f"{override_text}: {group} takes one name, not a list; allowed: {', '.join(options(group, extra))}"
+        )
+    for name in chosen_names:
         check_option(group, str(name), extra)
-    duplicates = {str(n) for n in names if names.count(n) > 1}
+    duplicates = {str(n) for n in chosen_names if chosen_names.count(n) > 1}
     if duplicates:
-        raise ConfigError(f"{text} names {', '.join(sorted(duplicates))} more than once; name each {group} once")
+        raise ConfigError(
+            f"{override_text} names {', '.join(sorted(duplicates))} more than once; name each {group} once"
+        )
 
 
 def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
-    names = options(group, extra)
+    option_names = options(group, extra)
     if "/" in name:  # experiment=papers/mmshift_llava
-        names = options(f"{group}/{name.rpartition('/')[0]}", extra)
-        names = tuple(f"{name.rpartition('/')[0]}/{one}" for one in names)
-    if name not in names:
+        option_names = options(f"{group}/{name.rpartition('/')[0]}", extra)
+        option_names = tuple(f"{name.rpartition('/')[0]}/{one}" for one in option_names)
+    if name not in option_names:
         if group == "model" and (model := unavailable(name)) is not None:
             raise ConfigError(model.sentence(name))
-        raise ConfigError(f"unknown {group} {name!r}; {_known_as(group, name, names, extra)}")
+        raise ConfigError(f"unknown {group} {name!r}; {_known_as(group, name, option_names, extra)}")
 
 
 def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
@@ -176,12 +182,12 @@ def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
 
     reference: all keys with their defaults (`compose._reference`).
     """
-    text, path = override.input_line, override.key_or_group.split(".")
+    override_text, path = override.input_line, override.key_or_group.split(".")
     if path[0] == "hydra":
-        return "++" + text.lstrip("+") if is_users_own(override.key_or_group) else text
+        return "++" + override_text.lstrip("+") if is_users_own(override.key_or_group) else override_text
     if override.is_delete():
         raise ConfigError(
-            f"{text}: keys cannot be removed, only changed; write key=value (key=null if null is allowed)"
+            f"{override_text}: keys cannot be removed, only changed; write key=value (key=null if null is allowed)"
         )
     if is_users_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference[path[0]]):
         if path[0] == "methods" and path[2:] == ["decoding"]:
@@ -190,24 +196,25 @@ def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
             _check_args(path, override.value(), reference["methods"][path[1]])
         if path[0] == "datasets":
             _check_generation(path, override.value(), reference["datasets"][path[1]]["generation"])
-        return "++" + text.lstrip("+")
+        return "++" + override_text.lstrip("+")
     if path == ["variants"] and override.value() != {}:
         raise ConfigError(
-            f"{text}: variants are given one by one; allowed: 'variants.<name>={{base: <method>, <parameter>: <value>}}'"
+            f"{override_text}: variants are given one by one; allowed: 'variants.<name>={{base: <method>, <parameter>: <value>}}'"
         )
-    default_value = _look_up(path, reference, text)
+    default_value = _look_up(path, reference, override_text)
     if override.is_add():
         raise ConfigError(
-            f"{text}: {'.'.join(path)} already exists, so it is changed without a plus; write {text.lstrip('+')}"
+            f"{override_text}: {'.'.join(path)} already exists, so it is changed without a plus; write "
+            f"{override_text.lstrip('+')}"
         )
     value = override.value()
     if value == {} and isinstance(default_value, Mapping) and default_value:
         raise ConfigError(
-            f"{text}: an empty mapping removes no keys; to change one, write {'.'.join(path)}.<key>=<value>, "
+            f"{override_text}: an empty mapping removes no keys; to change one, write {'.'.join(path)}.<key>=<value>, "
             f"where <key> is one of {', '.join(map(str, default_value))}"
         )
     _check_kind(".".join(path), value, default_value, strict=path[0] in ("methods", "datasets"))
-    return text
+    return override_text
 
 
 def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
@@ -281,9 +288,9 @@ def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -
     if len(path) == 1 and key in paths_by_key:
         value = text.partition("=")[2]
         return "write " + " or ".join(f"`{one}={value}`" for one in paths_by_key[key])
-    names = [name for group in LIST_GROUPS for name in options(group)] if len(path) > 1 else []
+    option_names = [name for group in LIST_GROUPS for name in options(group)] if len(path) > 1 else []
     paths_of_similar_keys = [one for leaf in near(key, paths_by_key) for one in paths_by_key[leaf]]
-    if similar_keys := near(key, {*reference, *groups()}) or paths_of_similar_keys or near(key, names):
+    if similar_keys := near(key, {*reference, *groups()}) or paths_of_similar_keys or near(key, option_names):
         return f"{SIMILAR} {' or '.join(map(repr, similar_keys))}?"
     return "`mmkv-bench run --help` lists the keys"
 
@@ -336,8 +343,14 @@ def same_kind(value: Any, default: Any, key: str) -> bool:
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a group of keys"}
-    return "null" if value is None else names.get(type(value), "text")
+    name_by_type = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        list: "a list",
+        dict: "a group of keys",
+    }
+    return "null" if value is None else name_by_type.get(type(value), "text")
 
 
 def sweep_refusal(override: Override) -> str:

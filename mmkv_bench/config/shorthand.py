@@ -61,20 +61,20 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
     files: stem of each method file to its path.
     extra: further config folders.
     """
-    key, text = override.key_or_group, override.input_line
+    key, override_text = override.key_or_group, override.input_line
     stem, _, setting = key.removeprefix("methods.").partition(".")
     if key == "method" and files and not override.is_sweep_override():
-        names = [str(name) for name in as_list(override.value()) if not _is_file(name)]
-        yield parse(f"{text.partition('=')[0]}=[{','.join(names)}]")
+        named_methods = [str(name) for name in as_list(override.value()) if not _is_file(name)]
+        yield parse(f"{override_text.partition('=')[0]}=[{','.join(named_methods)}]")
     elif key == "model" and _is_place(override, extra):
         yield from _model(str(override.value()))
     elif key.removeprefix("methods.") in files and key.startswith("methods."):
-        yield parse(text.lstrip("+~").replace("methods.", "variants.", 1))
+        yield parse(override_text.lstrip("+~").replace("methods.", "variants.", 1))
     elif setting and stem in files:  # methods.mine.window, or mine.window
         yield parse(f"variants.{stem}.{_setting(override, stem, files[stem])}")
     elif (group := _group_of(key, extra)) is not None:
-        prefix_length = len(text) - len(text.lstrip("+~"))
-        yield parse(f"{text[:prefix_length]}{group}s.{text[prefix_length:]}")
+        prefix_length = len(override_text) - len(override_text.lstrip("+~"))
+        yield parse(f"{override_text[:prefix_length]}{group}s.{override_text[prefix_length:]}")
     else:
         yield override
 
@@ -85,29 +85,29 @@ def _method_files(parsed: Sequence[Override]) -> list[str]:
 
     A sweep over files, and two files with one name, are refused.
     """
-    files: list[str] = []
+    method_files: list[str] = []
     for override in parsed:
         if override.key_or_group != "method" or override.is_delete():
             continue
         if override.is_sweep_override():
             if ".py" in override.input_line:
-                names = override.input_line.partition("=")[2]
+                methods_value = override.input_line.partition("=")[2]
                 raise ConfigError(
                     f"{override.input_line}: a sweep over methods takes names of conf/method; allowed for files: "
-                    f"'method=[{names}]' (one run that shares its prefills); write that"
+                    f"'method=[{methods_value}]' (one run that shares its prefills); write that"
                 )
             continue
-        files = [str(name) for name in as_list(override.value()) if _is_file(name)]
-    for path in files:
+        method_files = [str(name) for name in as_list(override.value()) if _is_file(name)]
+    for path in method_files:
         file_of_same_stem = next(
-            (other for other in files if other != path and Path(other).stem == Path(path).stem), None
+            (other for other in method_files if other != path and Path(other).stem == Path(path).stem), None
         )
-        if file_of_same_stem is not None or files.count(path) > 1:
+        if file_of_same_stem is not None or method_files.count(path) > 1:
             raise ConfigError(
                 f"method: {path} and {file_of_same_stem or path} are both the method {Path(path).stem!r}; name each once, and "
                 f"rename one file, or give it another name: 'variants.<name>={{base: {CUSTOM}, path: {path}}}'"
             )
-    return files
+    return method_files
 
 
 def _is_file(name: object) -> bool:
@@ -135,8 +135,8 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
     A key that the method `custom` lacks is refused; parameters of the file's own classes belong into `args`.
     """
-    text = override.input_line.lstrip("+~")
-    key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
+    setting_text = override.input_line.lstrip("+~")
+    key, _, value = setting_text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
     settings = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
     first_word = key.split(".")[0]
     if first_word not in settings:
@@ -182,8 +182,8 @@ def _model(place: str) -> Iterator[Override]:
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
     """Return the config group of the name with which a key begins (method for `snapkv.window`); None if a key or group has
     that name."""
-    name_in_key, _, rest = key.partition(".")
-    if not rest or name_in_key in keys() or name_in_key in groups():
+    name_in_key, _, key_in_name = key.partition(".")
+    if not key_in_name or name_in_key in keys() or name_in_key in groups():
         return None
     return next((group for group in LIST_GROUPS if name_in_key in options(group, extra)), None)
 
@@ -243,14 +243,14 @@ def _folded_key(override: Override) -> str:
 
 
 def _understood(override: Override, extra: tuple[str, ...]) -> Override:
-    key, text = override.key_or_group, override.input_line
-    word, value = _folded_key(override), text.partition("=")[2]
+    key, override_text = override.key_or_group, override.input_line
+    word, value = _folded_key(override), override_text.partition("=")[2]
     if word in KEYS and not (word in ("methods", "datasets") and isinstance(override.value(), Mapping)):
-        prefix_characters = text[: len(text) - len(text.lstrip("+~"))]
+        prefix_characters = override_text[: len(override_text) - len(override_text.lstrip("+~"))]
         return _understood(parse(f"{prefix_characters}{KEYS[word]}={value}"), extra)
     synonyms = VALUES.get(key, {})
-    if (text := ",".join(synonyms.get(one.lower(), one) for one in value.split(","))) != value and synonyms:
-        return parse(f"{key}={text}")
+    if (override_text := ",".join(synonyms.get(one.lower(), one) for one in value.split(","))) != value and synonyms:
+        return parse(f"{key}={override_text}")
     return _renamed(override, extra) if key in groups() and not override.is_delete() else override
 
 
@@ -259,15 +259,17 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
     group, value = override.key_or_group, override.value()
     is_sweep = override.is_sweep_override()
     given_names = [*override.sweep_string_iterator()] if is_sweep else as_list(value)
-    names = [[str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given_names]
-    if value is None or [[str(one)] for one in given_names] == names:
+    names_of_choices = [
+        [str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given_names
+    ]
+    if value is None or [[str(one)] for one in given_names] == names_of_choices:
         return override
     if is_sweep:
-        text = ",".join(one[0] if len(one) == 1 else f"[{','.join(one)}]" for one in names)
+        new_value = ",".join(one[0] if len(one) == 1 else f"[{','.join(one)}]" for one in names_of_choices)
     else:
-        flat_names = [name for one in names for name in one]
-        text = f"[{','.join(flat_names)}]" if isinstance(value, list) or len(flat_names) > 1 else flat_names[0]
-    return parse(f"{override.input_line.partition('=')[0]}={text}")
+        flat_names = [name for one in names_of_choices for name in one]
+        new_value = f"[{','.join(flat_names)}]" if isinstance(value, list) or len(flat_names) > 1 else flat_names[0]
+    return parse(f"{override.input_line.partition('=')[0]}={new_value}")
 
 
 def _is_elsewhere(group: str, name: str) -> bool:

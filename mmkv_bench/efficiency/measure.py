@@ -47,11 +47,11 @@ class Clock:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        start = self.device.mark()
+        start_mark = self.device.mark()
         try:
             yield
         finally:
-            self.intervals.append((name, start, self.device.mark()))
+            self.intervals.append((name, start_mark, self.device.mark()))
 
     def seconds(self) -> dict[str, float]:
         """Map each phase (prefill, compress, decode, ...) to the total seconds of its intervals."""

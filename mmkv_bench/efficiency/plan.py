@@ -186,9 +186,9 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     """
     _refuse_others(config)
     quiet_libraries()
-    kinds = list(dict.fromkeys(config.prompts))
+    prompt_kinds = list(dict.fromkeys(config.prompts))
     # All ratios are relative to the full cache.
-    config = config.updated(baseline="full", datasets={DATASETS[kind]: {} for kind in kinds})
+    config = config.updated(baseline="full", datasets={DATASETS[kind]: {} for kind in prompt_kinds})
     source = Source.of(config.model)
     described = source.described_here() if outline else source.described
     if described is None:
@@ -199,7 +199,8 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     family = model_facts(described)
     generation = {"max_new_tokens": int(config.new_tokens), "ends": "length"}
     identity_by_dataset = {
-        DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation) for kind in kinds
+        DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation)
+        for kind in prompt_kinds
     }
     stored_cells = Store(Path(config.out).expanduser()).cells() if outline else None
     identity = (
@@ -211,7 +212,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     uncalibrated_methods: list[str] | None = [] if outline else None
     cells, notes = expand(config.grid, identity, entries, uncalibrated_methods)
     notes += uncalibrated_methods or ()
-    for kind in kinds:
+    for kind in prompt_kinds:
         if kind != TEXT and kind not in (media_of_family := family.rules.media):
             raise UnsupportedError(
                 f"prompts={kind}: {family.name} takes no {kind}s; allowed: {', '.join((TEXT, *media_of_family))}; choose one"
@@ -300,13 +301,13 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
     """
     if limit is None and not searches:
         return None
-    kind = devices.kind_of(model.device)
-    if limit is None and kind == "cpu":
+    device_kind = devices.kind_of(model.device)
+    if limit is None and device_kind == "cpu":
         raise ConfigError(
             "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB or "
             "another amount"
         )
-    device_bytes = devices.at(kind).total_bytes()
+    device_bytes = devices.at(device_kind).total_bytes()
     if limit is not None and limit > device_bytes:
         raise ConfigError(f"memory_limit={given} is more than the device's {device_bytes / 2**30:.1f} GiB; give less")
     return device_bytes if limit is None else limit

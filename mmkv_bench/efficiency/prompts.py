@@ -145,8 +145,10 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
     each: further tokens per medium (markers).
     """
     if kind == IMAGE:
-        sizes = rules.pictures(room, each)
-        return [picture(size, draw) for size in sizes], sum(rules.picture_tokens(size, len(sizes)) for size in sizes)
+        picture_sizes = rules.pictures(room, each)
+        return [picture(size, draw) for size in picture_sizes], sum(
+            rules.picture_tokens(size, len(picture_sizes)) for size in picture_sizes
+        )
     video_size = rules.video(room - each)
     return ([video(*video_size, draw)], rules.video_tokens(*video_size)) if video_size else ([], 0)
 

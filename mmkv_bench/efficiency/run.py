@@ -78,8 +78,10 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
     rows: rows of the table `timings`.
     """
     outcomes: dict[PassId, str] = {}
-    names = (*_PASS_COLUMNS, "phase", "status", "memory_limit", "peak_allocated", "copied")
-    for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
+    column_names = (*_PASS_COLUMNS, "phase", "status", "memory_limit", "peak_allocated", "copied")
+    for *unit, phase, status, limit, peak, copied in zip(
+        *(rows[name].to_pylist() for name in column_names), strict=True
+    ):
         pass_id = PassId(*unit)
         if phase == "total" and status not in plan.retry and (pass_id.repeat is not None or limit == plan.memory_limit):
             outcomes[pass_id] = PassOutcome(status, peak, bool(copied))
@@ -299,14 +301,14 @@ class _Passes:
         Raises ConfigError: the budget is too small for a picture.
         """
         cell = self.plan.cell(unit.cell)
-        entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
-        if not cell.compressor.resamples or entries >= unit.tokens:
+        budget_entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
+        if not cell.compressor.resamples or budget_entries >= unit.tokens:
             return self._whole(cell, unit.tokens, number)
         try:
-            return self._whole(cell, entries, number)
+            return self._whole(cell, budget_entries, number)
         except ConfigError as error:
             raise ConfigError(
-                f"{cell.label} makes a prompt of {entries} tokens from {unit.tokens} tokens, which is too short "
+                f"{cell.label} makes a prompt of {budget_entries} tokens from {unit.tokens} tokens, which is too short "
                 "for a picture; raise the budget, or leave pixels out"
             ) from error
 
@@ -314,16 +316,16 @@ class _Passes:
         """Return the prompt of `tokens` tokens with the index `number`. It is made once and kept on the host."""
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
-        kind = kind_of(cell.dataset)
-        prompt_number = number if kind == TEXT else number % DISTINCT
-        if (kind, tokens, prompt_number) not in self.prompts:
+        prompt_kind = kind_of(cell.dataset)
+        prompt_number = number if prompt_kind == TEXT else number % DISTINCT
+        if (prompt_kind, tokens, prompt_number) not in self.prompts:
             loaded, model = self.bench.loaded, self.plan.model
-            self.prompts[kind, tokens, prompt_number] = (
+            self.prompts[prompt_kind, tokens, prompt_number] = (
                 text_prompt(loaded, tokens, prompt_number)
-                if kind == TEXT
-                else visual_prompt(loaded, kind, tokens, model.frames, model.video_max_pixels, prompt_number)
+                if prompt_kind == TEXT
+                else visual_prompt(loaded, prompt_kind, tokens, model.frames, model.video_max_pixels, prompt_number)
             )
-        prompt = self.prompts[kind, tokens, prompt_number]
+        prompt = self.prompts[prompt_kind, tokens, prompt_number]
         return prompt if prompt_number == number else replace(prompt, identity=f"{prompt.identity}/again/{number}")
 
 

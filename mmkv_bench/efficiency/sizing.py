@@ -113,15 +113,15 @@ class Rules:
             most_tokens = self.picture_tokens(self._shaped(room), images)
             number_of_pictures = 1 if images == 1 else max(1, math.ceil(room / (most_tokens + beside)))
             tokens_per_picture = room // number_of_pictures - beside
-            size = self._largest(lambda one: self.picture_tokens(one, images), tokens_per_picture)
-            return [size] * number_of_pictures if size else []
-        sizes: list[Size] = []
-        for number_of_pictures, size in sorted(self._menu(images).items(), reverse=True):
+            fitting_size = self._largest(lambda one: self.picture_tokens(one, images), tokens_per_picture)
+            return [fitting_size] * number_of_pictures if fitting_size else []
+        picture_sizes: list[Size] = []
+        for number_of_pictures, fitting_size in sorted(self._menu(images).items(), reverse=True):
             fitting = room // (number_of_pictures + beside)
-            pictures_taken = min(fitting, 1 - len(sizes)) if images == 1 else fitting
-            sizes += [size] * pictures_taken
+            pictures_taken = min(fitting, 1 - len(picture_sizes)) if images == 1 else fitting
+            picture_sizes += [fitting_size] * pictures_taken
             room -= pictures_taken * (number_of_pictures + beside)
-        return sizes
+        return picture_sizes
 
     def _menu(self, images: int) -> dict[int, Size]:
         """Map each possible number of visual tokens to the smallest picture of whole tiles that has this number.
@@ -137,8 +137,8 @@ class Rules:
             if c * r <= _MAX_TILES and max(c, r) <= 6
         ]
         for columns, rows in sorted(tile_grids, key=lambda shape: (shape[0] * shape[1], abs(shape[0] - shape[1]))):
-            size = Size(columns * tile_pixels, rows * tile_pixels)
-            size_by_tokens.setdefault(self.picture_tokens(size, images), size)
+            grid_size = Size(columns * tile_pixels, rows * tile_pixels)
+            size_by_tokens.setdefault(self.picture_tokens(grid_size, images), grid_size)
         return size_by_tokens
 
     def picture_tokens(self, size: Size, images: int) -> int:
@@ -176,8 +176,8 @@ class Rules:
 
     def _tile(self) -> int:
         image_settings = self.settings["image"]
-        size = image_settings.get("crop_size") or image_settings["size"]
-        return int(size["height"] if size.get("height") else size["shortest_edge"])
+        tile_size = image_settings.get("crop_size") or image_settings["size"]
+        return int(tile_size["height"] if tile_size.get("height") else tile_size["shortest_edge"])
 
 
 def _most(fits: Callable[[int], bool], high: int) -> int:

@@ -133,8 +133,8 @@ def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     )
     lines_of_batches = lines[lines["batch"] > 1]
     for name, status, most in (("fits", "ok", "max"), ("fails", "oom", "min")):
-        sizes = lines_of_batches[lines_of_batches["status"] == status].groupby(WAY)["batch"].agg(most)
-        fit_by_way[name] = sizes.reindex(fit_by_way.index).fillna(fit_by_way[name])
+        batch_by_way = lines_of_batches[lines_of_batches["status"] == status].groupby(WAY)["batch"].agg(most)
+        fit_by_way[name] = batch_by_way.reindex(fit_by_way.index).fillna(fit_by_way[name])
     is_bounded = (fit_by_way["fits"] == 0) | (fit_by_way["fails"] == fit_by_way["fits"] + 1)
     largest = fit_by_way["fits"].where(is_bounded)
     cells = largest.index.get_level_values("cell").map(baselines)
@@ -173,8 +173,8 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
     lines["mbu"] = bytes_read / lines["tpot_median"] / limits.bandwidth
     if limits.rate is not None:
         operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens))
-        text = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
-        lines["prefill_mfu"] = operations * lines["batch"] / text / limits.rate
+        text_prefill_seconds = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
+        lines["prefill_mfu"] = operations * lines["batch"] / text_prefill_seconds / limits.rate
     return _between_lengths(lines, bytes_read)
 
 

@@ -111,10 +111,10 @@ def _table(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _cell(line: dict[str, Any], head: str, column: str, factor: float) -> str:
-    text = _number(line, column, factor, 1 if column == "tokens_s_median" else 2)
+    cell_text = _number(line, column, factor, 1 if column == "tokens_s_median" else 2)
     if head == _TPOT_HEADING:
-        text += f" [{_number(line, 'tpot_low', factor)}, {_number(line, 'tpot_high', factor)}]"
-    return text
+        cell_text += f" [{_number(line, 'tpot_low', factor)}, {_number(line, 'tpot_high', factor)}]"
+    return cell_text
 
 
 def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 2) -> str:

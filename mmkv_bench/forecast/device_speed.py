@@ -94,8 +94,8 @@ def folder() -> Path:
 
 def stored() -> dict[str, DeviceSpeed]:
     """Map the short name of each measured device to its stored speed, sorted. Unreadable files are left out."""
-    files = sorted(folder().glob("*.json"))
-    return {file.stem: speed for file in files if (speed := _read(file)) is not None}
+    speed_files = sorted(folder().glob("*.json"))
+    return {file.stem: speed for file in speed_files if (speed := _read(file)) is not None}
 
 
 def named(slug: str) -> DeviceSpeed:
@@ -116,14 +116,14 @@ def save(speed: DeviceSpeed) -> Path:
 
     Raises ConfigError: the folder cannot be written.
     """
-    file = folder() / f"{speed.slug}.json"
+    speed_file = folder() / f"{speed.slug}.json"
     try:
-        replace_json(file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
+        replace_json(speed_file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be written ({error.strerror}); set MMKV_BENCH_CACHE to a writable folder"
+            f"{speed_file} cannot be written ({error.strerror}); set MMKV_BENCH_CACHE to a writable folder"
         ) from error
-    return file
+    return speed_file
 
 
 def _read(file: Path) -> DeviceSpeed | None:
@@ -156,9 +156,9 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
     from mmkv_bench import devices
     from mmkv_bench.models.load import device_of
 
-    place = device_of(setting)
-    kind = devices.at(place).kind
-    stored_speed = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
+    torch_device = device_of(setting)
+    device_kind = devices.at(torch_device).kind
+    stored_speed = stored().get(slug_of(device_name(str(torch_device)), device_kind, torch.get_num_threads()))
     present_load = _load()
     was_disturbed = (
         stored_speed
@@ -168,7 +168,7 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
     )
     if stored_speed is not None and not again and not was_disturbed:
         return stored_speed
-    speed = measure(place)
+    speed = measure(torch_device)
     save(speed)
     return speed
 
@@ -190,18 +190,21 @@ def measure(place: torch.device, block: int | None = None, width: int | None = N
     from mmkv_bench import devices
 
     device = devices.at(place)
-    kind, memory, load = device.kind, device.total_bytes(), _load()
-    block = min(block or _BLOCK_BYTES[kind], memory // 8)
+    device_kind, memory_bytes, load_average = device.kind, device.total_bytes(), _load()
+    block = min(block or _BLOCK_BYTES[device_kind], memory_bytes // 8)
     return DeviceSpeed(
         name=device_name(str(place)),
-        kind=kind,
+        kind=device_kind,
         threads=torch.get_num_threads(),
         bandwidth=_bandwidth(device, block),
-        rates={name: _rate(device, getattr(torch, name), width or _MATRIX_WIDTH[kind]) for name in _DTYPES[kind]},
-        memory_bytes=memory,
+        rates={
+            name: _rate(device, getattr(torch, name), width or _MATRIX_WIDTH[device_kind])
+            for name in _DTYPES[device_kind]
+        },
+        memory_bytes=memory_bytes,
         torch=torch.__version__,
         measured=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        load=load,
+        load=load_average,
     )
 
 
@@ -210,11 +213,11 @@ def _bandwidth(device: Device, block: int) -> float:
     import torch
 
     block_values = torch.ones(max(1, block // 4 // _BLOCK_COLUMNS), _BLOCK_COLUMNS, device=device.place)
-    ones = torch.ones(_BLOCK_COLUMNS, device=device.place)
+    ones_vector = torch.ones(_BLOCK_COLUMNS, device=device.place)
     read_passes: tuple[Callable[[], object], ...] = (
         block_values.sum,
         block_values.amax,
-        lambda: torch.mv(block_values, ones),
+        lambda: torch.mv(block_values, ones_vector),
     )
     return block_values.numel() * block_values.element_size() / min(_seconds(one, device) for one in read_passes)
 
@@ -247,7 +250,7 @@ def _seconds(run: Callable[[], object], device: Device) -> float:
 
 
 def _round(run: Callable[[], object], calls: int, device: Device) -> float:
-    start = device.now()
+    start_time = device.now()
     for _ in range(calls):
         run()
-    return device.now() - start
+    return device.now() - start_time

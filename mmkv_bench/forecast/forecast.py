@@ -173,12 +173,12 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
     given: what is assumed about prompts and device.
     notes: extra sentences about what is not counted.
     """
-    sizes = model_sizes(plan.model)
-    model = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
-    missing_sentences = [sizes.missing] if sizes.missing else []
+    sizes_of_model = model_sizes(plan.model)
+    model = ModelBytes.of(sizes_of_model, plan.cells[0].dtype, plan.family)
+    missing_sentences = [sizes_of_model.missing] if sizes_of_model.missing else []
     if model is None or plan.family is None:
         return Forecast(
-            given, sizes, None, None, None, None, (), missing_sentences or ["the model's precision is unknown"]
+            given, sizes_of_model, None, None, None, None, (), missing_sentences or ["the model's precision is unknown"]
         )
     if given.bandwidth is None:
         missing_sentences.append(
@@ -188,7 +188,7 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
     missing_sentences += [*_unknown_chunks(workloads), *notes]
     datasets = [_dataset(workload, model, given) for workload in workloads]
     model_numbers = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
-    return Forecast(given, sizes, *model_numbers, datasets, missing_sentences)
+    return Forecast(given, sizes_of_model, *model_numbers, datasets, missing_sentences)
 
 
 def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumptions) -> list[Workload]:
@@ -477,14 +477,15 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     """Return a sentence if a stream's chunk is counted as the whole prompt because its size is unknown. Else nothing."""
     unchunked_workloads = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
-    names = dict.fromkeys(
+    unchunked_datasets = dict.fromkeys(
         work.dataset for work in unchunked_workloads if all(cell.stream.every is not None for cell in work.cells)
     )
     sentence = (
-        f"{', '.join(names)}: the tokens of a frame are unknown without --image or stored rows, so a stream's chunk is counted "
+        f"{', '.join(unchunked_datasets)}: the tokens of a frame are unknown without --image or stored rows, "
+        "so a stream's chunk is counted "
         "as the whole prompt"
     )
-    return [sentence] if names else []
+    return [sentence] if unchunked_datasets else []
 
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:

@@ -104,12 +104,12 @@ def count_peaks(
     config, model = _transformers_config(plan), plan.model
     assert plan.family is not None, "a model with a shape has a family"
     stand_ins = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
-    cells, kind = _distinct(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
+    method_by_label, device_kind = _distinct(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
     prompts = _prompts(plan, forecast, config) if prompts is None else prompts
     batches = list(dict.fromkeys(one.sequences for one in forecast.datasets)) or [1]
     all_peaks, memory = [], forecast.given.memory
-    prompts_and_cells = list(product(prompts, cells.items()))
-    with dry_model(config, plan.cells[0].dtype, model.attention, kind) as dry:
+    prompts_and_cells = list(product(prompts, method_by_label.items()))
+    with dry_model(config, plan.cells[0].dtype, model.attention, device_kind) as dry:
         for number, (prompt, (name, (compressor, budget, streams))) in enumerate(prompts_and_cells):
             tell(number, len(prompts_and_cells), f"{name} at {prompt.types.shape[1]:,} tokens")
             one = CellPeaks(name, prompt.types.shape[1], int((prompt.types > 0).sum()), {})
@@ -337,8 +337,8 @@ def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list
             "a stream is counted as a text of its length, in its chunks; a copy of its cache for each further ask_at comes on top"
         )
     if stand_ins.made_up:
-        names = ", ".join(sorted(stand_ins.made_up))
-        notes.append(f"{names}: not calibrated here; counted as if all layers and heads were alike")
+        made_up_methods = ", ".join(sorted(stand_ins.made_up))
+        notes.append(f"{made_up_methods}: not calibrated here; counted as if all layers and heads were alike")
     if any(cell.compressor.needs.answer for cell in plan.cells):
         notes.append("oracle: without the full cache's answer, which it reads first")
     return notes

@@ -62,13 +62,15 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
     configs_with_same_images = {
         text for text, model in configs.items() if [model.get(name) for name in _IMAGE_SETTINGS] == image_settings
     }
-    names = [
+    cell_names = [
         cell["cell"]
         for cell in cells.to_pylist()
         if cell["config"] in configs_with_same_images
         and cell["base"] not in RESAMPLING  # these controls have smaller prompts
     ]
-    rows = store.responses(names, ("dataset", "prompt_tokens", "visual_tokens", "frames_left", "ask_at"), coded=True)
+    rows = store.responses(
+        cell_names, ("dataset", "prompt_tokens", "visual_tokens", "frames_left", "ask_at"), coded=True
+    )
     # Earlier questions cut the prompt.
     rows = rows.filter(pc.fill_null(pc.equal(rows["ask_at"], 1.0), True)).drop_columns("ask_at")
     length_by_dataset = {}
@@ -99,13 +101,13 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
             token_counts = {visual_tokens(plan, images) for images in images_of_prompts}
             if len(token_counts) == 1:
                 is_embedded_model = str(plan.model.path).startswith(PACKAGE_SCHEME)
-                text = (
+                text_tokens = (
                     _PAGE_TEXT + _PAGE_MARKERS * len(images_of_prompts[0])
                     if spec.is_pages and is_embedded_model
                     else QUESTION
                 )
                 return PromptLength(
-                    min(token_counts) + text, "pages" if spec.is_pages else "picture", min(token_counts)
+                    min(token_counts) + text_tokens, "pages" if spec.is_pages else "picture", min(token_counts)
                 )
     max_context = None if family is None else family.max_context
     if (stated_tokens := _stated(part.about)) is not None:
@@ -155,8 +157,8 @@ def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 
-    task, size = page_task(spec.name)
-    page_pixels = SIZES[size] * CELL
+    task, size_name = page_task(spec.name)
+    page_pixels = SIZES[size_name] * CELL
     has_several_images = all(kind.startswith(("mi_", "redundant_")) for kind in PAGE_TASKS[task])
     return [(page_pixels // 2, page_pixels // 2)] * FRAMES if has_several_images else [(page_pixels, page_pixels)]
 

@@ -240,8 +240,8 @@ class Roofline:
         """Return the least time of a decode step [ms]. useful: bytes of keys, values, windows and states of all sequences
         together."""
         recurrent_bytes = self.decoder.states.linear_bytes(self.itemsize)
-        entries = self.decoder.mean_entries((useful / batch - recurrent_bytes) / self.itemsize)
-        operations = step_operations(self.decoder, entries, batch)
+        entries_per_head = self.decoder.mean_entries((useful / batch - recurrent_bytes) / self.itemsize)
+        operations = step_operations(self.decoder, entries_per_head, batch)
         return roofline_ms(self.weights + useful, self.bandwidth, operations, self.rate)
 
     def step_s(self, useful: float, batch: int) -> float:

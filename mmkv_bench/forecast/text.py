@@ -40,9 +40,9 @@ def text(forecast: Forecast, tables: str | None = None) -> str:
 
     tables: text to print in place of these tables.
     """
-    given = forecast.given
-    lines = [f"device     {_device(given)}"] if forecast.read is not None else []
-    sections = [_section(datasets, given) for datasets in _alike(forecast.datasets)]
+    assumptions = forecast.given
+    lines = [f"device     {_device(assumptions)}"] if forecast.read is not None else []
+    sections = [_section(datasets, assumptions) for datasets in _alike(forecast.datasets)]
     if tables is not None:
         lines += ["", tables, *(f"{prompts}; {hours.strip()}" for prompts, *_, hours in sections)]
     else:
@@ -87,11 +87,11 @@ def _section(datasets: Sequence[DatasetForecast], given: Assumptions) -> list[st
         else f"answers of at most {first_dataset.new_tokens:,} tokens"
     )
     batch = f", {first_dataset.sequences} at a time" if first_dataset.sequences > 1 else ""
-    names = ", ".join(dataset.dataset for dataset in datasets)
+    labels = ", ".join(dataset.dataset for dataset in datasets)
     headings = ["budget", "methods", "kept", "of prompt", "KV", "step reads", "ms/step", "speed-up", "needs"]
     headings += [] if given.memory is None else ["max batch", f"on {given.memory / GIB:,.4g} GiB"]
     table = aligned(headings, [_row(line, first_dataset.tokens, given) for line in first_dataset.lines], words=2)
-    prompts = f"{names}: prompts of {first_dataset.tokens:,} tokens ({_SOURCES[first_dataset.source]}){batch}, {answer_clause}"
+    prompts = f"{labels}: prompts of {first_dataset.tokens:,} tokens ({_SOURCES[first_dataset.source]}){batch}, {answer_clause}"
     hours_clause = f", all {len(datasets)} together" if len(datasets) > 1 else ""
     return [prompts, *table, f"  time at least{hours_clause}: {_hours(datasets)}"]
 

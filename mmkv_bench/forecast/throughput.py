@@ -141,9 +141,9 @@ def _commit_intervals(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarra
     distinct_commits, rows_per_commit = np.unique(np.stack([worker, dataset, commit_times]), axis=1, return_counts=True)
     has_predecessor = (np.diff(distinct_commits[:2], axis=1) == 0).all(0)
     seconds_since_previous = np.diff(distinct_commits[2]) / 1e6
-    names = np.array(coded_columns[0].dictionary.to_pylist(), object)
+    dataset_names = np.array(coded_columns[0].dictionary.to_pylist(), object)
     return (
-        names[distinct_commits[1, 1:][has_predecessor]],
+        dataset_names[distinct_commits[1, 1:][has_predecessor]],
         seconds_since_previous[has_predecessor],
         rows_per_commit[1:][has_predecessor],
     )

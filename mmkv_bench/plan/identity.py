@@ -162,8 +162,8 @@ def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
         return setting
     if path and is_gguf(path):
         return "float32"  # transformers dequantises to it
-    text = config.get_text_config(decoder=True)
-    declared_dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None)
+    text_config = config.get_text_config(decoder=True)
+    declared_dtype = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
     if declared_dtype is not None:
         return str(declared_dtype).removeprefix("torch.")
     stored_dtype = _first_stored_dtype(Path(path)) if path else None

@@ -114,11 +114,11 @@ class Coverage:
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
         """Map each of these cells to its number of answers with status ok. Cells without any are left out."""
-        names = sorted(cells)
-        cell_of_row = places(self.rows["cell"], pa.array(names, pa.string()))
+        cell_names = sorted(cells)
+        cell_of_row = places(self.rows["cell"], pa.array(cell_names, pa.string()))
         is_ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
-        ok_rows_per_cell = np.bincount(cell_of_row[is_ok & (cell_of_row >= 0)], minlength=len(names))
-        return {name: int(count) for name, count in zip(names, ok_rows_per_cell, strict=True) if count}
+        ok_rows_per_cell = np.bincount(cell_of_row[is_ok & (cell_of_row >= 0)], minlength=len(cell_names))
+        return {name: int(count) for name, count in zip(cell_names, ok_rows_per_cell, strict=True) if count}
 
     def failed(self, part: DatasetShare) -> int:
         """Return the number of failed rows of a dataset, whichever run made them."""

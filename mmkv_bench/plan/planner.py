@@ -48,15 +48,17 @@ def make_plan(config: RunConfig) -> Plan:
     for spec in spec_by_label.values():
         preflight(spec)
     quiet_libraries()
-    names = list(config.datasets)
+    dataset_names = list(config.datasets)
     config = config.labelled(spec_by_label).updated(limit=reaching(config.selection, spec_by_label).limit)
-    identity, entries = identities.gather(config.model, spec_by_label), method_entries(config.method_config)
-    cells, notes = expand(config.grid, identity, entries)
-    notes += _unchosen(names, config.model)
+    identity, methods = identities.gather(config.model, spec_by_label), method_entries(config.method_config)
+    cells, notes = expand(config.grid, identity, methods)
+    notes += _unchosen(dataset_names, config.model)
     family = model_facts(Source.of(config.model).described)
     _check(config, spec_by_label, cells, family)
-    parts = [_part(name, spec, cells, config) for name, spec in zip(names, spec_by_label.values(), strict=True)]
-    return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family)
+    dataset_parts = [
+        _part(name, spec, cells, config) for name, spec in zip(dataset_names, spec_by_label.values(), strict=True)
+    ]
+    return Plan.of(config, methods, cells, parts=dataset_parts, notes=notes, family=family)
 
 
 def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
@@ -70,15 +72,15 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     Raises MMKVError: methods or protocols that do not work with the model, or files that are not a model's.
     """
     spec_by_label = _checked_tasks(config)
-    names = list(config.datasets)
+    dataset_names = list(config.datasets)
     config = config.labelled(spec_by_label)
     if all(spec.is_pages for spec in spec_by_label.values()):
         config = config.updated(limit=reaching(config.selection, spec_by_label).limit)
     identity = identities.outline(config.model, spec_by_label, Store(Path(config.out).expanduser()).cells())
     identity = replace(identity, **(facts or {}))
-    entries, uncalibrated_methods = method_entries(config.method_config), list[str]()
-    cells, notes = expand(config.grid, identity, entries, uncalibrated_methods)
-    notes += [*uncalibrated_methods, *_unchosen(names, config.model)]
+    methods, uncalibrated_methods = method_entries(config.method_config), list[str]()
+    cells, notes = expand(config.grid, identity, methods, uncalibrated_methods)
+    notes += [*uncalibrated_methods, *_unchosen(dataset_names, config.model)]
     described = Source.of(config.model).described_here()
     family = None if described is None else model_facts(described)
     if family is None:
@@ -86,12 +88,14 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
             f"the files of model {config.model.name} are not on this machine: the run checks what the model supports"
         )
     _check(config, spec_by_label, cells, family)
-    parts = []
-    for name, spec in zip(names, spec_by_label.values(), strict=True):
-        part, part_notes = _outlined_part(name, spec, cells, config)
-        parts.append(part)
+    dataset_parts = []
+    for name, spec in zip(dataset_names, spec_by_label.values(), strict=True):
+        dataset_part, part_notes = _outlined_part(name, spec, cells, config)
+        dataset_parts.append(dataset_part)
         notes += part_notes
-    return Plan.of(config, entries, cells, parts=parts, notes=notes, family=family, uncalibrated=uncalibrated_methods)
+    return Plan.of(
+        config, methods, cells, parts=dataset_parts, notes=notes, family=family, uncalibrated=uncalibrated_methods
+    )
 
 
 def _checked_tasks(config: RunConfig) -> dict[str, TaskSpec]:
@@ -213,10 +217,10 @@ def _outlined_part(
         notes.append(
             f"only its data tell which samples of {spec.dataset} are in shard {selection.shard}: all are counted"
         )
-    count = (
+    samples_in_limit = (
         0 if number_of_samples is None else min(number_of_samples, limited(spec, selection.limit) or number_of_samples)
     )
-    samples = [spec.sample_id(number) for number in range(count)]
+    samples = [spec.sample_id(number) for number in range(samples_in_limit)]
     samples = [one for one in samples if selection.samples is None or one in selection.samples]
     if selection.samples is not None and not samples and number_of_samples:
         notes.append(f"{spec.dataset} seems to have none of the samples up to limit; its data were not opened")

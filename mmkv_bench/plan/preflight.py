@@ -76,13 +76,13 @@ def weights_lacking(model: Model) -> list[MissingInput]:
     if folder is None:
         return [MissingInput("weights", f"{source.place} is not in the hub cache; {fetch_remedy}")]
     index_file = folder / "model.safetensors.index.json"
-    names = {"model.safetensors"}
+    weight_files = {"model.safetensors"}
     if index_file.exists():
-        names = set(json.loads(index_file.read_text())["weight_map"].values())
-    missing_files = sorted(name for name in names if not (folder / name).exists())
+        weight_files = set(json.loads(index_file.read_text())["weight_map"].values())
+    missing_files = sorted(name for name in weight_files if not (folder / name).exists())
     if not missing_files:
         return []
-    files_clause = f"{len(missing_files)} of {len(names)} files of {source.place}"
+    files_clause = f"{len(missing_files)} of {len(weight_files)} files of {source.place}"
     return [MissingInput("weights", f"{files_clause} are not in the hub cache ({missing_files[0]}); {fetch_remedy}")]
 
 

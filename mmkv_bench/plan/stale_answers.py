@@ -128,9 +128,9 @@ def differing_prompts(
 
 
 def _counted(rows: pa.Table) -> str:
-    names = sorted(set(rows["sample_id"].to_pylist()))
-    shown_ids = ", ".join(names[:_SHOWN_IDS]) + (", ..." if len(names) > _SHOWN_IDS else "")
-    return f"{rows.num_rows} stored answers to {len(names)} samples ({shown_ids})"
+    sample_ids = sorted(set(rows["sample_id"].to_pylist()))
+    shown_ids = ", ".join(sample_ids[:_SHOWN_IDS]) + (", ..." if len(sample_ids) > _SHOWN_IDS else "")
+    return f"{rows.num_rows} stored answers to {len(sample_ids)} samples ({shown_ids})"
 
 
 # ---------------------------------------------------------------------- other versions

@@ -153,9 +153,9 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
         f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {full_size} cache"
     ]
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
-        entries = budget.entries_for(length)
+        budget_entries = budget.entries_for(length)
         kept_entries, bytes_clause = (
-            min(entries, length),
+            min(budget_entries, length),
             f" ({budget.in_bytes} of all state)" if budget.in_bytes else "",
         )
         state_clause = ""
@@ -167,7 +167,7 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
             f"({100 * kept_entries / length:.1f}%), "
             f"{kept_entries * family.num_layers * family.num_kv_heads} in all, {size(kept_entries * per_token)}"
             + state_clause
-            + ("; the first prompt is kept whole" if entries >= length else "")
+            + ("; the first prompt is kept whole" if budget_entries >= length else "")
         )
     return lines
 
@@ -339,11 +339,13 @@ class Report:
     def _other_names(self) -> list[str]:
         """Return a sentence for each method whose rows an earlier run stored under another name."""
         stored_methods = dict(zip(*map(self.rows.cells.get, ("cell", "method")), strict=True))
-        names = {(cell.method, stored_methods.get(cell.cell, cell.method)): None for cell in self.cells}
+        method_and_stored_name = {
+            (cell.method, stored_methods.get(cell.cell, cell.method)): None for cell in self.cells
+        }
         return [
             f"note: {asked} is stored in these rows as {known}, the name that an earlier run gave the same cells; "
             f"the command tables prints {known}"
-            for asked, known in names
+            for asked, known in method_and_stored_name
             if asked != known
         ]
 
@@ -354,8 +356,8 @@ class Report:
         reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)
         if not reasons:
             return ""
-        (reason, count), *others = reasons.most_common()
-        return f", {count} of them with {reason}" if others else f" with {reason}"
+        (reason, rows_with_reason), *other_reasons = reasons.most_common()
+        return f", {rows_with_reason} of them with {reason}" if other_reasons else f" with {reason}"
 
     def _idle(self) -> str:
         if not any(part.samples for part in self.parts):

@@ -274,18 +274,18 @@ class Answering:
                 question = replace(request, messages=messages)
                 return self._encoded(question, name, device, shared=shared_media)
 
-            names = [f"{request.dataset}/{name}" for name in asked_document.sample_ids]
+            sample_names = [f"{request.dataset}/{name}" for name in asked_document.sample_ids]
             known_questions = {protocol(cell.protocol).knows for cell in self.cells}
             paraphrases = asked_document.paraphrases if "paraphrase" in known_questions else ()
             document_prompts = DocumentPrompts(
                 document_name,
                 asked_document.number,
-                tuple(made(text, name) for text, name in zip(asked_document.texts, names, strict=True)),
+                tuple(made(text, name) for text, name in zip(asked_document.texts, sample_names, strict=True)),
                 asked_document.first,
                 made(asked_document.generic, f"{document_name}/generic")
                 if asked_document.generic and "generic" in known_questions
                 else None,
-                tuple(made(text, f"{name}/paraphrase") for text, name in zip(paraphrases, names, strict=False)),
+                tuple(made(text, f"{name}/paraphrase") for text, name in zip(paraphrases, sample_names, strict=False)),
             )
             if "turns" in known_questions:
                 first_messages = with_question(
@@ -313,8 +313,8 @@ class Answering:
         rules."""
         if request.document is None:
             return ()
-        rules, own_number, names = self._rules_for(request), request.document.number, request.document.sample_ids
-        done_by_question = [[name in self.done[cell.cell] for cell in self.cells] for name in names]
+        rules, own_number, sample_ids = self._rules_for(request), request.document.number, request.document.sample_ids
+        done_by_question = [[name in self.done[cell.cell] for cell in self.cells] for name in sample_ids]
         fits_context = [self._within_context(rules, prompt) is rules for prompt in document.questions]
         return tuple(
             other

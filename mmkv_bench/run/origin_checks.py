@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 1.0
-SELDOM = 20  # wait this many times a check's duration before the next: a dataset may be tens of thousands of files
+CHECK_FACTOR = (
+    20  # wait this many times a check's duration before the next: a dataset may be tens of thousands of files
+)
 READ_BELOW = 1 << 26  # files with fewer bytes are read to know their content
 
 
@@ -73,7 +75,7 @@ class Inputs:
         uncertain_rows, self._since, check_start = self._since, [], time.monotonic()
         changed_file = self._changed()
         check_end = time.monotonic()
-        self._next = check_end + max(EVERY_S, SELDOM * (check_end - check_start))
+        self._next = check_end + max(EVERY_S, CHECK_FACTOR * (check_end - check_start))
         if changed_file is None:
             return
         reason = f"{changed_file.name} changed while this was answered"

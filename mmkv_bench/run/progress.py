@@ -57,8 +57,8 @@ class Progress:
     def _line(self) -> None:
         self._shown, self._told = time.monotonic(), self.count
         elapsed, time_left = self._shown - self._start, self.left()
-        text = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {time_left} left"
-        print(text, file=self.stream, flush=True)
+        progress_line = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {time_left} left"
+        print(progress_line, file=self.stream, flush=True)
 
     def left(self) -> str:
         """Return the remaining time as text, estimated from the mean over all samples so far; `?` before the first."""

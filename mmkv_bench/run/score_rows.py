@@ -41,15 +41,17 @@ class Answers:
         self._held: ByCell | None = None
         rows = store.responses(cells, ("cell", "doc_id", "status", "n_tokens"), coded=True)
         codes, doc_ids = rows["cell"].combine_chunks(), numbers_of(rows["doc_id"]).astype(np.int64)
-        names, cell_of_row = codes.dictionary.to_pylist(), codes_of(codes)
-        reach = np.zeros(len(names), np.int64)
+        cell_names, cell_of_row = codes.dictionary.to_pylist(), codes_of(codes)
+        reach = np.zeros(len(cell_names), np.int64)
         np.maximum.at(reach, cell_of_row, doc_ids + 1)
         tokens = numbers_of(pc.fill_null(rows["n_tokens"], 0))
-        answer_units_per_cell = np.bincount(cell_of_row, np.maximum(tokens / _TOKENS, 1), len(names)).astype(np.int64)
-        rows_per_cell = np.bincount(cell_of_row, minlength=len(names))
-        self.reach = {name: int(own) for name, own in zip(names, reach, strict=True) if own}
+        answer_units_per_cell = np.bincount(cell_of_row, np.maximum(tokens / _TOKENS, 1), len(cell_names)).astype(
+            np.int64
+        )
+        rows_per_cell = np.bincount(cell_of_row, minlength=len(cell_names))
+        self.reach = {name: int(own) for name, own in zip(cell_names, reach, strict=True) if own}
         self._counts, self._room = (
-            dict(zip(names, each.tolist(), strict=True)) for each in (rows_per_cell, answer_units_per_cell)
+            dict(zip(cell_names, each.tolist(), strict=True)) for each in (rows_per_cell, answer_units_per_cell)
         )
         is_ok = texts_in(rows["status"], lambda text: text == "ok").to_numpy(zero_copy_only=False)
         self.failed = np.unique(doc_ids[~is_ok]).tolist()
@@ -105,8 +107,10 @@ class ByCell:
             codes = coded_cells.indices.to_numpy()
             cell_starts = np.append(0, np.flatnonzero(np.diff(codes)) + 1)
             rows_per_cell = np.diff(np.append(cell_starts, len(codes)))
-            names = coded_cells.dictionary.take(coded_cells.indices.take(cell_starts)).to_pylist()
-            self.places = dict(zip(names, zip(cell_starts.tolist(), rows_per_cell.tolist(), strict=True), strict=True))
+            cell_names = coded_cells.dictionary.take(coded_cells.indices.take(cell_starts)).to_pylist()
+            self.places = dict(
+                zip(cell_names, zip(cell_starts.tolist(), rows_per_cell.tolist(), strict=True), strict=True)
+            )
 
     def of(self, *cells: str) -> pa.Table:
         slices = [self._rows.slice(*self.places[cell]) for cell in cells if cell in self.places]

@@ -58,14 +58,14 @@ def unscored(
     specs: dataset to task. Only scorers of these datasets are checked for changes.
     undigested: also return cells whose scores were stored by an older version, without a digest of the answers.
     """
-    names = [cell.cell for cell in cells]
-    metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
+    cell_names = [cell.cell for cell in cells]
+    metrics = (store.metrics(cell_names) if rows is None else rows.metrics).to_pylist()
     otherwise_scored = _otherwise_scored(store, metrics, specs or {}, undigested)
     with_metrics = {row["cell"] for row in metrics}
     cells_to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
     changed_cells: set[str] = set()
     answered_cells: set[str] = set()
-    for answered, scored in _standing(store, names, rows):
+    for answered, scored in _standing(store, cell_names, rows):
         changed_cells |= _changed(answered, scored.select(answered.column_names))
         sums_by_cell, cells_of_block = sums_of(scored), set(answered["cell"].unique().to_pylist())
         metrics_of_block = [row for row in metrics if row["cell"] in cells_of_block]
@@ -76,7 +76,7 @@ def unscored(
         answered_cells |= cells_of_block
     return [
         name
-        for name in names
+        for name in cell_names
         if name in answered_cells
         and (name in changed_cells or name not in with_metrics or name in cells_to_judge or name in otherwise_scored)
     ]
@@ -248,10 +248,12 @@ class _Scored:
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """Drop the rows of the previous cells, and read the stored score rows of these cells."""
-        names = [cell.cell for cell in cells]
+        cell_names = [cell.cell for cell in cells]
         self.rows = SampleRows()
-        self._stored = ByCell(self._store.samples([name for name in names if name in self._stale]))
-        self.rows.add_table(self._store.samples([name for name in names if name not in self._stale]), without=NAMES)
+        self._stored = ByCell(self._store.samples([name for name in cell_names if name in self._stale]))
+        self.rows.add_table(
+            self._store.samples([name for name in cell_names if name not in self._stale]), without=NAMES
+        )
 
     def _keep(self, row: Mapping[str, Any]) -> None:
         key = row["cell"], row["metric"]
@@ -334,8 +336,8 @@ class _Scored:
             frame(samples), own_cells, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges
         )
         pa.default_memory_pool().release_unused()
-        files = json.dumps(dict(self.files()), sort_keys=True)
-        new_evidence = {"scorer_digest": self.scorer, "scorer_files": None if files == "{}" else files}
+        files_json = json.dumps(dict(self.files()), sort_keys=True)
+        new_evidence = {"scorer_digest": self.scorer, "scorer_files": None if files_json == "{}" else files_json}
         no_evidence = dict.fromkeys(EVIDENCE)
         for row in metric_rows:
             digest = self.answers.get(row["cell"])

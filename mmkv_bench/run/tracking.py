@@ -70,9 +70,9 @@ def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
 _GROUP_COLUMNS = ("prefill_s", "decode_s", "n_tokens")
 _OWN_COLUMNS = ("ttft_s", "tpot_s")
 _PEAK_COLUMNS = ("peak_device_bytes", "peak_resident_bytes")
-EVERY = 10.0
+REPORT_INTERVAL_S = 10.0
 """Seconds between two reports of single cells, which have hundreds of numbers."""
-SCORING = 20.0
+SCORING_FACTOR = 20.0
 """The next report waits this many times the duration of the last running scores, so that they take a twentieth of a run at
 most."""
 
@@ -131,7 +131,7 @@ class DatasetTracker:
         if report_start >= self._next or self._left <= 0:
             self._score()
             report_end = time.monotonic()
-            self._next = report_end + max(EVERY, SCORING * (report_end - report_start))
+            self._next = report_end + max(REPORT_INTERVAL_S, SCORING_FACTOR * (report_end - report_start))
             shown_values |= self._cells
         self._track.log(shown_values)
 
@@ -160,9 +160,9 @@ class DatasetTracker:
         for label, doc_id, text in unscored_answers:
             for metric, value in scores_of[doc_id, text].items():
                 name = f"{label}/{metric}"
-                total, count = self._sums.get(name, (0.0, 0))
-                self._sums[name] = total + value, count + 1
-                self._cells[name] = (total + value) / (count + 1)
+                sum_so_far, values_so_far = self._sums.get(name, (0.0, 0))
+                self._sums[name] = sum_so_far + value, values_so_far + 1
+                self._cells[name] = (sum_so_far + value) / (values_so_far + 1)
 
     def _add_cell(self, row: Mapping[str, Any]) -> None:
         label = self._labels[row["cell"]]

@@ -71,11 +71,11 @@ def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
     job_ids = set()
     for line in (folder / _FILE_NAME).read_text().splitlines() if (folder / _FILE_NAME).exists() else ():
         try:
-            entry = json.loads(line)
+            job_entry = json.loads(line)
         except ValueError:
             continue
-        if entry["subject"] in subjects:
-            job_ids.add(entry["job"])
+        if job_entry["subject"] in subjects:
+            job_ids.add(job_entry["job"])
     return job_ids
 
 

@@ -76,11 +76,11 @@ class Executor(SlurmExecutor):
             for path in pickle_files:
                 path.unlink(missing_ok=True)
             raise
-        names = [array_id] if len(jobs) == 1 else [f"{array_id}_{place}" for place in range(len(jobs))]
-        for name, path in zip(names, pickle_files, strict=True):
+        job_ids = [array_id] if len(jobs) == 1 else [f"{array_id}_{place}" for place in range(len(jobs))]
+        for name, path in zip(job_ids, pickle_files, strict=True):
             JobPaths(self.folder, name).move_temporary_file(path, "submitted_pickle")
         JobPaths(self.folder, array_id).move_temporary_file(script, "submission_file", keep_as_symlink=True)
-        return names
+        return job_ids
 
 
 def _sent(script: Path) -> str:
@@ -239,7 +239,7 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
         earlier_parameters = dict(made.parameters)
         made.update_parameters(**limit_parameters)
         try:
-            names = made.array(jobs)
+            job_ids = made.array(jobs)
         except ConfigError as error:
             accepted_sentence = (
                 f"{accepted_jobs} jobs were accepted before and stay queued"
@@ -251,9 +251,9 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
             raise MMKVError(f"the jobs cannot be written below {made.folder}: {error.strerror or error}") from error
         finally:
             made.parameters = earlier_parameters
-        accepted_arrays.append(names[0].partition("_")[0])
-        accepted_jobs += len(names)
-        yield names
+        accepted_arrays.append(job_ids[0].partition("_")[0])
+        accepted_jobs += len(job_ids)
+        yield job_ids
 
 
 def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:

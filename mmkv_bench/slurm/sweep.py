@@ -121,8 +121,8 @@ class Run:
             }
         sweep_jobs = []
         for index, parts in _together(missing_shards, hours_by_dataset, self.job_hours):
-            names, shard = [part.name for part in parts], f"{index}/{self.shards}"
-            only_value = names[0] if len(names) == 1 else f"[{','.join(names)}]"
+            dataset_names, shard = [part.name for part in parts], f"{index}/{self.shards}"
+            only_value = dataset_names[0] if len(dataset_names) == 1 else f"[{','.join(dataset_names)}]"
             job_overrides = (f"only={only_value}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
             sweep_jobs.append(
                 SweepJob(
@@ -280,8 +280,8 @@ def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
         retry_statuses = list(dict.fromkeys(status for run in runs for status in run.plan.retry))
         retry_clause = f", or still have rows to repeat by retry=[{','.join(retry_statuses)}]" if retry_statuses else ""
         if missing_subjects:
-            names = ", ".join(sorted(missing_subjects))
-            _say(f"samples of {names} are missing{retry_clause}; run the same command again to continue")
+            subjects_text = ", ".join(sorted(missing_subjects))
+            _say(f"samples of {subjects_text} are missing{retry_clause}; run the same command again to continue")
     return exit_code
 
 
@@ -331,14 +331,14 @@ def _together(
     open_job_by_shard: dict[int, tuple[list[DatasetShare], float]] = {}
     for part, index in asked_for:
         hours_of_dataset = hours.get(part.dataset, math.inf)
-        parts, open_job_hours = open_job_by_shard.get(index, ([], math.inf))
+        datasets_of_job, open_job_hours = open_job_by_shard.get(index, ([], math.inf))
         total_hours = open_job_hours + hours_of_dataset
         if total_hours <= most:
-            parts.append(part)
+            datasets_of_job.append(part)
         else:
-            parts, total_hours = [part], hours_of_dataset
-            jobs.append((index, parts))
-        open_job_by_shard[index] = parts, total_hours
+            datasets_of_job, total_hours = [part], hours_of_dataset
+            jobs.append((index, datasets_of_job))
+        open_job_by_shard[index] = datasets_of_job, total_hours
     return jobs
 
 

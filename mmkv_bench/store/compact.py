@@ -18,7 +18,16 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import checksum, disk_errors, sync_folder, write_bytes
-from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
+from mmkv_bench.store.packing import (
+    DENSEST_LEVEL,
+    LARGEST_FILE,
+    QUICK_LEVEL,
+    alike,
+    arranged,
+    is_packed,
+    ordered,
+    packed,
+)
 from mmkv_bench.store.packing import slim as slimmed
 from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, read_by_group, runs, texts_of
 from mmkv_bench.store.schema import CELL_COLUMNS, SCHEMAS
@@ -45,11 +54,11 @@ def superseded(store: Store, cells: pa.Table) -> set[str]:
     cells_with_several_versions = [
         sorted(group) for group in versions_by_configuration.values() if len({version for version, _ in group}) > 1
     ]
-    names = {cell for versions in cells_with_several_versions for _, cell in versions}
-    if not names:
+    cells_with_versions = {cell for versions in cells_with_several_versions for _, cell in versions}
+    if not cells_with_versions:
         return set()
-    samples_by_cell = store.done(names)
-    scored_cells = set(store.metrics(names, ["cell"])["cell"].to_pylist())
+    samples_by_cell = store.done(cells_with_versions)
+    scored_cells = set(store.metrics(cells_with_versions, ["cell"])["cell"].to_pylist())
     return {
         old
         for versions in cells_with_several_versions
@@ -61,9 +70,9 @@ def superseded(store: Store, cells: pa.Table) -> set[str]:
     }
 
 
-AT_ONCE = 1 << 17
+ROWS_AT_ONCE = 1 << 17
 """Tables with at most this number of rows are read whole."""
-IN_MEMORY = 160 << 20
+BYTES_IN_MEMORY = 160 << 20
 """Target for the bytes of rows in memory if a table is not read whole."""
 
 
@@ -138,7 +147,7 @@ class _Packing:
 
     def large(self, files: list[Path]) -> bool:
         """Tell whether the table (in `files`) has too many rows to be read whole and must be packed a few cells at a time."""
-        return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > AT_ONCE
+        return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > ROWS_AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
         """Return the table's rows of the cells `names` (None: all cells), without the rows of dropped cells."""
@@ -147,7 +156,7 @@ class _Packing:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))
         return rows
 
-    def files(self, rows: pa.Table, level: int = DENSEST) -> list[bytes]:
+    def files(self, rows: pa.Table, level: int = DENSEST_LEVEL) -> list[bytes]:
         return packed(ordered(slimmed(rows) if self._slim else rows, self._order), level=level)
 
     def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
@@ -159,7 +168,7 @@ class _Packing:
         """
         rows_by_cell = self._counts()
         cells_to_pack = [name for name in arranged(rows_by_cell, self._order) if name not in self._dropped]
-        rows_per_step = float(AT_ONCE)
+        rows_per_step = float(ROWS_AT_ONCE)
         with self._by_some(cells_to_pack, before) as read:
             while cells_to_pack:
                 cumulative_rows = np.cumsum([rows_by_cell[name] for name in cells_to_pack])
@@ -167,10 +176,10 @@ class _Packing:
                 rows = read(cells_to_pack[:cells_in_step])
                 cells_to_pack = cells_to_pack[cells_in_step:]
                 if rows.num_rows:
-                    packed_files = self.files(rows, QUICK)
+                    packed_files = self.files(rows, QUICK_LEVEL)
                     yield from packed_files
                     rows_per_step = rows.num_rows * min(
-                        IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, packed_files))
+                        BYTES_IN_MEMORY / rows.nbytes, 0.95 * LARGEST_FILE / sum(map(len, packed_files))
                     )
 
     @contextmanager
@@ -205,9 +214,9 @@ class _Packing:
             ) from None
 
 
-LOT = 256 << 20
+BYTES_PER_LOT = 256 << 20
 """Bytes of rows that are sorted together. Sorting takes as much again, and the last table that came may do so too."""
-BATCH = 1 << 10
+ROWS_PER_BATCH = 1 << 10
 """Number of rows after which a batch ends, at the end of the current cell."""
 
 
@@ -246,7 +255,7 @@ class RegroupedBlocks:
         unsorted_tables: list[pa.Table] = []
         for table in rows:
             unsorted_tables.append(table)
-            if sum(part.nbytes for part in unsorted_tables) >= LOT:
+            if sum(part.nbytes for part in unsorted_tables) >= BYTES_PER_LOT:
                 self._write(unsorted_tables)
         self._write(unsorted_tables)
         file.flush()
@@ -272,21 +281,23 @@ class RegroupedBlocks:
         cell_places = places(lot["cell"], self._cells)
         row_order = np.argsort(cell_places, kind="stable")
         row_order = row_order[np.count_nonzero(cell_places < 0) :]  # without the rows of other cells
-        for start, end in runs(cell_places[row_order], BATCH) if len(row_order) else ():
+        for start, end in runs(cell_places[row_order], ROWS_PER_BATCH) if len(row_order) else ():
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, self._schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
                 writer.write_table(lot.take(column_of(row_order[start:end])))
-            data = memoryview(sink.getvalue())
+            batch_bytes = memoryview(sink.getvalue())
             first_place, last_place = (int(cell_places[row_order[row]]) for row in (start, end - 1))
-            self._batches.append(_Batch(first_place, last_place, self._file.tell(), len(data), zlib.crc32(data)))
-            self._file.write(data)
+            self._batches.append(
+                _Batch(first_place, last_place, self._file.tell(), len(batch_bytes), zlib.crc32(batch_bytes))
+            )
+            self._file.write(batch_bytes)
 
     def _read(self, batch: _Batch) -> pa.Table:
         self._file.seek(batch.start)
-        data = self._file.read(batch.length)
-        if zlib.crc32(data) != batch.crc:
+        batch_bytes = self._file.read(batch.length)
+        if zlib.crc32(batch_bytes) != batch.crc:
             raise StoreError("A temporary file failed its checksum. The store is unchanged; check the disk.")
-        return pa.ipc.open_stream(data).read_all()
+        return pa.ipc.open_stream(batch_bytes).read_all()
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:

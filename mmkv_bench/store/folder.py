@@ -70,8 +70,8 @@ class StoreFolder:
             for folder in ("journal", *SCHEMAS):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
             if not (self.root / MARK).exists():
-                text = json.dumps({"schema_version": SCHEMA_VERSION, "checksums": True}).encode() + b"\n"
-                write_bytes(self.root / MARK, text)
+                mark_bytes = json.dumps({"schema_version": SCHEMA_VERSION, "checksums": True}).encode() + b"\n"
+                write_bytes(self.root / MARK, mark_bytes)
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:
@@ -195,10 +195,10 @@ class StoreFolder:
             coded: return text columns dictionary-encoded.
         """
         selected_columns = SCHEMAS[table].names if columns is None else known_columns(table, columns)
-        names = list(dict.fromkeys([*selected_columns, "cell"]))
+        column_names = list(dict.fromkeys([*selected_columns, "cell"]))
         wanted_cells = None if cells is None else set(cells)
         return score_files.current_rows(
-            self.root, table, names, wanted_cells, partial(self.read, coded=coded), metrics
+            self.root, table, column_names, wanted_cells, partial(self.read, coded=coded), metrics
         ).select(selected_columns)
 
     def remove_stale_files(self) -> None:

@@ -66,12 +66,12 @@ def _parse(raw: bytes) -> tuple[Content, int | None]:
     while line_start < len(raw):
         line_end = raw.find(b"\n", line_start) + 1
         line = raw[line_start : line_end or len(raw)]
-        text = line[17:-1]
-        if not line_end or line[16:17] != b" " or line[:16] != checksum(text).encode():
+        json_bytes = line[17:-1]
+        if not line_end or line[16:17] != b" " or line[:16] != checksum(json_bytes).encode():
             if line_end and line_end < len(raw):
                 return Content([], b"", 0), len(records) + 1
             break
-        records.append(json.loads(text))
+        records.append(json.loads(json_bytes))
         line_start = line_end
     return Content(records, raw[:line_start], len(raw) - line_start), None
 
@@ -99,8 +99,8 @@ class Journal:
 
         After any exception the journal is unchanged. FileNotFoundError: somebody removed or renamed the journal's file.
         """
-        text = canonical_json(record).encode()
-        line = memoryview(checksum(text).encode() + b" " + text + b"\n")
+        json_bytes = canonical_json(record).encode()
+        line = memoryview(checksum(json_bytes).encode() + b" " + json_bytes + b"\n")
         try:
             written_bytes = 0
             while written_bytes < len(line):

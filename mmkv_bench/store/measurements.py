@@ -74,13 +74,16 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
     Raises:
         StoreError: no rows, or rows of several samples or analyses.
     """
-    names, samples, measurements = (rows[name].unique().to_pylist() for name in ("name", "sample_id", "measurement"))
-    if len(names) != 1 or len(samples) != 1:
+    analysis_names, sample_ids, measurements = (
+        rows[name].unique().to_pylist() for name in ("name", "sample_id", "measurement")
+    )
+    if len(analysis_names) != 1 or len(sample_ids) != 1:
         raise StoreError(
-            f"diagnostics: got rows of {len(samples)} samples and {len(names)} analyses; write one sample of one analysis"
+            f"diagnostics: got rows of {len(sample_ids)} samples and {len(analysis_names)} analyses; write one "
+            "sample of one analysis"
         )
-    digest = checksum(canonical_json([samples[0], sorted(measurements)]).encode())
-    return root / "diagnostics" / f"{safe_name('measurement', f'{names[0]}.{digest}')}.parquet"
+    digest = checksum(canonical_json([sample_ids[0], sorted(measurements)]).encode())
+    return root / "diagnostics" / f"{safe_name('measurement', f'{analysis_names[0]}.{digest}')}.parquet"
 
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:

@@ -49,10 +49,10 @@ def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> I
         yield block
 
 
-SHARE, AT_LEAST = 10, 3  # digests of one row in ten, and of three per cell
+ONE_IN, MIN_ROWS_PER_CELL = 10, 3  # digests of one row in ten, and of three per cell
 TIMES = ("encode_s", "vision_s", "prefill_s", "compress_s", "decode_s", "ttft_s", "tpot_s")
 OF_GROUPS = (*TIMES, "peak_device_bytes", "peak_resident_bytes")
-ALWAYS = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
+ALWAYS_DROPPED = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
@@ -65,7 +65,9 @@ def slim(rows: pa.Table) -> pa.Table:
     """
     everywhere = pa.array(np.ones(rows.num_rows, bool))
     cells, samples = (rows[name].combine_chunks().dictionary_encode() for name in ("cell", "sample_id"))
-    mask_by_column = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(ALWAYS, everywhere)
+    mask_by_column = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(
+        ALWAYS_DROPPED, everywhere
+    )
     for name, where in (mask_by_column | {"kept_digest": pa.array(~chosen(cells, samples))}).items():
         rows = _with(rows, name, pc.if_else(where, pa.scalar(None, rows.schema.field(name).type), rows[name]))
     newest_commit_of_cell = np.full(len(cells.dictionary), np.iinfo(np.int64).min)
@@ -78,8 +80,8 @@ def slim(rows: pa.Table) -> pa.Table:
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
     """Choose the rows that keep their `kept_digest` in slim form. Return a mask, bool [n].
 
-    About one in `SHARE` rows is chosen, and at least `AT_LEAST` per cell. The choice depends only on the names of cell and
-    sample.
+    About one in `ONE_IN` rows is chosen, and at least `MIN_ROWS_PER_CELL` per cell. The choice depends only on the names of
+    cell and sample.
 
     cells, samples: cell hash and sample id of each of the n rows.
     """
@@ -91,11 +93,11 @@ def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray
         row_hashes = (row_hashes ^ (row_hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         row_hashes = (row_hashes ^ (row_hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         row_hashes ^= row_hashes >> np.uint64(31)
-    is_chosen = row_hashes < np.uint64(2**64 // SHARE)
+    is_chosen = row_hashes < np.uint64(2**64 // ONE_IN)
     row_order = np.lexsort((row_hashes, cell_of_row))
     cell_starts = np.flatnonzero(np.append(True, np.diff(cell_of_row[row_order]) != 0)) if len(row_order) else row_order
     rank_in_cell = np.arange(len(row_order)) - np.repeat(cell_starts, np.diff(np.append(cell_starts, len(row_order))))
-    is_chosen[row_order[rank_in_cell < AT_LEAST]] = True
+    is_chosen[row_order[rank_in_cell < MIN_ROWS_PER_CELL]] = True
     return is_chosen
 
 
@@ -110,14 +112,14 @@ def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.T
     return rows.set_column(rows.schema.get_field_index(name), field, values.cast(field.type))
 
 
-LARGEST = 9_500_000
+LARGEST_FILE = 9_500_000
 """Bytes of a packed file, below the limit of 10 MB of a repository of results (`scripts/weight.py`)."""
 ROW_GROUP = 1 << 19
-DENSEST = 19
+DENSEST_LEVEL = 19
 """Level of zstd for rows that go into git. Higher levels need half a gigabyte more to save one two-thousandth. For a million
 answers
-this level takes minutes to save a sixteenth of the size that `QUICK` gives."""
-QUICK = 9
+this level takes minutes to save a sixteenth of the size that `QUICK_LEVEL` gives."""
+QUICK_LEVEL = 9
 ALIKE = (  # columns of `cells` that define the order of rows in packed files
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
     *("budget_entries", "budget_fraction", "seed", "parameters", "cell"),
@@ -151,7 +153,9 @@ def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
     return rows.take(np.argsort(place_of_row, kind="stable"))
 
 
-def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level: int = DENSEST) -> list[bytes]:
+def packed(
+    rows: pa.Table, largest: int = LARGEST_FILE, together: str = "cell", level: int = DENSEST_LEVEL
+) -> list[bytes]:
     """Return `rows` as the contents of parquet files of at most `largest` bytes. A cell with more bytes gets one larger file.
 
     rows: sorted so that the rows of one cell are adjacent.
@@ -168,8 +172,8 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level
         data_page_size=64 << 20,  # one page per column and row group: zstd sees all of it
         max_rows_per_page=ROW_GROUP,
     )
-    names = rows[together].combine_chunks().dictionary_encode().indices.to_numpy()
-    group_ends = np.flatnonzero(np.diff(names)) + 1
+    group_of_row = rows[together].combine_chunks().dictionary_encode().indices.to_numpy()
+    group_ends = np.flatnonzero(np.diff(group_of_row)) + 1
     if len(file_bytes) <= largest or not len(group_ends):
         return [file_bytes]
     number_of_files = -(-len(file_bytes) * 21 // (largest * 20))  # 5 % to spare

@@ -30,7 +30,7 @@ KEY = "mmkv_sha256"
 _EMPTY_DIGEST = b"0" * 64
 # The bytes of the pair in the footer: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
 _MARK = KEY.encode() + b"\x18\x40"
-WHOLE = 32 << 20
+WHOLE_FILE_BYTES = 32 << 20
 """Files up to this number of bytes are read into memory. A larger file is hashed piece by piece and then read from disk."""
 _PIECE_BYTES = 1 << 22
 _known: set[State] = set()
@@ -89,8 +89,8 @@ class _Digesting:
 
     def seal(self) -> None:
         assert self._footer is not None, "the footer is held before it is written"
-        start = self._footer.rindex(_MARK) + len(_MARK)
-        self._footer[start : start + 64] = self._digest.hexdigest().encode()
+        digest_start = self._footer.rindex(_MARK) + len(_MARK)
+        self._footer[digest_start : digest_start + 64] = self._digest.hexdigest().encode()
         self._stream.write(self._footer)
 
     def flush(self) -> None: ...
@@ -111,7 +111,7 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
         state = State.of(os.fstat(stream.fileno()))
         source: Any = stream
         if state not in _known:
-            if state.size > WHOLE:
+            if state.size > WHOLE_FILE_BYTES:
                 _check(stream)
                 if state != State.of(os.fstat(stream.fileno())):
                     raise Damaged("it was written to while it was read")
@@ -162,8 +162,8 @@ def _check(stream: BinaryIO) -> None:
 # Rows
 
 ROW_GROUP = 1 << 13  # a part with more rows gets several row groups of about this number of rows
-CODED = pa.dictionary(pa.int32(), pa.string())
-GROUPS_HELD = 1 << 18  # limit for the remembered cells of a file's row groups
+CODED_TEXT = pa.dictionary(pa.int32(), pa.string())
+MAX_REMEMBERED_GROUPS = 1 << 18  # limit for the remembered cells of a file's row groups
 _cells_of_groups: dict[bytes, dict[int, frozenset[str]]] = {}  # digest of a file -> row group -> cells
 
 
@@ -200,7 +200,9 @@ def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
 def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
     """Return the pyarrow schema of the columns `columns` of a table. coded: make text columns dictionary-encoded."""
     fields = (SCHEMAS[table].field(name) for name in columns)
-    return pa.schema([field.with_type(CODED) if coded and field.type == pa.string() else field for field in fields])
+    return pa.schema(
+        [field.with_type(CODED_TEXT) if coded and field.type == pa.string() else field for field in fields]
+    )
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
@@ -285,10 +287,14 @@ def read_file(
         StoreError: the file, which the message names, is damaged, unreadable or of another schema version.
     """
     wanted_texts = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
-    coded_columns = sorted({*wanted_texts, *(field.name for field in schema if field.type == CODED)})
+    coded_columns = sorted({*wanted_texts, *(field.name for field in schema if field.type == CODED_TEXT)})
     with readable(path), opened(path, coded_columns) as file:
-        names = _columns_in(file, [*schema.names, *wanted_texts])
-        return _as(path, _chosen_rows(path, file, names, wanted_texts) if wanted_texts else file.read(names), schema)
+        column_names = _columns_in(file, [*schema.names, *wanted_texts])
+        return _as(
+            path,
+            _chosen_rows(path, file, column_names, wanted_texts) if wanted_texts else file.read(column_names),
+            schema,
+        )
 
 
 def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -297,15 +303,15 @@ def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
     Raises FileNotFoundError if the file is gone.
     """
     with readable(path), opened(path) as file:
-        names = _columns_in(file, schema.names)
+        column_names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
-            yield _as(path, file.read_row_group(number, names), schema)
+            yield _as(path, file.read_row_group(number, column_names), schema)
 
 
 def _columns_in(file: pq.ParquetFile, columns: Iterable[str]) -> list[str]:
     """Return the names among `columns` and `schema_version` that are columns of a file."""
-    names = set(file.schema_arrow.names)
-    return [name for name in dict.fromkeys(["schema_version", *columns]) if name in names]
+    columns_of_file = set(file.schema_arrow.names)
+    return [name for name in dict.fromkeys(["schema_version", *columns]) if name in columns_of_file]
 
 
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -314,9 +320,9 @@ def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     path: the rows' file, for error messages.
     """
     _check_version(path, rows)
-    names = set(rows.column_names)
+    columns_of_rows = set(rows.column_names)
     for field in schema:
-        if field.name not in names and field.nullable:
+        if field.name not in columns_of_rows and field.nullable:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
     return rows.select(schema.names).cast(schema)
 
@@ -340,7 +346,7 @@ def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Map
         else:
             filter_columns = file.read_row_group(number, ["schema_version", *wanted])
             _check_version(path, filter_columns)
-            if only_cells_wanted and sum(map(len, cells_by_group.values())) < GROUPS_HELD:
+            if only_cells_wanted and sum(map(len, cells_by_group.values())) < MAX_REMEMBERED_GROUPS:
                 cells_by_group[number] = frozenset(map(sys.intern, filter_columns["cell"].unique().to_pylist()))
             has_wanted_rows = all(
                 pc.any(is_in(filter_columns[column], values), min_count=0).as_py()

@@ -61,14 +61,16 @@ def source_files() -> Mapping[str, str]:
     """Map each code file of the package that can affect answers (path inside the package, sorted) to its sha256 (hex).
     Configuration, data and weights are left out, because a cell's hash covers them."""
     package = Path(__file__).resolve().parents[1]
-    files = (path for room in _ANSWER_ROOMS for path in sorted((package / room).rglob("*.py")))
-    return {path.relative_to(package).as_posix(): file_sha256(path) for path in (*files, package / "protocols.py")}
+    source_paths = (path for room in _ANSWER_ROOMS for path in sorted((package / room).rglob("*.py")))
+    return {
+        path.relative_to(package).as_posix(): file_sha256(path) for path in (*source_paths, package / "protocols.py")
+    }
 
 
 def source_version() -> str:
     """Return the package's version with 12 digits of a digest of `source_files`: `0.2.0+1a2b3c4d5e6f`."""
-    text = "".join(f"{name} {digest}\n" for name, digest in source_files().items())
-    return f"{version('mmkv-bench') or 'not installed'}+{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    names_and_digests = "".join(f"{name} {digest}\n" for name, digest in source_files().items())
+    return f"{version('mmkv-bench') or 'not installed'}+{hashlib.sha256(names_and_digests.encode()).hexdigest()[:12]}"
 
 
 @cache
@@ -149,11 +151,11 @@ def _cpu(report: Path = Path("/proc/cpuinfo")) -> str | None:
     Family and model are appended where `report` has them, because hypervisors shorten names (`AMD EPYC`).
     """
     try:
-        text = report.read_text()
+        cpu_report = report.read_text()
     except OSError:
-        text = ""
+        cpu_report = ""
     name, family, model = (
-        match.group(1).strip() if (match := re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE)) else None
+        match.group(1).strip() if (match := re.search(rf"^{key}\s*:\s*(.+)$", cpu_report, re.MULTILINE)) else None
         for key in ("model name", "cpu family", "model")
     )
     if name is None:

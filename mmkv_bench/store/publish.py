@@ -41,7 +41,7 @@ CHUNK = 1 << 20
 """Bytes read at a time."""
 TIMEOUTS = (20.0, 60.0)
 """Seconds to reach a server, and seconds to wait for the next byte."""
-SLOWEST, PATIENCE = 1000, 120.0
+MIN_BYTES_PER_S, PATIENCE_S = 1000, 120.0
 """Fewest bytes a second that a server may send, as a mean over so many seconds of waiting for it."""
 LARGEST_MANIFEST = 16 << 20
 _HUB_ADDRESS = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
@@ -98,9 +98,11 @@ def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None
             entry = PublishedFile(inside, len(data), hashlib.sha256(data).hexdigest())
             write_bytes(folder / entry.name, data)
             entries.append(entry)
-        text = json.dumps({"format": FORMAT, "files": [asdict(entry) for entry in entries]}, indent=1).encode() + b"\n"
-        write_bytes(folder / MANIFEST, text)  # last, so that a folder with a manifest is complete
-    return hashlib.sha256(text).hexdigest()
+        manifest_bytes = (
+            json.dumps({"format": FORMAT, "files": [asdict(entry) for entry in entries]}, indent=1).encode() + b"\n"
+        )
+        write_bytes(folder / MANIFEST, manifest_bytes)  # last, so that a folder with a manifest is complete
+    return hashlib.sha256(manifest_bytes).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -172,18 +174,18 @@ def fetch(
         StoreError: a file is missing, damaged or cannot be read or written.
     """
     manifest_address = f"{source.shown}/{MANIFEST}"
-    text = b""
+    manifest_bytes = b""
     for piece in source.chunks(MANIFEST):
-        text += piece
-        if len(text) > LARGEST_MANIFEST:
+        manifest_bytes += piece
+        if len(manifest_bytes) > LARGEST_MANIFEST:
             raise StoreError(
                 f"{manifest_address} is too large for a manifest; give the folder or address of published rows"
             )
-    if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256.lower():
+    if sha256 is not None and hashlib.sha256(manifest_bytes).hexdigest() != sha256.lower():
         raise StoreError(
-            f"{manifest_address} has sha256 {hashlib.sha256(text).hexdigest()}, not {sha256}; nothing was fetched"
+            f"{manifest_address} has sha256 {hashlib.sha256(manifest_bytes).hexdigest()}, not {sha256}; nothing was fetched"
         )
-    entries = _entries(text, manifest_address)
+    entries = _entries(manifest_bytes, manifest_address)
     missing_entries = _missing(entries, out)
     if missing_entries:
         check_folder(out, sum(entry.bytes for entry in missing_entries) + (1 << 20))
@@ -277,8 +279,8 @@ def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> N
 def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
     try:
         with open(folder / name, "rb") as stream:
-            while data := stream.read(CHUNK):
-                yield data
+            while chunk := stream.read(CHUNK):
+                yield chunk
     except FileNotFoundError:
         raise StoreError(f"{folder} has no file {name}") from None
     except OSError as problem:
@@ -295,8 +297,8 @@ def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
 
     if constants.HF_HUB_OFFLINE:
         raise StoreError(f"{shown} cannot be read: HF_HUB_OFFLINE is set; give a folder that holds a copy")
-    file = f"{place['folder']}/{name}" if place["folder"] else name
-    url = hf_hub_url(place["repository"], file, repo_type="dataset", revision=place["revision"] or "main")
+    path_in_repository = f"{place['folder']}/{name}" if place["folder"] else name
+    url = hf_hub_url(place["repository"], path_in_repository, repo_type="dataset", revision=place["revision"] or "main")
     yield from _received(url, f"{shown}/{name}", build_hf_headers())
 
 
@@ -315,17 +317,18 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
 def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
     """Yield the chunks that `read` returns, until one is empty.
 
-    Raise StoreError after more than `PATIENCE` seconds with fewer bytes than `SLOWEST` a second. Otherwise a server that
-    sends a byte now and then could hold a download open.
+    Raise StoreError after more than `PATIENCE_S` seconds with fewer bytes than `MIN_BYTES_PER_S` a second. Otherwise a server
+    that sends a byte now and then could hold a download open.
     """
     waited_s, received_bytes, wait_start = 0.0, 0, monotonic()
     while piece := read():
         waited_s, received_bytes = waited_s + monotonic() - wait_start, received_bytes + len(piece)
-        if waited_s >= PATIENCE:
-            if received_bytes < SLOWEST * waited_s:
+        if waited_s >= PATIENCE_S:
+            if received_bytes < MIN_BYTES_PER_S * waited_s:
                 raise StoreError(
                     f"{shown}: the server sends too slowly ({received_bytes:,} bytes in the last {waited_s:.0f} s, at least "
-                    f"{SLOWEST:,} a second are expected); check the network, and run the same command again: files that were "
+                    f"{MIN_BYTES_PER_S:,} a second are expected); check the network, and run the same command again: "
+                    "files that were "
                     "fetched stay"
                 )
             waited_s, received_bytes = 0.0, 0

@@ -59,11 +59,11 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
 
 def known_columns(table: str, columns: Iterable[str]) -> list[str]:
     """Return the column names `columns` as a list. Raises StoreError for a name that `table` does not have."""
-    names = list(columns)
-    for name in names:
+    column_names = list(columns)
+    for name in column_names:
         if name not in SCHEMAS[table].names:
             raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
-    return names
+    return column_names
 
 
 def safe_name(what: str, name: str) -> str:

@@ -148,18 +148,22 @@ class GrowingScoreFile:
         Text columns are dictionary-encoded. `schema_version` and `dataset` are left out.
         """
         text_columns = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
-        names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
+        column_names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
         with pq.ParquetFile(
             self.staged.hidden, read_dictionary=text_columns
         ) as file:  # written by this process just now
             for _, groups in sorted(self._groups.items()):
                 numbers = range(len(groups))
                 for piece in blocks(numbers, {number: groups[number].rows for number in numbers}, AT_ONCE):
-                    rows = [file.read_row_groups([at for number in piece for at in groups[number].places], names)]
+                    rows = [
+                        file.read_row_groups([at for number in piece for at in groups[number].places], column_names)
+                    ]
                     for number in numbers:
                         if number not in piece and (beside := groups[number].cells & self._beside):
-                            others = file.read_row_groups([*groups[number].places], names)
-                            rows.append(others.filter(parts.is_in(others["cell"], parts.texts_of(sorted(beside)))))
+                            compared_rows = file.read_row_groups([*groups[number].places], column_names)
+                            rows.append(
+                                compared_rows.filter(parts.is_in(compared_rows["cell"], parts.texts_of(sorted(beside))))
+                            )
                     yield pa.concat_tables(rows), set().union(*(groups[number].cells for number in piece))
 
 
@@ -193,10 +197,10 @@ Read = Callable[..., pa.Table]
 def table_files(root: Path, table: str) -> list[Path]:
     folder = root / table
     try:
-        names = os.listdir(folder)
+        file_names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return [folder / name for name in names if name.endswith(".parquet") and not name.startswith(".")]
+    return [folder / name for name in file_names if name.endswith(".parquet") and not name.startswith(".")]
 
 
 def own_file(root: Path, table: str, cell: str) -> Path:

@@ -58,20 +58,24 @@ class PrimaryEndpoint:
 def _as_in_tables(budget: str) -> str:
     """Return a budget in the spelling of tables: `0.2` for `0.20` and `20%`. Text that is not a number is returned unchanged."""
     try:
-        number = Decimal(budget.removesuffix("%"))
+        budget_number = Decimal(budget.removesuffix("%"))
     except InvalidOperation:
         return budget
-    return f"{(number / 100 if budget.endswith('%') else number).normalize():f}"
+    return f"{(budget_number / 100 if budget.endswith('%') else budget_number).normalize():f}"
 
 
 def primary_of(root: Path) -> PrimaryEndpoint | None:
     """Return the primary endpoint named in the store at `root`, or None."""
     try:
         stored_mark = json.loads((root / MARK).read_bytes())
-        words = stored_mark.get(_KEY)
+        endpoint_text = stored_mark.get(_KEY)
     except (OSError, ValueError, AttributeError):
         return None  # no store, which is reported when its rows are read
-    return None if words is None else replace(PrimaryEndpoint.parse(words), late=bool(stored_mark.get(_LATE)))
+    return (
+        None
+        if endpoint_text is None
+        else replace(PrimaryEndpoint.parse(endpoint_text), late=bool(stored_mark.get(_LATE)))
+    )
 
 
 def name_primary(root: Path, words: str) -> None:
@@ -123,23 +127,23 @@ def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
 
     Empty if the list is missing or damaged; damage is logged.
     """
-    file = root / _PLANNED
+    planned_file = root / _PLANNED
     try:
-        checksum_line, _, content = file.read_bytes().partition(b"\n")
+        checksum_line, _, content = planned_file.read_bytes().partition(b"\n")
         if checksum_line != checksum(content).encode():
             raise ValueError(checksum_line)
         return {str(name): (str(dataset), int(samples)) for name, (dataset, samples) in json.loads(content).items()}
     except OSError:
         return {}
     except (ValueError, TypeError, AttributeError):
-        log.warning("%s is damaged and was ignored; the next sweep writes it again, or remove it", file)
+        log.warning("%s is damaged and was ignored; the next sweep writes it again, or remove it", planned_file)
         return {}
 
 
 def _write_planned(root: Path, cells: Mapping[str, tuple[str, int]]) -> None:
     with disk_errors("noting what is planned", root):
         if cells:
-            text = json.dumps(cells).encode()
-            write_bytes(root / _PLANNED, checksum(text).encode() + b"\n" + text)
+            cells_json = json.dumps(cells).encode()
+            write_bytes(root / _PLANNED, checksum(cells_json).encode() + b"\n" + cells_json)
         else:
             (root / _PLANNED).unlink(missing_ok=True)

@@ -84,14 +84,14 @@ class Tally:
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
         """Map each cell to (number of its answers, digest of its answers). See `digests_of_cells`."""
-        names, (n_answers, low, high) = self._sums("n", "low", "high")
-        return {name: (int(n_answers[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
+        cell_names, (n_answers, low, high) = self._sums("n", "low", "high")
+        return {name: (int(n_answers[at]), digest_text(low[at], high[at])) for at, name in enumerate(cell_names)}
 
     @property
     def clusters(self) -> dict[str, int]:
         """Map each cell to a digest of which samples it answered and to which clusters (page, image, document) they belong."""
-        names, (sums,) = self._sums("clusters")
-        return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
+        cell_names, (cluster_digests,) = self._sums("clusters")
+        return dict(zip(cell_names, cluster_digests.view(np.uint64).tolist(), strict=True))
 
 
 def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
@@ -137,14 +137,14 @@ def tally(store: Store) -> Tally:
         if name not in published_stems and rows.num_rows:
             tables.append(counted(parts.newest(rows)))
             file_of_row.append(np.full(tables[-1].num_rows, number))
-    counts, sets = _apart(pa.concat_tables(tables).combine_chunks())
-    cells_answered_twice = _answered_twice(counts, np.concatenate(file_of_row), sets)
+    answer_counts, ids_by_set = _apart(pa.concat_tables(tables).combine_chunks())
+    cells_answered_twice = _answered_twice(answer_counts, np.concatenate(file_of_row), ids_by_set)
     if cells_answered_twice:
         recounted, further_sets = _apart(counted(store.responses(cells_answered_twice, _COLUMNS, coded=True)))
-        is_other_cell = parts.places(counts["cell"], texts_of(sorted(cells_answered_twice))) < 0
-        counts = pa.concat_tables([counts.take(column_of(np.flatnonzero(is_other_cell))), recounted])
-        sets |= further_sets
-    return Tally(counts, sets, running_cells, len(living_journals))
+        is_other_cell = parts.places(answer_counts["cell"], texts_of(sorted(cells_answered_twice))) < 0
+        answer_counts = pa.concat_tables([answer_counts.take(column_of(np.flatnonzero(is_other_cell))), recounted])
+        ids_by_set |= further_sets
+    return Tally(answer_counts, ids_by_set, running_cells, len(living_journals))
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
@@ -165,9 +165,9 @@ def counted(rows: pa.Table) -> pa.Table:
     cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
     commit_times = numbers_of(rows["committed_at"].cast(pa.int64()))
     cell_of_row, sample_of_row = numbers_of(cells.indices), numbers_of(samples.indices)
-    names = samples.dictionary.to_pylist()
+    sample_names = samples.dictionary.to_pylist()
     cell_starts = np.append(0, np.flatnonzero(np.diff(cell_of_row)) + 1)
-    sample_digests = _digests(names)
+    sample_digests = _digests(sample_names)
     with np.errstate(over="ignore"):
         set_digests = np.add.reduceat(
             sample_digests[sample_of_row], cell_starts, axis=0
@@ -180,26 +180,30 @@ def counted(rows: pa.Table) -> pa.Table:
     error_lines, error_of_row = _heads(errors)
     status_of_row = numbers_of(statuses.indices)
     key = (cell_number_of_row * len(statuses.dictionary) + status_of_row) * (len(error_lines) + 1) + error_of_row
-    keys, places, group_of_row, n_answers = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    keys, first_row_of_group, group_of_row, n_answers = np.unique(
+        key, return_index=True, return_inverse=True, return_counts=True
+    )
     summed_columns = (*answer_digests(rows).T, clusters_of(rows["sample_id"], rows["cluster"]))
     low, high, clusters = (_sums(lane, group_of_row, len(keys)) for lane in summed_columns)
     first_commit, last_commit = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first_commit, group_of_row, commit_times)
     np.maximum.at(last_commit, group_of_row, commit_times)
-    samples_of = set_of_cell.reshape(-1)[cell_number_of_row[places]]
+    samples_of = set_of_cell.reshape(-1)[cell_number_of_row[first_row_of_group]]
     set_names = [row.tobytes().hex() for row in distinct_sets]
     texts, ids_per_row = [], np.zeros(len(keys) + 1, np.int32)
     for row in sorted(np.unique(samples_of, return_index=True)[1]):  # the first row of each set
         at = first_cell_of_set[samples_of[row]]
-        texts += [names[code] for code in sample_of_row[cell_starts[at] : cell_starts[at] + samples_per_cell[at]]]
+        texts += [
+            sample_names[code] for code in sample_of_row[cell_starts[at] : cell_starts[at] + samples_per_cell[at]]
+        ]
         ids_per_row[row + 1] = samples_per_cell[at]
-    has_no_error = pc.equal(column_of(error_of_row[places]), column_of(np.array([len(error_lines)]))[0])
-    messages = texts_of([*error_lines, ""]).take(column_of(error_of_row[places]))
+    has_no_error = pc.equal(column_of(error_of_row[first_row_of_group]), column_of(np.array([len(error_lines)]))[0])
+    messages = texts_of([*error_lines, ""]).take(column_of(error_of_row[first_row_of_group]))
     return pa.Table.from_arrays(
         [
-            cells.dictionary.take(column_of(cell_of_row[places])),
+            cells.dictionary.take(column_of(cell_of_row[first_row_of_group])),
             texts_of(set_names).take(column_of(samples_of)),
-            statuses.dictionary.take(column_of(status_of_row[places])),
+            statuses.dictionary.take(column_of(status_of_row[first_row_of_group])),
             pc.if_else(has_no_error, pa.nulls(1, pa.string())[0], messages),
             *map(column_of, (n_answers, first_commit, last_commit, low, high, clusters)),
             pa.ListArray.from_arrays(column_of(np.cumsum(ids_per_row, dtype=np.int32)), texts_of(texts)),
@@ -287,9 +291,9 @@ def digests_of_cells(rows: pa.Table) -> dict[str, str]:
     if not rows.num_rows:
         return {}
     cells = coded(rows["cell"])
-    names, codes = cells.dictionary.to_pylist(), codes_of(cells)
-    low, high = (_sums(lane, codes, len(names)) for lane in answer_digests(rows).T)
-    return {names[code]: digest_text(low[code], high[code]) for code in np.unique(codes)}
+    cell_names, cell_codes = cells.dictionary.to_pylist(), codes_of(cells)
+    low, high = (_sums(lane, cell_codes, len(cell_names)) for lane in answer_digests(rows).T)
+    return {cell_names[code]: digest_text(low[code], high[code]) for code in np.unique(cell_codes)}
 
 
 def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
@@ -299,11 +303,11 @@ def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
 
 # The index
 
-FOLDER = ".index"
+INDEX_FOLDER = ".index"
 _METADATA_KEY, _VERSION = b"mmkv_index", 2
-WORTH = 64
+MIN_FILES = 64
 """Folders with fewer files get no index, unless the files are large."""
-LARGE = 4 << 20
+MIN_BYTES = 4 << 20
 
 
 class Indexed:
@@ -314,10 +318,10 @@ class Indexed:
 
     def __init__(self, counts: Mapping[str, int], rows: pa.Table) -> None:
         self.counts, self.rows = counts, rows
-        self._starts, start = {}, 0
+        self._starts, file_start = {}, 0
         for name, count in counts.items():
-            self._starts[name] = start
-            start += count
+            self._starts[name] = file_start
+            file_start += count
 
     def of(self, names: Collection[str]) -> pa.Table:
         """Return the rows computed from the files `names`, sorted by file name. Raises FileNotFoundError for an unknown file."""
@@ -336,7 +340,7 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
     Raises:
         StoreError: raised by `make`, or files keep vanishing.
     """
-    index = root / FOLDER / f"{table}.parquet"
+    index = root / INDEX_FOLDER / f"{table}.parquet"
     known_states, old_index = _opened(index, schema)
     for _ in range(RETRIES):
         states = {}
@@ -350,11 +354,11 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
             rows_by_new_file = {name: make(root / table / name) for name in sorted(states.keys() - unchanged_files)}
         except FileNotFoundError:
             continue  # packed, or its scores replaced, since it was listed
-        counts = {name: old_index.counts[name] for name in sorted(unchanged_files)} | {
+        rows_by_file = {name: old_index.counts[name] for name in sorted(unchanged_files)} | {
             name: len(rows_by_new_file[name]) for name in rows_by_new_file
         }
         current = Indexed(
-            counts, pa.concat_tables([old_index.of(unchanged_files), *rows_by_new_file.values()]).combine_chunks()
+            rows_by_file, pa.concat_tables([old_index.of(unchanged_files), *rows_by_new_file.values()]).combine_chunks()
         )
         _keep(root, index, states, current)
         return current
@@ -395,7 +399,7 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
 
     Files that changed only just now are left out, because another change might not show in their state (see `file_state`).
     """
-    if len(states) < WORTH and sum(state.size for state in states.values()) < LARGE:
+    if len(states) < MIN_FILES and sum(state.size for state in states.values()) < MIN_BYTES:
         return
     # On a read-only file system times may say nothing about changes (see file_state).
     with suppress(OSError):
@@ -416,9 +420,9 @@ def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
             rows = file.read()
         metadata = json.loads(rows.schema.metadata[_METADATA_KEY])
         if metadata["version"] == _VERSION and rows.schema.equals(schema):
-            states = {name: State(*state) for name, (*state, _) in metadata["files"].items()}
-            counts = {name: entry[-1] for name, entry in metadata["files"].items()}
-            return states, Indexed(counts, rows.replace_schema_metadata(None))
+            state_by_file = {name: State(*state) for name, (*state, _) in metadata["files"].items()}
+            rows_by_file = {name: entry[-1] for name, entry in metadata["files"].items()}
+            return state_by_file, Indexed(rows_by_file, rows.replace_schema_metadata(None))
     except (OSError, parts.Damaged, pa.ArrowException, ValueError, KeyError, TypeError):
         pass
     return {}, Indexed({}, parts.no_rows(schema))

@@ -68,9 +68,9 @@ class RunningMeans:
         """Add the values of one sample by name (None is skipped). Return the mean of every name so far."""
         for name, value in values.items():
             if value is not None:
-                total, count = self._sums.get(name, (0.0, 0))
-                self._sums[name] = (total + value, count + 1)
-        return {name: total / count for name, (total, count) in self._sums.items()}
+                sum_so_far, values_so_far = self._sums.get(name, (0.0, 0))
+                self._sums[name] = (sum_so_far + value, values_so_far + 1)
+        return {name: sum_so_far / values_so_far for name, (sum_so_far, values_so_far) in self._sums.items()}
 
 
 class WandbTracker:
@@ -173,8 +173,8 @@ def _feed(stream: IO[str], messages: SimpleQueue[Mapping[str, Any] | None]) -> N
 
 def group_of(root: Path) -> str:
     """Return the group of a result folder's runs: the folder's name and a digest of its path."""
-    place = root.absolute()
-    return f"{_plain(place.name)[:40]}-{checksum(str(place).encode())[:6]}"
+    absolute_root = root.absolute()
+    return f"{_plain(absolute_root.name)[:40]}-{checksum(str(absolute_root).encode())[:6]}"
 
 
 def _plain(name: str) -> str:
@@ -188,14 +188,14 @@ def attempt(folder: Path, name: str) -> str:
     """
     attempts_folder = folder / ".attempts"
     attempts_folder.mkdir(parents=True, exist_ok=True)
-    number = 1
+    attempt_number = 1
     while True:
         try:
-            (attempts_folder / f"{_plain(name)}-{number}").mkdir()
+            (attempts_folder / f"{_plain(name)}-{attempt_number}").mkdir()
         except FileExistsError:
-            number += 1
+            attempt_number += 1
             continue
-        return f"{_plain(name)}-{number}"
+        return f"{_plain(name)}-{attempt_number}"
 
 
 MEASURED = (
@@ -238,10 +238,10 @@ def show_summary(
             shown.send({"summary": {"cells": number_of_cells}, "table": {"columns": list(cells[0]), "data": rows}})
             for row in cells if each else ():
                 shown.send({"close": 0})
-                names = [row[key] for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None]
+                cell_labels = [row[key] for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None]
                 labels = [row[key] for key in ("method", "budget", "dataset", "metric") if row[key] is not None]
                 description = {key: row[key] for key in row if key not in MEASURED}
-                name = "-".join(map(str, (shown.group, *names)))
+                name = "-".join(map(str, (shown.group, *cell_labels)))
                 shown.open(name, "cell", description, " ".join(map(str, labels)))
                 shown.send({"summary": {key: row[key] for key in MEASURED if row[key] is not None}})
             if written := shown.finish():  # else the next run tries again

@@ -78,7 +78,7 @@ def main(root: Path) -> None:
     # Packing what memory does not hold: what is put aside for it needs room, too.
     with store.writer("w") as writer:
         writer.commit([response(3, answer=os.urandom(1 << 15).hex())])
-    compact.AT_ONCE = 1
+    compact.ROWS_AT_ONCE = 1
     rows, parts = store.responses(), sorted((root / "responses").iterdir())
     limit(1 << 16)  # what is packed is smaller
     refused(lambda: pack(store), "packing failed", "Free space")

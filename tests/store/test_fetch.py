@@ -172,7 +172,7 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
 def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(published, server, tmp_path, capsys, monkeypatch):
     """One that pauses, but sends enough in the whole, is."""
     folder, digest = published
-    monkeypatch.setattr("mmkv_bench.store.publish.PATIENCE", 0.1)
+    monkeypatch.setattr("mmkv_bench.store.publish.PATIENCE_S", 0.1)
     out, base = tmp_path / "out", f"http://127.0.0.1:{server.server_address[1]}"
     assert verb("fetch")([f"{base}/trickle", "--out", str(out)]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mmkv_bench: ")]

@@ -81,7 +81,7 @@ def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_i
     path = filled(tmp_path, packed=True).file("responses", next((tmp_path / "responses").glob("*.parquet")).stem)
     schema = parts.of_columns("responses", ["cell", "sample_id", "answer"])
     whole = parts.read_file(path, schema)
-    monkeypatch.setattr("mmkv_bench.store.parts.WHOLE", 0)
+    monkeypatch.setattr("mmkv_bench.store.parts.WHOLE_FILE_BYTES", 0)
     monkeypatch.setattr("mmkv_bench.store.parts._known", set())
     data = path.read_bytes()
     mark = data.rindex(b"mmkv_sha256")

@@ -30,7 +30,7 @@ def opened(monkeypatch):
         return real(path, *rest)
 
     monkeypatch.setattr(parts, "read_file", reading)
-    monkeypatch.setattr(tally, "WORTH", 0)
+    monkeypatch.setattr(tally, "MIN_FILES", 0)
     monkeypatch.setattr(file_state, "SETTLED_NS", -1)
     return read
 
@@ -119,7 +119,7 @@ def test_only_new_files_are_read_and_a_lost_or_damaged_memory_is_made_again(tmp_
     for number in range(3):
         with store.writer(f"w{number}") as writer:
             writer.commit([response(number, f"c{one}") for one in range(3)])
-    memory = store.root / tally.FOLDER
+    memory = store.root / tally.INDEX_FOLDER
     assert not memory.exists()
     wanted = slowly(store)
     opened.clear()
@@ -154,7 +154,7 @@ from store_examples import bind_to_permissions
 bind_to_permissions()
 from mmkv_bench import file_state
 from mmkv_bench.store import tally
-tally.WORTH, file_state.SETTLED_NS = 0, -1
+tally.MIN_FILES, file_state.SETTLED_NS = 0, -1
 from mmkv_bench.cli.main import main
 raise SystemExit(main(["status", sys.argv[1]]) or "pandas" in sys.modules or "torch" in sys.modules)
 """
@@ -175,7 +175,7 @@ def test_a_store_that_cannot_be_written_has_its_status_without_pandas_or_torch(t
     )
     os.chmod(store.root, 0o755)
     assert done.returncode == 0, done.stderr
-    assert "1 of 1 answers" in done.stdout and not (store.root / tally.FOLDER).exists()
+    assert "1 of 1 answers" in done.stdout and not (store.root / tally.INDEX_FOLDER).exists()
 
 
 def test_of_some_cells_only_their_row_groups_are_decoded(tmp_path, monkeypatch):

@@ -117,10 +117,10 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
     pack(whole, slim)
     monkeypatch.setattr(RegroupedBlocks, "of", reading)
     monkeypatch.setattr(compact, "read_by_group", grouping)
-    monkeypatch.setattr(compact, "AT_ONCE", 10)
-    monkeypatch.setattr(compact, "IN_MEMORY", 1)
-    monkeypatch.setattr(compact, "LOT", lot)
-    monkeypatch.setattr(compact, "BATCH", 8)
+    monkeypatch.setattr(compact, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(compact, "BYTES_IN_MEMORY", 1)
+    monkeypatch.setattr(compact, "BYTES_PER_LOT", lot)
+    monkeypatch.setattr(compact, "ROWS_PER_BATCH", 8)
     pack(store, slim)
     assert read[0] == ["c7", "c6"] and [name for own in read for name in own] == [*names[7::-1], "c8"], (
         "alike, unknown last"
@@ -140,8 +140,8 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
 def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for lot, batch in ((1, 1), (600, 5), (1 << 20, 5), (1 << 20, 1 << 20)):
-        monkeypatch.setattr(compact, "LOT", lot)
-        monkeypatch.setattr(compact, "BATCH", batch)
+        monkeypatch.setattr(compact, "BYTES_PER_LOT", lot)
+        monkeypatch.setattr(compact, "ROWS_PER_BATCH", batch)
         cells = rng.integers(0, 9, 60)
         rows = pa.table({"cell": [f"c{cell}" for cell in cells], "n": range(60), "l": [[cell] * 3 for cell in cells]})
         wanted = [f"c{cell}" for cell in rng.permutation(9)[:7]] + ["c9"]
@@ -164,7 +164,7 @@ def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(t
 
 def test_a_part_that_vanishes_while_it_is_packed_is_named(tmp_path, monkeypatch, capsys):
     store = filled(tmp_path)
-    monkeypatch.setattr(compact, "AT_ONCE", 1)
+    monkeypatch.setattr(compact, "ROWS_AT_ONCE", 1)
     (part, *_) = sorted((tmp_path / "responses").iterdir())
 
     def listed(self, table):

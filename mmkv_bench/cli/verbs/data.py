@@ -56,21 +56,21 @@ def data(given: argparse.Namespace) -> int:
 
 
 def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
-    names, datasets = (
+    dataset_names, known_datasets = (
         [name for word in words if "=" not in word for name in chosen("dataset", word)],
         options("dataset"),
     )
-    if unknown := [name for name in names if name not in datasets]:
-        raise ConfigError(f"unknown dataset {unknown[0]!r}; {nearest(unknown[0], datasets)}")
-    if not names:
-        raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(datasets)}; give one")
+    if unknown := [name for name in dataset_names if name not in known_datasets]:
+        raise ConfigError(f"unknown dataset {unknown[0]!r}; {nearest(unknown[0], known_datasets)}")
+    if not dataset_names:
+        raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(known_datasets)}; give one")
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets import fixtures
     from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.evaluation.data_check import check, repository_of
     from mmkv_bench.evaluation.environment import go_offline
 
-    config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *(word for word in words if "=" in word)])
+    config = compose([f"dataset=[{','.join(dict.fromkeys(dataset_names))}]", *(word for word in words if "=" in word)])
     if not online:
         go_offline()
     reports_as_data = []
@@ -122,9 +122,9 @@ def _report(document: Mapping[str, Any], report: DataReport) -> list[str]:
         f"  here      {report.place}" + (f" ({', '.join(filter(None, amounts))})" if any(amounts) else ""),
     ]
     if report.columns is not None:
-        others = [name for name in report.columns if name not in document["columns_read"]]
+        unread = [name for name in report.columns if name not in document["columns_read"]]
         read_columns = ", ".join(name for name in document["columns_read"] if name in report.columns) or "not declared"
-        lines.append(f"  columns   read: {read_columns}{'; further: ' + ', '.join(others) if others else ''}")
+        lines.append(f"  columns   read: {read_columns}{'; further: ' + ', '.join(unread) if unread else ''}")
     if report.media is not None:
         lines.append(f"  videos    {report.media}")
     if hub := document.get("hub"):
@@ -162,14 +162,18 @@ def tokens(given: argparse.Namespace) -> int:
     from mmkv_bench.families.registry import image_tokens, video_tokens
     from mmkv_bench.models.shape import config_of
 
-    words = [f"model={word}" if canonical(MODEL, word) in options(MODEL) else word for word in given.words]
-    settings = [word for word in words if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word)]
-    sizes = [(int(word.partition("x")[0]), int(word.partition("x")[2])) for word in words if word not in settings]
+    words_and_settings = [f"model={word}" if canonical(MODEL, word) in options(MODEL) else word for word in given.words]
+    settings = [word for word in words_and_settings if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word)]
+    image_sizes = [
+        (int(word.partition("x")[0]), int(word.partition("x")[2]))
+        for word in words_and_settings
+        if word not in settings
+    ]
     for word in settings:
         if word.partition("=")[0] not in _KEYS:
             suggestion = nearest(word.partition("=")[0], _KEYS)
             raise ConfigError(f"{word!r} is neither a size such as 1344x896 nor a key; {suggestion}")
-    if not sizes or not any(word.startswith("model=") for word in settings):
+    if not image_sizes or not any(word.startswith("model=") for word in settings):
         raise ConfigError("tokens needs a model and a size; write for example model=qwen2_5_vl_7b 1344x896")
     model = compose(settings).model
     shape, processor = model.shape, model.processor
@@ -185,25 +189,25 @@ def tokens(given: argparse.Namespace) -> int:
     _check_limits(model, model_type, processor, limits)
     per_token, tokens_per_size = kv_bytes_per_token(config_of(shape), model.dtype), []
     print(f"{model.name}: {per_token / 1024:g} KiB of keys and values per token in {model.dtype}")
-    for size in sizes:
+    for size in image_sizes:
         if model.frames is None:
-            medium, count = "image", image_tokens(model_type, processor, *size, len(sizes), limits)
+            medium, token_count = "image", image_tokens(model_type, processor, *size, len(image_sizes), limits)
         else:
-            medium, count = (
+            medium, token_count = (
                 f"{model.frames} frames of",
                 video_tokens(model_type, processor, model.frames, *size, limits),
             )
-        tokens_per_size.append(count)
-        print(f"  {medium} {size[0]}x{size[1]}: {_tokens(count, per_token)}")
-    if len(sizes) > 1:
+        tokens_per_size.append(token_count)
+        print(f"  {medium} {size[0]}x{size[1]}: {_tokens(token_count, per_token)}")
+    if len(image_sizes) > 1:
         print(f"  together: {_tokens(sum(tokens_per_size), per_token)}")
     return 0
 
 
 def _tokens(count: int, per_token: int) -> str:
     nbytes = count * per_token
-    size = f"{nbytes / 2**20:,.1f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:,.2f} GiB"
-    return f"{count:,} visual tokens, {size}"
+    cache_size = f"{nbytes / 2**20:,.1f} MiB" if nbytes < 2**30 else f"{nbytes / 2**30:,.2f} GiB"
+    return f"{count:,} visual tokens, {cache_size}"
 
 
 def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits: PixelLimits) -> None:

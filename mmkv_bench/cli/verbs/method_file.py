@@ -41,14 +41,14 @@ def check(given: argparse.Namespace) -> int:
     from mmkv_bench.methods import diagnosis, invariants
 
     compressor = invariants.method(given.file, given.settings)
-    parts = (
+    method_parts = (
         compressor.scorer,
         compressor.allocator,
         compressor.selector,
         compressor.reducer,
         compressor.decoding or "no decode policy",
     )
-    print(f"{given.file}: {', '.join(map(str, parts))}")
+    print(f"{given.file}: {', '.join(map(str, method_parts))}")
     broken_promises: dict[diagnosis.Check, diagnosis.Finding] = {}
     unchecked_promises = 0
     for number, check in enumerate(invariants.CHECKS):

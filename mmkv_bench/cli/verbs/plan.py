@@ -33,8 +33,8 @@ def plan(given: argparse.Namespace) -> int:
         from mmkv_bench.forecast import device_speed
 
         speeds = list(device_speed.stored().values())
-        text = "\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file"
-        print(json.dumps([asdict(one) | {"device": one.slug} for one in speeds]) if given.json else text)
+        device_lines = "\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file"
+        print(json.dumps([asdict(one) | {"device": one.slug} for one in speeds]) if given.json else device_lines)
         return 0
     from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.config.schema import EFFICIENCY
@@ -43,7 +43,7 @@ def plan(given: argparse.Namespace) -> int:
 
     overrides = overrides_of(given)
     config = validated(overrides)
-    has_launcher = any(text.partition("=")[0] == "launcher" for text in overrides)
+    has_launcher = any(device_lines.partition("=")[0] == "launcher" for device_lines in overrides)
     launcher = launcher_of(overrides) if has_launcher else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:
         from mmkv_bench.efficiency.plan import plan_passes

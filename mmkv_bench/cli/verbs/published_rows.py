@@ -100,8 +100,8 @@ def verify(given: argparse.Namespace) -> int:
     choosing_words = given.what[len(roots) :]
     cells, sample = _named(roots, choosing_words)
     roots = roots or stores_with_answers(RESULTS)
-    count, seed = (None, None) if given.all else (given.samples, given.seed)
-    drawn_answers = draw(roots, count, seed or 0, cells, sample)
+    sample_count, seed = (None, None) if given.all else (given.samples, given.seed)
+    drawn_answers = draw(roots, sample_count, seed or 0, cells, sample)
     print(
         f"making {len(drawn_answers)} answers of {len({one.row['cell'] for one in drawn_answers})} cells again",
         file=sys.stderr,

@@ -30,8 +30,8 @@ def tables(given: argparse.Namespace) -> int:
     from mmkv_bench.tables.formats import write
     from mmkv_bench.tables.table import captioned, renamed
 
-    names, costs = divided(given.metric or ())
-    _refuse_conflicts(given, names, costs)
+    score_metrics, costs = divided(given.metric or ())
+    _refuse_conflicts(given, score_metrics, costs)
     if given.questions:
         from mmkv_bench.tables.questions import question_tables
 
@@ -39,7 +39,7 @@ def tables(given: argparse.Namespace) -> int:
         sys.stdout.write(write(tables_to_print, given.format, notes=given.notes))
         return 0
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
-    tables_to_print = _score_tables(given, names, filters) if names or not costs else []
+    tables_to_print = _score_tables(given, score_metrics, filters) if score_metrics or not costs else []
     tables_to_print += _cost_tables(given, costs, filters) if costs else []
     if given.format != "csv":
         tables_to_print = captioned(renamed(tables_to_print, given.name or ()), given.caption)
@@ -103,9 +103,9 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str], filters: di
     rows = load(given.rows, fidelity=score_text.among(metrics))
     if _fidelity_alone(given, metrics):
         return score_text.fidelity_tables(rows, **filters)
-    names = score_text.names(metrics or None, rows)
-    refuse_unknown(names or (), rows.names)
-    score_tables = build(rows, **filters, metrics=names)
+    metric_names = score_text.names(metrics or None, rows)
+    refuse_unknown(metric_names or (), rows.names)
+    score_tables = build(rows, **filters, metrics=metric_names)
     if given.methods or given.against or given.budgets:
         score_tables = narrowed(score_tables, given.methods, given.budgets, given.against)
     intervals = not given.no_interval
@@ -140,19 +140,19 @@ def papers(given: argparse.Namespace) -> int:
     from mmkv_bench.papers.table import SUFFIXES, render
 
     if given.list:
-        text = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
+        output = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
     elif given.out is None:
-        text = render(_filled(given), given.format, notes=given.notes)
+        output = render(_filled(given), given.format, notes=given.notes)
     else:
         from mmkv_bench.papers.figure import save_pictures
 
-        text = ""
+        output = ""
         given.out.mkdir(parents=True, exist_ok=True)
         for table in _filled(given):
-            file = given.out / f"{table.layout.id}.{SUFFIXES[given.format]}"
-            file.write_text(render([table], given.format, notes=given.notes), encoding="utf-8")
-            text += "".join(f"{path}\n" for path in (file, *save_pictures(table, given.out)))
-    sys.stdout.write(text)
+            table_file = given.out / f"{table.layout.id}.{SUFFIXES[given.format]}"
+            table_file.write_text(render([table], given.format, notes=given.notes), encoding="utf-8")
+            output += "".join(f"{path}\n" for path in (table_file, *save_pictures(table, given.out)))
+    sys.stdout.write(output)
     return 0
 
 
@@ -164,8 +164,8 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
         raise ConfigError("papers needs a table; give its id, all, or standins; --list prints the ids")
     ids_by_group = {"all": table_ids(), STAND_INS: stand_in_ids()}
     meant_ids = meant(" ".join(given.tables))  # MM-ShiftKV table 1
-    names = meant_ids or [one for name in given.tables for one in ids_by_group.get(name) or meant(name) or [name]]
-    return [load(name) for name in dict.fromkeys(names)]
+    layout_ids = meant_ids or [one for name in given.tables for one in ids_by_group.get(name) or meant(name) or [name]]
+    return [load(name) for name in dict.fromkeys(layout_ids)]
 
 
 def _filled(given: argparse.Namespace) -> list[FilledTable]:
