@@ -189,7 +189,8 @@ def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[No
 
 
 def _ragged(cells: Sequence[Cell]) -> list[Note]:
-    """Return a note if methods among these cells let heads keep different numbers of entries, else nothing."""
+    """Return a note if methods among these cells (methods at their budgets) let heads keep different numbers of entries, else
+    nothing."""
     ragged_methods = dict.fromkeys(
         cell.method
         for cell in cells

@@ -37,8 +37,10 @@ SCHEMES = {TEXT: 1, IMAGE: 1, VIDEO: 1}
 
 
 def kind_of(dataset: str) -> str:
-    """Return the kind of prompts (text, image or video) that a cell of this scenario reads. dataset: dataset name of the
-    cell."""
+    """Return the kind of prompts (text, image or video) that a cell (method at a budget) of this scenario reads.
+
+    dataset: dataset name of the cell.
+    """
     return next(kind for kind, name in DATASETS.items() if name == dataset)
 
 
@@ -57,7 +59,10 @@ class PassId(NamedTuple):
 
     @property
     def shape(self) -> PassId:
-        """Return the pass of the same cell, length and batch that counts memory. It is equal for all repeats."""
+        """Return the pass of the same cell (method at a budget), length and batch that counts memory.
+
+        It is equal for all repeats.
+        """
         return self._replace(repeat=None)
 
 
@@ -87,7 +92,7 @@ class EfficiencyPlan(Plan):
     room: int | None = None
 
     def shape(self, cell: str, tokens: int, batch: int) -> PassId:
-        """Return the pass that counts the memory of a cell at this length and batch size."""
+        """Return the pass that counts the memory of a cell (method at a budget) at this length and batch size."""
         return PassId(cell, tokens, batch, prefill=self.pass_config.batch_prefill if batch > 1 else None)
 
     @property
@@ -107,7 +112,10 @@ class EfficiencyPlan(Plan):
         return [self.shape(*place, batch) for place, batch in product(self.places, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
-        """Return how far the search for the largest batch of a cell and length has come. outcomes: pass to its status."""
+        """Return how far the search for the largest batch of a cell (method at a budget) and length has come.
+
+        outcomes: pass to its status.
+        """
         outcome_by_size: dict[int, str] = {}
         for unit, status in outcomes.items():
             shape = unit.shape
@@ -164,12 +172,13 @@ class EfficiencyPlan(Plan):
         return [*dict.fromkeys([*memory_passes, *timed_passes])]
 
     def cell(self, name: str) -> Cell:
-        """Return the cell with the hash `name`."""
+        """Return the cell (method at a budget) with the hash `name`."""
         return next(cell for cell in self.cells if cell.cell == name)
 
     @property
     def baselines(self) -> dict[str, str]:
-        """Map each cell to the full-cache cell that its ratios divide by: same kind of prompts, same protocol."""
+        """Map each cell (method at a budget) to the full-cache cell that its ratios divide by: same kind of prompts, same
+        protocol."""
         full_cell_by_setting = {
             (cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full
         }
@@ -314,7 +323,7 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """Refuse a cell whose decode policy cannot act in a batch. way: how batches are prefilled."""
+    """Refuse a cell (method at a budget) whose decode policy cannot act in a batch. way: how batches are prefilled."""
     policy = cell.compressor.decoding
     if cell.compressor.needs.replay and way == TOGETHER:
         raise UnsupportedError(
@@ -336,7 +345,8 @@ def _refuse_policy(cell: Cell, way: str) -> None:
 
 
 def _refuse_method(cell: Cell) -> None:
-    """Refuse a cell whose method has no meaningful latency, or needs visual tokens that its prompts lack."""
+    """Refuse a cell (method at a budget) whose method has no meaningful latency, or needs visual tokens that its prompts
+    lack."""
     compressor = cell.compressor
     if compressor.needs.answer:
         raise UnsupportedError(

@@ -103,6 +103,6 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
 
 
 def _warm(todo: Sequence[PassId]) -> int:
-    """Return the number of prompt tokens that warm-up passes read: one extra pass for each cell, length and batch that is
-    timed."""
+    """Return the number of prompt tokens that warm-up passes read: one extra pass for each cell (method at a budget), length
+    and batch that is timed."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

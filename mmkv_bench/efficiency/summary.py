@@ -35,8 +35,8 @@ _SAME_TIME_TOLERANCE = 0.05  # maximum relative difference of medians for two st
 def summary_lines(
     rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
-    """Summarise timed passes: return one line per cell, prompt length, batch and kind of prefill, sorted by length, batch and
-    cell.
+    """Summarise timed passes: return one line per cell (method at a budget), prompt length, batch and kind of prefill, sorted
+    by length, batch and cell.
 
     Args:
         rows: rows of the table `timings`.
@@ -193,8 +193,9 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Find out whether the decode steps of a cell are bound by kernel launches. Return lines with `launch_bound` and
-    `launch_unknown`.
+    """Find out whether the decode steps of a cell (method at a budget) are bound by kernel launches.
+
+    Return lines with `launch_bound` and `launch_unknown`.
 
     The steps of the shortest and the longest prompt at one batch are compared. If the quartiles of the step times overlap and
     the medians differ by at most `_ALIKE`, a step's time does not depend on its bytes: it is bound by launches. If the

@@ -90,7 +90,8 @@ def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
 
 
 def _table(lines: list[dict[str, Any]]) -> list[str]:
-    """Return the text of one length and batch: a table of times, a table of memory peaks, and one line per failed cell."""
+    """Return the text of one length and batch: a table of times, a table of memory peaks, and one line per failed cell
+    (method at a budget)."""
     finished_lines = [line for line in lines if line["status"] == "ok"]
     failed_lines = [f"  {line['label']}: {line['status']}: {line['error']}" for line in lines if line["status"] != "ok"]
     if not finished_lines:
@@ -123,7 +124,8 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
 
 
 def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
-    """Return one line of text per cell and length: the largest batch that fits, its times, and those of `full`."""
+    """Return one line of text per cell (method at a budget) and length: the largest batch that fits, its times, and those of
+    `full`."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]

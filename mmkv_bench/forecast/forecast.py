@@ -489,7 +489,7 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
 
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:
-    """Return sentences about cells whose memory does not follow from their budget alone."""
+    """Return sentences about cells (methods at their budgets) whose memory does not follow from their budget alone."""
     quantising_methods = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
     decode_evicting_methods = dict.fromkeys(
         cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises

@@ -184,7 +184,10 @@ def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) 
 
 
 def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
-    """Return the peaks as a table for a terminal: one line per cell, in GiB. memory: bytes of the device, None if unknown."""
+    """Return the peaks as a table for a terminal: one line per cell (method at a budget), in GiB.
+
+    memory: bytes of the device, None if unknown.
+    """
     shown_phases = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
     headings = ["cell", *shown_phases, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
     lines = ["", "peak memory in GiB, counted in a dry run without numbers"]

@@ -295,7 +295,8 @@ def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline 
 
 
 def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
-    """Return the rooflines of timed cells, by the values of the columns `_KEY` (model, device, ...).
+    """Return the rooflines of timed cells (methods at their budgets), by the values of the columns `_KEY` (model, device,
+    ...).
 
     A cell is included if its model's shape is on this machine and its device was measured before. No connection is made, and
     nothing is measured.

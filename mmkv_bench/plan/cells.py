@@ -144,7 +144,7 @@ class Cell:
 def stored_rows(
     cells: Iterable[Cell], resolved: Mapping[str, Any], provenance: Mapping[str, Any], prompt_format: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return rows of the table `cells`, one per cell, to be stored by a run.
+    """Return rows of the table `cells`, one per cell (method at a budget), to be stored by a run.
 
     resolved: the run's configuration (`RunConfig.resolved`).
     provenance: the result of `identity.provenance`.

@@ -115,7 +115,7 @@ def _installed() -> dict[str, str]:
 
 
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
-    """Return what a dataset adds to the identity of its cells.
+    """Return what a dataset adds to the identity of its cells (methods at their budgets).
 
     The number of samples is not part of it, so a run with a larger `limit` reuses stored rows.
 

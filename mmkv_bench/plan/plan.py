@@ -95,8 +95,10 @@ class Coverage:
         return is_answered
 
     def done(self, part: DatasetShare) -> dict[str, set[str]]:
-        """Map each cell of a dataset to the ids of the samples whose answers are stored. Rows with a status in `retry` do not
-        count."""
+        """Map each cell (method at a budget) of a dataset to the ids of the samples whose answers are stored.
+
+        Rows with a status in `retry` do not count.
+        """
         samples = np.array(part.samples, object)
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
@@ -105,15 +107,18 @@ class Coverage:
         return int(self.answered(part).sum())
 
     def missing(self, part: DatasetShare) -> int:
-        """Return the number of samples of a dataset that lack an answer in at least one cell."""
+        """Return the number of samples of a dataset that lack an answer in at least one cell (method at a budget)."""
         return int((~self.answered(part)).any(0).sum())
 
     def left(self, part: DatasetShare) -> int:
-        """Return the number of answers (cell and sample) of a dataset that are not stored yet."""
+        """Return the number of answers of a dataset that are not stored yet, one per cell (method at a budget) and sample."""
         return int((~self.answered(part)).sum())
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
-        """Map each of these cells to its number of answers with status ok. Cells without any are left out."""
+        """Map each of these cells (methods at their budgets) to its number of answers with status ok.
+
+        Cells without any are left out.
+        """
         cell_names = sorted(cells)
         cell_of_row = places(self.rows["cell"], pa.array(cell_names, pa.string()))
         is_ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
@@ -195,7 +200,7 @@ class Plan:
 
     @property
     def names(self) -> list[str]:
-        """Hashes of the cells."""
+        """Hashes of the cells (methods at their budgets)."""
         return [cell.cell for cell in self.cells]
 
     @cached_property
@@ -240,7 +245,10 @@ class Plan:
         return Coverage(plan_rows, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Return the number of samples that lack an answer in some cell. After a split run it is 0 unless a process failed."""
+        """Return the number of samples that lack an answer in some cell (method at a budget).
+
+        After a split run it is 0 unless a process failed.
+        """
         coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
         return sum(coverage.missing(part) for part in self.parts)
 

@@ -169,8 +169,10 @@ def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
 
 
 def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -> DatasetShare:
-    """Return the part of a plan that one dataset has: its cells, and the samples that this process answers. Data other than
-    pages are opened.
+    """Return the part of a plan that one dataset has: its cells (methods at their budgets), and the samples that this process
+    answers.
+
+    Data other than pages are opened.
 
     name: name of the dataset in the configuration.
     """

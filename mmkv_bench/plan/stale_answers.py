@@ -31,7 +31,8 @@ _SHOWN_IDS = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
-    """Find stored answers of a plan's cells whose prompts have changed since, because a picture or a text file did.
+    """Find stored answers of a plan's cells (methods at their budgets) whose prompts have changed since, because a picture or
+    a text file did.
 
     Returns:
         The answers that this run must generate again, of any shard: cell to sample ids.
@@ -139,7 +140,8 @@ _VERSION_COLUMNS = ("torch", "transformers", "numerics_version", "method_version
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
-    """Return a note if the plan's cells have no answers but the store has the same cells of another version; else nothing."""
+    """Return a note if the plan's cells (methods at their budgets) have no answers but the store has the same cells of
+    another version; else nothing."""
     cell_by_values: dict[tuple[Any, ...], Any] = {
         tuple(cell.row()[name] for name in _CELL_COLUMNS): cell for cell in plan.cells
     }

@@ -186,8 +186,8 @@ _SOURCE_NOTES = {"documented": " as documented", "unknown": ", an unknown number
 
 
 def schedule(plan: Plan, coverage: Coverage) -> str:
-    """Return the text of `mmkv-bench plan`: the model, and one table per group of datasets with equal counts of cells and
-    rows.
+    """Return the text of `mmkv-bench plan`: the model, and one table per group of datasets with equal counts of cells
+    (methods at their budgets) and rows.
 
     coverage: which rows of the plan are stored.
     """
@@ -206,7 +206,7 @@ def schedule(plan: Plan, coverage: Coverage) -> str:
 
 
 def schedule_document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
-    """Return `schedule` as data for JSON: datasets with their cells and counts of rows, and notes."""
+    """Return `schedule` as data for JSON: datasets with their cells (methods at their budgets) and counts of rows, and notes."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
@@ -230,7 +230,7 @@ def _counts(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
 
 
 def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
-    """Return the lines of a dataset's table, one per method and reading, with sums of cells and rows.
+    """Return the lines of a dataset's table, one per method and reading, with the number of cells and rows of each.
 
     A reading is the variant of a method: as its paper's text says, or as its released code does.
     """
@@ -414,7 +414,10 @@ class Report:
         )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells in which some measure has no metric with a value for every sample. metrics_of: cell to metrics."""
+        """Return the cells (methods at their budgets) in which some measure has no metric with a value for every sample.
+
+        metrics_of: cell to metrics.
+        """
         complete_cells = {
             row["cell"]
             for row in self.metrics
@@ -423,7 +426,8 @@ class Report:
         return [cell for cell in metrics_of if cell not in complete_cells]
 
     def _tables(self) -> str:
-        """Return the score tables of this run's cells as text, without scores per kind of question."""
+        """Return the score tables of this run's cells (methods at their budgets) as text, without scores per kind of
+        question."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.rows import frames

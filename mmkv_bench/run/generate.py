@@ -163,11 +163,12 @@ class Answering:
         self._document: DocumentPrompts | None = None  # of the last sample, if its dataset has several questions
 
     def pending(self, sample_id: str) -> int:
-        """Return the number of cells that lack a row for this sample."""
+        """Return the number of cells (methods at their budgets) that lack a row for this sample."""
         return sum(sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def wants(self, sample: SampleRef) -> bool:
-        """Tell whether a sample is in this run's selection (limit, ids and shard) and lacks a row in some cell."""
+        """Tell whether a sample is in this run's selection (limit, ids and shard) and lacks a row in some cell (method at a
+        budget)."""
         is_selected = bool(chosen([sample], self.config.selection))
         return is_selected and self.pending(sample.sample_id) > 0
 
@@ -185,8 +186,9 @@ class Answering:
             self._engine = None
 
     def __call__(self, request: Request) -> str:
-        """Answer one request with every cell that lacks a row for it, and commit the rows. Return one answer's text for
-        lmms-eval's loop.
+        """Answer one request with every cell (method at a budget) that lacks a row for it, and commit the rows.
+
+        Return one answer's text for lmms-eval's loop.
 
         lmms-eval does not score that text, because scoring reads the stored rows.
         """
@@ -208,7 +210,7 @@ class Answering:
         return rows[0]["answer"] or ""
 
     def _results(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
-        """Yield lists of results (one per cell) that can be committed together.
+        """Yield lists of results that can be committed together, one result per cell (method at a budget).
 
         Cells that share a prefill are in one list. Other cells get a list each, so an interrupted sample keeps its finished
         cells. An exception becomes the status of the cells that have no result yet.
@@ -260,8 +262,10 @@ class Answering:
             )
 
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
-        """Encode the request's prompt. If a cell compresses a document once for several questions, the prompt includes all of
-        them."""
+        """Encode the request's prompt.
+
+        If a cell (method at a budget) compresses a document once for several questions, the prompt includes all of them.
+        """
         asked_document, device = request.document, self.loaded.device
         if asked_document is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return self._encoded(request, identity, device)
@@ -327,7 +331,10 @@ class Answering:
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
-        """Answer an encoded prompt. Yield lists of results (one per cell in `specs`) that can be committed together."""
+        """Answer an encoded prompt with every cell (method at a budget) in `specs`.
+
+        Yield lists of results, one result per cell, that can be committed together.
+        """
         rules = self._within_context(self._rules_for(request), prompt)
         for results in self._generated(prompt, specs, rules, extras):
             if rules is not self._rules_for(request):

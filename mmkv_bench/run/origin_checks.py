@@ -104,7 +104,9 @@ class Inputs:
 
 
 def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str, Any], times: bool = False) -> None:
-    """Refuse to add rows to cells whose rows come from another kind of machine. The cells' hashes do not cover the machine.
+    """Refuse to add rows to cells (methods at their budgets) whose rows come from another kind of machine.
+
+    The cells' hashes do not cover the machine.
 
     Args:
         own: device, cpu and versions of this process (`provenance.collect`).
@@ -135,7 +137,9 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 
 
 def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel) -> None:
-    """Refuse to add rows to cells whose stored `prompt_format` differs from the loaded model's. No hash covers the format.
+    """Refuse to add rows to cells (methods at their budgets) whose stored `prompt_format` differs from the loaded model's.
+
+    No hash covers the format.
 
     Rows from before this column existed are accepted, unless older versions made other prompts for this model: with chat
     templates that take text or write the date, and with tokenizers whose begin-of-text token was missing or doubled.

@@ -129,7 +129,9 @@ def carry_out(plan: Plan) -> int:
 
 
 def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
-    """Read the stored rows of a plan's cells. Return a reader that caches them, and which answers are stored.
+    """Read the stored rows of a plan's cells (methods at their budgets).
+
+    Return a reader that caches them, and which answers are stored.
 
     The rows are read once for coverage, scores and tables, until something is written. A run that only generates reads just
     what it needs to find missing rows.
@@ -140,7 +142,8 @@ def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
 
 # ---------------------------------------------------------------------- before work
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
-    """Refuse to mix rows with and without a shared prefill in one cell: answers are equal, but times and memory are not."""
+    """Refuse to mix rows with and without a shared prefill in one cell (method at a budget): answers are equal, but times and
+    memory are not."""
     if plan.stage == "score":
         return
     wanted_scope, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
@@ -305,7 +308,7 @@ def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) 
 def _score(
     store: Store, parts: Sequence[DatasetShare], stale: Collection[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
-    """Score the answers of the cells `stale` (scores missing or outdated). Return the number of newly scored cells.
+    """Score the answers of the cells `stale`, whose scores are missing or outdated. Return the number of newly scored cells.
 
     stopped: filled by this function: dataset that could not be scored to the reason.
     """

@@ -59,8 +59,10 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Split the cells, in order, into blocks of about `AT_ONCE` answers. Yield each block; its answers are in memory
-        until the next."""
+        """Split the cells (methods at their budgets), in order, into blocks of about `AT_ONCE` answers.
+
+        Yield each block; its answers are in memory until the next.
+        """
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
         for block in _some(cells, self._room, AT_ONCE):
             self._held = None  # free memory before the next block is read
@@ -68,8 +70,10 @@ class Answers:
             yield block
 
     def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
-        """Split a block of cells, in order, into pieces of about `ROWS_AT_ONCE` answers. Yield each piece with its response
-        rows."""
+        """Split a block of cells (methods at their budgets), in order, into pieces of about `ROWS_AT_ONCE` answers.
+
+        Yield each piece with its response rows.
+        """
         assert self._held is not None, "a block that `blocks` gave last"
         for part in _some(block, self._counts, ROWS_AT_ONCE):
             yield part, self._held.of(*(cell.cell for cell in part))
@@ -154,7 +158,8 @@ class SampleRows:
         self._tables.append(kept_rows)
 
     def table(self) -> pa.Table:
-        """Return all rows added so far as one table, grouped by cell in the order in which the cells were added."""
+        """Return all rows added so far as one table, grouped by cell (method at a budget) in the order in which the cells
+        were added."""
         rows = pa.concat_tables(self._tables)
         cell_place_of_row = pc.index_in(rows["cell"], value_set=rows["cell"].unique()).to_numpy()
         return rows.take(np.argsort(cell_place_of_row, kind="stable"))

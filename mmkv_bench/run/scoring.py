@@ -85,7 +85,8 @@ def unscored(
 def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
-    """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer.
+    """Return the cells (methods at their budgets) whose stored scores belong to other answers than the stored ones, or to
+    another version of the scorer.
 
     metrics: the cells' rows of the table `metrics`.
     specs, undigested: as in `unscored`.
@@ -110,7 +111,8 @@ def _otherwise_scored(
 
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield pairs of tables for the cells `names`: their answers and their scores, each with cell, sample and status.
+    """Yield pairs of tables for the cells `names` (methods at their budgets): their answers and their scores, each with cell,
+    sample and status.
 
     If there are many rows, each pair has some of the cells.
     """
@@ -124,8 +126,8 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
 
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
-    """Return the cells whose answered samples differ from the scored ones: a (sample, status) pair is in only one of the
-    tables."""
+    """Return the cells (methods at their budgets) whose answered samples differ from the scored ones: a (sample, status) pair
+    is in only one of the tables."""
     all_rows = pa.concat_tables([answered, scored])
     key = keys(all_rows, all_rows.column_names)
     differing_keys = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
@@ -156,7 +158,8 @@ def score_dataset(
     judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
-    """Score answers of a dataset that have no current score, then compute the metrics of all of its cells.
+    """Score answers of a dataset that have no current score, then compute the metrics of all of its cells (methods at their
+    budgets).
 
     Metrics of all cells are computed again because some are differences to `full`.
 
@@ -247,7 +250,7 @@ class _Scored:
                 self._keep(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Drop the rows of the previous cells, and read the stored score rows of these cells."""
+        """Drop the rows of the previous cells (methods at their budgets), and read the stored score rows of these cells."""
         cell_names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in cell_names if name in self._stale]))
@@ -263,7 +266,10 @@ class _Scored:
         self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
-        """Add the scores of a cell from one pass of the scorer. A stored judge's scores stay if this pass has none."""
+        """Add the scores of a cell (method at a budget) from one pass of the scorer.
+
+        A stored judge's scores stay if this pass has none.
+        """
         name = cell.cell
         for metric, value in (scores.aggregate or {}).items():
             self.aggregates[name, metric] = value

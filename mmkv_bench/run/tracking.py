@@ -117,7 +117,10 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add the rows of one sample. Numbers per cell are sent from time to time, and with the last sample."""
+        """Add the rows of one sample.
+
+        Numbers per cell (method at a budget) are sent from time to time, and with the last sample.
+        """
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP_COLUMNS}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:

@@ -248,7 +248,7 @@ def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Map
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:
-    """Map the hash of each cell of a run to (dataset, number of samples)."""
+    """Map the hash of each cell (method at a budget) of a run to (dataset, number of samples)."""
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 

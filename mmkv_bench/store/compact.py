@@ -120,7 +120,10 @@ def _pack(store: Store, slim: bool) -> int:
 
 
 def _pack_diagnostics(store: Store) -> None:
-    """Rewrite the table `diagnostics` as few files. Rows are grouped by measurement, because they belong to no cell."""
+    """Rewrite the table `diagnostics` as few files.
+
+    Rows are grouped by measurement, because they belong to no cell (one model, dataset, method and budget).
+    """
     old_files = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
@@ -146,11 +149,13 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Tell whether the table (in `files`) has too many rows to be read whole and must be packed a few cells at a time."""
+        """Tell whether the table (in `files`) has too many rows to be read whole and must be packed a few cells (each one
+        model, dataset, method and budget) at a time."""
         return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > ROWS_AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
-        """Return the table's rows of the cells `names` (None: all cells), without the rows of dropped cells."""
+        """Return the table's rows of the cells `names` (each one model, dataset, method and budget) (None: all cells),
+        without the rows of dropped cells."""
         rows = self._read(names)
         if self._dropped:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))

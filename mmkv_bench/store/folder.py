@@ -255,7 +255,8 @@ class Writer:
         self._folder: os.stat_result | None = None  # the store's folder at the first commit
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Store the rows of ONE sample (one question), one row per cell, or none of them.
+        """Store the rows of ONE sample (one question), one row per cell (one model, dataset, method and budget), or none of
+        them.
 
         When this returns, the rows survive kill -9 and power failure.
 

@@ -17,7 +17,10 @@ from mmkv_bench.store.parts import codes_of, opened, readable, sealed
 
 
 def counted(path: Path) -> dict[str, int]:
-    """Return the number of rows of each cell in a parquet file, by cell hash. Raises FileNotFoundError, StoreError."""
+    """Return the number of rows of each cell (one model, dataset, method and budget) in a parquet file, by cell hash.
+
+    Raises FileNotFoundError, StoreError.
+    """
     rows_by_cell: dict[str, int] = {}
     with readable(path), opened(path, ["cell"]) as file:
         for group in range(file.num_row_groups):
@@ -132,7 +135,8 @@ def is_packed(path: Path) -> bool:
 
 
 def alike(cells: pa.Table) -> list[str]:
-    """Return the hashes of all cells in the table `cells`, ordered so that neighbours have equal dataset, method and budget."""
+    """Return the hashes of all cells (each one model, dataset, method and budget) in the table `cells`, ordered so that
+    neighbours have equal dataset, method and budget."""
     cell_columns = cells.select(ALIKE).combine_chunks()
     return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
@@ -145,7 +149,7 @@ def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Return rows sorted by cell, cells in the order of the list `order`.
+    """Return rows sorted by cell (one model, dataset, method and budget), cells in the order of the list `order`.
 
     Rows of one cell keep their order. Rows of cells that are missing from `order` come last.
     """
@@ -156,7 +160,9 @@ def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
 def packed(
     rows: pa.Table, largest: int = LARGEST_FILE, together: str = "cell", level: int = DENSEST_LEVEL
 ) -> list[bytes]:
-    """Return `rows` as the contents of parquet files of at most `largest` bytes. A cell with more bytes gets one larger file.
+    """Return `rows` as the contents of parquet files of at most `largest` bytes.
+
+    A cell (one model, dataset, method and budget) with more bytes gets one larger file.
 
     rows: sorted so that the rows of one cell are adjacent.
     together: the column whose values are never split between files, by default the cell.

@@ -188,7 +188,8 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
-    """Return (start, end) of slices that have about `rows` rows each and do not split a cell.
+    """Return (start, end) of slices that have about `rows` rows each and do not split a cell (one model, dataset, method and
+    budget).
 
     codes: the number of each row's cell, sorted.
     """

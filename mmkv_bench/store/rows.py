@@ -286,7 +286,8 @@ def processor(device: str | None, cpu: str | None, dtype: str, times: bool = Fal
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
-    """Raise StoreError if a new row and the stored row of one cell differ in a column that the cell's hash covers."""
+    """Raise StoreError if a new row and the stored row of one cell (one model, dataset, method and budget) differ in a column
+    that the cell's hash covers."""
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
         if REDACTED in f"{old}{new}":  # only one row may be redacted: the other process may not have known the secret

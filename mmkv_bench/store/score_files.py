@@ -61,7 +61,8 @@ def batch_files(root: Path, table: str) -> list[Path]:
 
 
 def cells_of_batch(root: Path, name: str) -> set[str]:
-    """Return the cells whose earlier scores are replaced by the batch file `name` (scores that were written together).
+    """Return the cells (each one model, dataset, method and budget) whose earlier scores are replaced by the batch file
+    `name` (scores that were written together).
 
     Cells that have no scores any more are included. Raises FileNotFoundError, StoreError.
     """
@@ -142,7 +143,7 @@ class GrowingScoreFile:
                 yield rows
 
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
-        """Yield, for each metric, its rows and the set of their cells.
+        """Yield, for each metric, its rows and the set of their cells (each one model, dataset, method and budget).
 
         If a metric has many rows, they are split by cell into several yields, each with the rows of the cells `beside` added.
         Text columns are dictionary-encoded. `schema_version` and `dataset` are left out.
@@ -264,8 +265,10 @@ def current_rows(
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
-    """Return the rows of the file of a single cell. Raises StoreError if the rows are of another cell, because the file was
-    renamed."""
+    """Return the rows of the file of a single cell (one model, dataset, method and budget).
+
+    Raises StoreError if the rows are of another cell, because the file was renamed.
+    """
     rows = read(table, partial(_there, path), columns, None)
     if other_cells := _cell_names(rows) - {path.stem}:
         raise StoreError(

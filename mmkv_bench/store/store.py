@@ -110,7 +110,7 @@ class Store(StoreFolder):
     def responses(
         self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return rows of `responses`, the newest per cell and sample, sorted by both.
+        """Return rows of `responses`, the newest per cell (one model, dataset, method and budget) and sample, sorted by both.
 
         cells: hashes of cells; None returns all.
         columns: names of columns; None returns all.
@@ -131,7 +131,7 @@ class Store(StoreFolder):
         return rows.select(selected_columns)
 
     def counts(self, table: str) -> dict[str, int]:
-        """Count, per cell, the rows of `responses` or `samples` in parquet files.
+        """Count, per cell (one model, dataset, method and budget), the rows of `responses` or `samples` in parquet files.
 
         The count is an upper bound, because replaced rows count too. Only one column of one row group is in memory at a time.
         """
@@ -147,7 +147,9 @@ class Store(StoreFolder):
     # Cells and scores
 
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store rows that describe new cells. For a cell that is already stored, the first row stays.
+        """Store rows that describe new cells (each one model, dataset, method and budget).
+
+        For a cell that is already stored, the first row stays.
 
         Secrets in `config`, `model`, `parameters` and `generation` are redacted, but the cells' hashes must be computed from
         the unredacted values. Raises StoreError if a stored row with the same hash differs in a column that the hash covers.
@@ -171,7 +173,7 @@ class Store(StoreFolder):
     def cells(
         self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return rows of the table `cells`, one per cell.
+        """Return rows of the table `cells`, one per cell (one model, dataset, method and budget).
 
         cells: hashes of cells; None returns all.
         columns: names of columns; None returns all.
@@ -204,8 +206,10 @@ class Store(StoreFolder):
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
     ) -> None:
-        """Replace the rows of `samples` and `metrics` for all cells in `blocks`, in one step. All rows together may exceed
-        memory.
+        """Replace the rows of `samples` and `metrics` for all cells (each one model, dataset, method and budget) in `blocks`,
+        in one step.
+
+        All rows together may exceed memory.
 
         Args:
             blocks: rows of `samples` without `schema_version`. All rows of a cell are in one block.
@@ -248,7 +252,8 @@ class Store(StoreFolder):
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return rows of the table `samples`: the value of one metric for one answer of a cell.
+        """Return rows of the table `samples`: the value of one metric for one answer of a cell (one model, dataset, method
+        and budget).
 
         cells, metrics: if given, only rows of these.
         columns: names of columns; None returns all.
@@ -257,7 +262,8 @@ class Store(StoreFolder):
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return rows of the table `metrics`: the value of one metric over all samples of a cell.
+        """Return rows of the table `metrics`: the value of one metric over all samples of a cell (one model, dataset, method
+        and budget).
 
         cells: hashes of cells; None returns all.
         columns: names of columns; None returns all. If all are read, a row that does not match its digest raises StoreError.
@@ -325,7 +331,8 @@ class Store(StoreFolder):
         columns: Sequence[str] | None = None,
         coded: bool = False,
     ) -> pa.Table:
-        """Return the rows of a table from all of its files, without a choice among several rows of one cell."""
+        """Return the rows of a table from all of its files, without a choice among several rows of one cell (one model,
+        dataset, method and budget)."""
         return self.read(table, lambda: self.files(table), columns or SCHEMAS[table].names, cells, coded)
 
 
@@ -336,7 +343,7 @@ _KEY_COLUMNS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", 
 
 
 def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
-    """Replace the scores of `cells`. A cell without new rows loses its scores.
+    """Replace the scores of `cells`. A cell (one model, dataset, method and budget) without new rows loses its scores.
 
     tables: `samples` and `metrics` to their new, checked rows.
     """

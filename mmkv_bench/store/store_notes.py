@@ -104,8 +104,10 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Add cells that submitted jobs will answer to the store's list of planned cells. Raises StoreError if it cannot be
-    written.
+    """Add cells (each one model, dataset, method and budget) that submitted jobs will answer to the store's list of planned
+    cells.
+
+    Raises StoreError if it cannot be written.
 
     cells: hash -> (dataset, number of samples).
     """
@@ -115,7 +117,10 @@ def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> No
 
 
 def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
-    """Remove these cells from the list of planned cells. Raises StoreError if the folder cannot be written."""
+    """Remove these cells (each one model, dataset, method and budget) from the list of planned cells.
+
+    Raises StoreError if the folder cannot be written.
+    """
     if (store.root / _PLANNED).exists():
         with store.locked():
             planned = planned_cells(store.root).items()
@@ -123,7 +128,8 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
-    """Map the hash of each cell that submitted jobs will answer to (dataset, number of samples).
+    """Map the hash of each cell (one model, dataset, method and budget) that submitted jobs will answer to (dataset, number
+    of samples).
 
     Empty if the list is missing or damaged; damage is logged.
     """

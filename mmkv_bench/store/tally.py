@@ -76,20 +76,27 @@ class Tally:
     writers: int
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
-        """Sum columns of `counts` per cell. Return the cells, and one array of sums per column."""
+        """Sum columns of `counts` per cell (one model, dataset, method and budget).
+
+        Return the cells, and one array of sums per column.
+        """
         cells = coded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
 
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
-        """Map each cell to (number of its answers, digest of its answers). See `digests_of_cells`."""
+        """Map each cell (one model, dataset, method and budget) to (number of its answers, digest of its answers).
+
+        See `digests_of_cells`.
+        """
         cell_names, (n_answers, low, high) = self._sums("n", "low", "high")
         return {name: (int(n_answers[at]), digest_text(low[at], high[at])) for at, name in enumerate(cell_names)}
 
     @property
     def clusters(self) -> dict[str, int]:
-        """Map each cell to a digest of which samples it answered and to which clusters (page, image, document) they belong."""
+        """Map each cell (one model, dataset, method and budget) to a digest of which samples it answered and to which
+        clusters (page, image, document) they belong."""
         cell_names, (cluster_digests,) = self._sums("clusters")
         return dict(zip(cell_names, cluster_digests.view(np.uint64).tolist(), strict=True))
 
@@ -115,7 +122,10 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
 
 def tally(store: Store) -> Tally:
-    """Count the answers of a store per cell and status. Raises StoreError for damaged files."""
+    """Count the answers of a store per cell (one model, dataset, method and budget) and status.
+
+    Raises StoreError for damaged files.
+    """
     store.check_version()
     # Journals first: a journal published between the two reads is then left out, because its part has the same name.
     pending_rows, living_journals = {}, set()
@@ -156,7 +166,9 @@ def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
 
 
 def counted(rows: pa.Table) -> pa.Table:
-    """Count answers per cell, status and error message. Return a table with the columns `COUNTS` and `_SETS`.
+    """Count answers per cell (one model, dataset, method and budget), status and error message.
+
+    Return a table with the columns `COUNTS` and `_SETS`.
 
     rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
     """
@@ -239,7 +251,7 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
 
 
 def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
-    """Return the cells for which two files have an answer to the same sample.
+    """Return the cells (each one model, dataset, method and budget) for which two files have an answer to the same sample.
 
     files: file number of each row of `counts`.
     sets: digest of a set to its sample ids.
@@ -286,8 +298,10 @@ def digest_text(low: Any, high: Any) -> str:
 
 
 def digests_of_cells(rows: pa.Table) -> dict[str, str]:
-    """Map each cell to a digest of its answers (32 hex digits). rows: columns `cell` and `_ANSWER` (sample, status and
-    answer)."""
+    """Map each cell (one model, dataset, method and budget) to a digest of its answers (32 hex digits).
+
+    rows: columns `cell` and `_ANSWER` (sample, status and answer).
+    """
     if not rows.num_rows:
         return {}
     cells = coded(rows["cell"])

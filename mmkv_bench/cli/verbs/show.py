@@ -49,8 +49,9 @@ def _remake(
     other_versions: bool,
     run_code: bool,
 ) -> int:
-    """Generate stored answers again. Print which visual tokens each cell kept, and whether its answer is the same. Return the
-    exit code.
+    """Generate stored answers again.
+
+    Print which visual tokens each cell (method at a budget) kept, and whether its answer is the same. Return the exit code.
 
     shown: cell to sample ids.
     """
