@@ -180,8 +180,10 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the config group of the name with which a key begins (method for `snapkv.window`); None if a key or group has
-    that name."""
+    """Return the config group to which the first word of a key belongs: `method` for `snapkv.window`.
+
+    None if a key or group has that name, or no group offers it.
+    """
     name_in_key, _, key_in_name = key.partition(".")
     if not key_in_name or name_in_key in keys() or name_in_key in groups():
         return None

@@ -208,7 +208,7 @@ def _submit(
 
 
 def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
-    """Print the scripts for the missing work, and the run of each job, without Slurm. Return the plans.
+    """Print the scripts for the missing work, and the run of each job, without asking Slurm. Return the plans of the runs.
 
     Nothing is loaded or created, so the plans are those that are known without data. Raises the errors of `sweep` that are
     known without Slurm.

@@ -149,13 +149,18 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Tell whether the table (in `files`) has too many rows to be read whole and must be packed a few cells (each one
-        model, dataset, method and budget) at a time."""
+        """Tell whether the table (in `files`) has too many rows to be read whole.
+
+        Such a table is packed a few cells (each one model, dataset, method and budget) at a time.
+        """
         return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > ROWS_AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
-        """Return the table's rows of the cells `names` (each one model, dataset, method and budget) (None: all cells),
-        without the rows of dropped cells."""
+        """Return the table's rows of some cells (each one model, dataset, method and budget), without the rows of dropped
+        cells.
+
+        names: hashes of the cells; None returns all.
+        """
         rows = self._read(names)
         if self._dropped:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))

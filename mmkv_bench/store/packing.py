@@ -135,8 +135,10 @@ def is_packed(path: Path) -> bool:
 
 
 def alike(cells: pa.Table) -> list[str]:
-    """Return the hashes of all cells (each one model, dataset, method and budget) in the table `cells`, ordered so that
-    neighbours have equal dataset, method and budget."""
+    """Return the hashes of all cells in the table `cells`, ordered so that neighbours have equal dataset, method and budget.
+
+    A cell is one model x dataset x method x budget configuration.
+    """
     cell_columns = cells.select(ALIKE).combine_chunks()
     return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 

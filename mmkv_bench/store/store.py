@@ -331,8 +331,7 @@ class Store(StoreFolder):
         columns: Sequence[str] | None = None,
         coded: bool = False,
     ) -> pa.Table:
-        """Return the rows of a table from all of its files, without a choice among several rows of one cell (one model,
-        dataset, method and budget)."""
+        """Return the rows of a table from all of its files. If several files have rows of one cell, all of them are returned."""
         return self.read(table, lambda: self.files(table), columns or SCHEMAS[table].names, cells, coded)
 
 

@@ -104,10 +104,10 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Add cells (each one model, dataset, method and budget) that submitted jobs will answer to the store's list of planned
-    cells.
+    """Add cells that submitted jobs will answer to the store's list of planned cells. Raises StoreError if it cannot be
+    written.
 
-    Raises StoreError if it cannot be written.
+    A cell is one model x dataset x method x budget configuration.
 
     cells: hash -> (dataset, number of samples).
     """
@@ -128,8 +128,7 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
-    """Map the hash of each cell (one model, dataset, method and budget) that submitted jobs will answer to (dataset, number
-    of samples).
+    """Return the list of planned cells, which submitted jobs will answer: hash -> (dataset, number of samples).
 
     Empty if the list is missing or damaged; damage is logged.
     """
