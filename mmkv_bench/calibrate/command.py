@@ -132,7 +132,7 @@ def _samples(options: argparse.Namespace) -> PromptSamples:
     """Return the pages, or the passages of a text, that the options select.
 
     Raises CalibrationError: an unknown kind of page, both pages and text, or no text. When pages are read, also for a model
-        that reads no images.
+    that reads no images.
     """
     text_path, page_size, number_of_samples = getattr(options, "text", None), options.size, options.samples
     if text_path is not None and options.kinds:

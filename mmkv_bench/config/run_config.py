@@ -113,8 +113,8 @@ def settle(config: Container) -> None:
     """Replace every absolute interpolation in a composition by its value, and check the relative ones (`${.window}`).
 
     Relative interpolations are kept: a method's parts refer to its parameters, which its reading (the paper's text or the
-        released code) may still change. Those inside a part of a variant are not checked here, because they refer to keys of
-        its base.
+    released code) may still change. Those inside a part of a variant are not checked here, because they refer to keys of
+    its base.
 
     Raises:
         ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a value

@@ -390,9 +390,9 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
     """Return the memory that a batch needs in addition to the weights [bytes].
 
     It is the largest of three moments: the end of the answers; the joining of caches that were prefilled one by one, layer by
-        layer, with one layer held twice; the prefill of the last prompt. The last prompt holds its keys and values (with a
-        method of scope `layer`, of one layer at a time) and the tensors of one MLP, in addition to the kept entries of
-        earlier sequences. Uncompressed layers hold their states at all times.
+    layer, with one layer held twice; the prefill of the last prompt. The last prompt holds its keys and values (with a
+    method of scope `layer`, of one layer at a time) and the tensors of one MLP, in addition to the kept entries of
+    earlier sequences. Uncompressed layers hold their states at all times.
 
     scope: when the method compresses, see `BudgetForecast`.
     kept: entries per KV head kept of a prompt.

@@ -141,7 +141,7 @@ def usable_device(model: Model, dtype: str) -> str:
     """Return the kind of device (`cpu`, `cuda`) on which a run generates.
 
     Raises ConfigError: model.device=cuda without a CUDA device (the message states the memory of the weights), or an error of
-        `check_meant`.
+    `check_meant`.
     """
     check_meant(model.device)
     device = devices.kind_of(model.device)

@@ -489,7 +489,7 @@ def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) 
     """Return where each visual token is in the prompt and in its picture: six numbers per token, in one flat list.
 
     The numbers are: index in the prompt, number of the image, and the box's top, bottom, left and right. The last five are -1
-        for a token that shows no part of an image. Return None if the family's rule is unknown or the prompt has videos.
+    for a token that shows no part of an image. Return None if the family's rule is unknown or the prompt has videos.
     """
     from mmkv_bench.families.registry import token_boxes
 

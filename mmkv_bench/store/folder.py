@@ -264,8 +264,8 @@ class Writer:
         prompt: the sample's row of the table `prompts`, stored together with `rows`.
 
         Raises StoreError: a row breaks the schema, rows of several samples, two rows of one cell, or a disk that refuses. The
-            rows are then not stored, with one exception: if the message states that publishing failed, the rows stay in the
-            journal, where readers and later runs find them.
+        rows are then not stored, with one exception: if the message states that publishing failed, the rows stay in the
+        journal, where readers and later runs find them.
         """
         if os.getpid() != self._process:
             raise StoreError("a Writer belongs to the process that made it; open one in the forked process")

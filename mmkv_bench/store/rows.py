@@ -34,7 +34,7 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
     stamps: values of the columns that the store fills itself.
 
     Raises StoreError, which names the column: a column is unknown or missing, has the wrong type or a value outside its
-        enumeration, or breaks a rule between columns (such as an answer in a failed row).
+    enumeration, or breaks a rule between columns (such as an answer in a failed row).
     """
     known_columns(table, row)
     checked_row: dict[str, Any] = {}
