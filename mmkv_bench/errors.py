@@ -95,7 +95,7 @@ def check_output() -> None:
 
 
 SIMILAR = "did you mean"
-LISTED = 20
+MAX_LISTED_NAMES = 20
 """Most names that a message lists; longer lists are only counted."""
 _NEAR, _ALIKE = 0.75, 0.05
 
@@ -113,7 +113,11 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         return "it takes none"
     if similar_names := near(name, allowed):
         return f"{SIMILAR} {' or '.join(map(repr, similar_names))}?"
-    return f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"it is none of the {len(allowed)} names"
+    return (
+        f"allowed: {', '.join(allowed)}"
+        if len(allowed) <= MAX_LISTED_NAMES
+        else f"it is none of the {len(allowed)} names"
+    )
 
 
 def near(name: str, allowed: Iterable[str]) -> list[str]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mmkv_bench.families.facts import ModelFacts
 
 
-LARGEST = 256 << 20  # bytes of a file; a thousand samples of every head of a 72B model take a tenth
-TOP = 0.05  # share of the heads whose scores are summed for `oddities`
+LARGEST_FILE_BYTES = 256 << 20  # bytes of a file; a thousand samples of every head of a 72B model take a tenth
+TOP_SHARE = 0.05  # share of the heads whose scores are summed for `oddities`
 _UNNAMED_WEIGHTS_NOTE = "the files name no weights; the import assigned them to this model"
 _EVICTED_SHARE = re.compile(r"_(0?\.\d+)\.json$")
 _HEAD_KEY = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
@@ -47,8 +47,10 @@ def imported(method: str, files: Sequence[Path], family: ModelFacts) -> dict[str
         if file.name in contents:
             raise CalibrationError(f"two files are named {file.name}; give each budget's file once")
         try:
-            if file.stat().st_size > LARGEST:
-                raise CalibrationError(f"{file.name} is larger than {LARGEST >> 20} MiB; give a released file")
+            if file.stat().st_size > LARGEST_FILE_BYTES:
+                raise CalibrationError(
+                    f"{file.name} is larger than {LARGEST_FILE_BYTES >> 20} MiB; give a released file"
+                )
             content = file.read_bytes()
             contents[file.name] = json.loads(content, object_pairs_hook=_different_keys)
         except OSError as error:
@@ -153,7 +155,7 @@ def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[s
     sum_of_scores = math.fsum(sorted_scores)
     if not sum_of_scores:
         raise CalibrationError(f"no score in {name} is above 0, so heads cannot be ranked; give the released file")
-    top_scores = sorted_scores[: max(1, round(TOP * len(sorted_scores)))]
+    top_scores = sorted_scores[: max(1, round(TOP_SHARE * len(sorted_scores)))]
     oddities = [
         f"{min(sample_counts)} samples of each head"
         if len(sample_counts) == 1

@@ -32,7 +32,7 @@ from mmkv_bench.protocols import protocol
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
 
-INSIDE = ("vision", "score", "select", "reduce")
+INNER_PHASES = ("vision", "score", "select", "reduce")
 """Phases during the text model's forward pass over the prompt, or before it."""
 ACCOUNT = "account"  # counting of entries, excluded from times
 ROW_BY_ROW = "row_by_row"  # fallback: the batch's sequences have states of a decode policy
@@ -121,7 +121,7 @@ class Bench:
         pass_marks, cache_bytes = self._run(prompts, cell, clock, self.step)
         seconds_between, inner_seconds = self.device.between, clock.seconds()
         compressed = {
-            name: inner_seconds.get(name, 0.0) for name in INSIDE if name != "vision" or name in inner_seconds
+            name: inner_seconds.get(name, 0.0) for name in INNER_PHASES if name != "vision" or name in inner_seconds
         }
         prefill_seconds = sum(seconds_between(lap.start, lap.prefilled) for lap in pass_marks.laps) - inner_seconds.get(
             ACCOUNT, 0.0

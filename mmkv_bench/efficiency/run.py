@@ -63,9 +63,9 @@ def run(config: RunConfig) -> int:
     return exit_code
 
 
-DISTINCT = 16
+DISTINCT_PROMPTS = 16
 """Number of prompts with pictures or videos made for a batch. Further sequences repeat these under other names."""
-PREFILLED = 3
+PREFILLED_PROMPTS = 3
 """Number of prompts that are prefilled when a search tries a size. One more is prefilled behind the copies."""
 _PASS_COLUMNS = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
@@ -270,8 +270,10 @@ class _Passes:
         Copies are used only while a search tries a batch size.
         """
         is_search_pass = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
-        uses_copies = is_search_pass and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.outcomes)
-        return PREFILLED if uses_copies else None
+        uses_copies = (
+            is_search_pass and unit.batch > PREFILLED_PROMPTS + 1 and unit not in self.plan.unconfirmed(self.outcomes)
+        )
+        return PREFILLED_PROMPTS if uses_copies else None
 
     def _forget_storages(self) -> None:
         """Free the storages of compiled steps, so that they do not take memory besides those of a new shape. Passes then warm
@@ -317,7 +319,7 @@ class _Passes:
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         prompt_kind = kind_of(cell.dataset)
-        prompt_number = number if prompt_kind == TEXT else number % DISTINCT
+        prompt_number = number if prompt_kind == TEXT else number % DISTINCT_PROMPTS
         if (prompt_kind, tokens, prompt_number) not in self.prompts:
             loaded, model = self.bench.loaded, self.plan.model
             self.prompts[prompt_kind, tokens, prompt_number] = (

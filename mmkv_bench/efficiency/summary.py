@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mmkv_bench.forecast.roofline import Roofline
     from mmkv_bench.plan.cells import Cell
 
-LINE = ["cell", "prompt_tokens", "batch", "batch_prefill"]
-WAY = ["cell", "prompt_tokens", "batch_prefill"]
+LINE_COLUMNS = ["cell", "prompt_tokens", "batch", "batch_prefill"]
+WAY_COLUMNS = ["cell", "prompt_tokens", "batch_prefill"]
 """Columns that all batch sizes of a cell share."""
 COMPRESSION = ["score", "select", "reduce"]
 POINTS = ("ttft", "vision", "compression", "second_token", "total")
@@ -63,22 +63,22 @@ def summary_lines(
     lines = _state(table)
     timed_rows = table[table["repeat"].notna() & (table["status"] == "ok")]
     if not timed_rows.empty:
-        seconds_by_phase = timed_rows.pivot(index=[*LINE, "repeat"], columns="phase", values="seconds")
+        seconds_by_phase = timed_rows.pivot(index=[*LINE_COLUMNS, "repeat"], columns="phase", values="seconds")
         seconds_by_phase["compression"] = seconds_by_phase[COMPRESSION].sum(axis=1)
         seconds_by_phase["vision"] = seconds_by_phase["vision"] if "vision" in seconds_by_phase else float("nan")
-        decode_rows = timed_rows[timed_rows["phase"] == "decode"].set_index([*LINE, "repeat"])
+        decode_rows = timed_rows[timed_rows["phase"] == "decode"].set_index([*LINE_COLUMNS, "repeat"])
         step_seconds = decode_rows["steps_s"].explode().astype(float)
         batch = seconds_by_phase.index.get_level_values("batch")
         seconds_by_phase["tokens_s"] = (
             batch * decode_rows["steps_s"].map(len).reindex(seconds_by_phase.index) / seconds_by_phase["decode"]
         )
-        seconds_by_phase["tpot"] = step_seconds.groupby(level=[*LINE, "repeat"]).median()
+        seconds_by_phase["tpot"] = step_seconds.groupby(level=[*LINE_COLUMNS, "repeat"]).median()
         lines = lines.join(_quartiles(seconds_by_phase[[*POINTS, "score", "tokens_s"]])).join(
             _quartiles(step_seconds.to_frame("tpot"))
         )
         lines = lines.join(_quartiles(_ratios(seconds_by_phase, baselines)))
     lines = lines.join(_memory(table)).reset_index()
-    lines = lines.merge(_largest(lines, baselines), how="left", on=WAY)
+    lines = lines.merge(_largest(lines, baselines), how="left", on=WAY_COLUMNS)
     lines = lines.sort_values(["prompt_tokens", "batch", "batch_prefill", "cell"], ignore_index=True)
     lines.loc[lines["batch"] == 1, "batch_prefill"] = None
     for name in ("tpot_median", "ttft_median", "vision_median", "compression_median", "bytes_useful_step"):
@@ -89,15 +89,23 @@ def summary_lines(
 def _state(table: pd.DataFrame) -> pd.DataFrame:
     """Return, per line of the summary: status and error (of the first failure), repeats, load, and disturbances."""
     total_rows = table[table["phase"] == "total"]
-    lines = total_rows.assign(ok=total_rows["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
-    state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
-    repeats = total_rows[total_rows["repeat"].notna() & (total_rows["status"] == "ok")].groupby(LINE).size()
+    lines = (
+        total_rows.assign(ok=total_rows["status"] == "ok")
+        .sort_values([*LINE_COLUMNS, "ok"], kind="stable")
+        .groupby(LINE_COLUMNS)
+    )
+    state = lines.nth(0).set_index(LINE_COLUMNS)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
+    repeats = total_rows[total_rows["repeat"].notna() & (total_rows["status"] == "ok")].groupby(LINE_COLUMNS).size()
     state["repeats"] = repeats.reindex(state.index, fill_value=0)
-    state = state.join(total_rows[[*LINE, "load"]].groupby(LINE).median()).join(
-        total_rows[[*LINE, "threads"]].groupby(LINE).max()
+    state = state.join(total_rows[[*LINE_COLUMNS, "load"]].groupby(LINE_COLUMNS).median()).join(
+        total_rows[[*LINE_COLUMNS, "threads"]].groupby(LINE_COLUMNS).max()
     )
     disturbance_groups = (
-        total_rows[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
+        total_rows[[*LINE_COLUMNS, "disturbed"]]
+        .explode("disturbed")
+        .dropna()
+        .drop_duplicates()
+        .groupby(LINE_COLUMNS)["disturbed"]
     )
     state["disturbed"] = disturbance_groups.agg("; ".join).reindex(state.index)
     return state
@@ -112,40 +120,44 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
-    index_levels = [wide.index.get_level_values(name) for name in (*LINE[1:], "repeat")]
+    index_levels = [wide.index.get_level_values(name) for name in (*LINE_COLUMNS[1:], "repeat")]
     index_of_full = pd.MultiIndex.from_arrays([cells.map(baselines), *index_levels], names=wide.index.names)
     values = wide[["tpot", "second_token", "total"]]
     return (values / values.reindex(index_of_full).to_numpy()).add_suffix("_ratio")
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the largest batch that fits for each `WAY`, and its ratio to full's. Null unless one sequence more ran out of
-    memory."""
+    """Return the largest batch that fits, for each cell, length and kind of prefill, and its ratio to full's.
+
+    Null unless a batch with one sequence more ran out of memory.
+    """
     import pandas as pd
 
     status_of_one_sequence = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
-    fit_by_way = lines[WAY].drop_duplicates()
+    fit_by_way = lines[WAY_COLUMNS].drop_duplicates()
     status_by_way = status_of_one_sequence.reindex(
         pd.MultiIndex.from_frame(fit_by_way[["cell", "prompt_tokens"]])
     ).to_numpy()
-    fit_by_way = fit_by_way.set_index(WAY).assign(
+    fit_by_way = fit_by_way.set_index(WAY_COLUMNS).assign(
         fits=pd.Series(status_by_way).map({"ok": 1, "oom": 0}).to_numpy(), fails=float("nan")
     )
     lines_of_batches = lines[lines["batch"] > 1]
     for name, status, most in (("fits", "ok", "max"), ("fails", "oom", "min")):
-        batch_by_way = lines_of_batches[lines_of_batches["status"] == status].groupby(WAY)["batch"].agg(most)
+        batch_by_way = lines_of_batches[lines_of_batches["status"] == status].groupby(WAY_COLUMNS)["batch"].agg(most)
         fit_by_way[name] = batch_by_way.reindex(fit_by_way.index).fillna(fit_by_way[name])
     is_bounded = (fit_by_way["fits"] == 0) | (fit_by_way["fails"] == fit_by_way["fits"] + 1)
     largest = fit_by_way["fits"].where(is_bounded)
     cells = largest.index.get_level_values("cell").map(baselines)
-    index_of_full = pd.MultiIndex.from_arrays([cells, *(largest.index.get_level_values(name) for name in WAY[1:])])
+    index_of_full = pd.MultiIndex.from_arrays(
+        [cells, *(largest.index.get_level_values(name) for name in WAY_COLUMNS[1:])]
+    )
     ratio_to_full = largest.to_numpy() / largest.reindex(index_of_full).replace(0, float("nan")).to_numpy()
     return pd.DataFrame({"largest_batch": largest, "largest_ratio": ratio_to_full}, index=largest.index).reset_index()
 
 
 def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
     """Return the quartiles of each column over the repeats of a line: `<column>_low`, `<column>_median`, `<column>_high`."""
-    lines = values.groupby(level=LINE)
+    lines = values.groupby(level=LINE_COLUMNS)
     quantiles = [lines.quantile(share).add_suffix(f"_{name}") for name, share in _QUARTILES.items()]
     return quantiles[0].join(quantiles[1:])
 
@@ -153,9 +165,9 @@ def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
     """Return, per line of the summary: memory peaks by phase and bytes of the cache, from the pass that counts memory."""
     memory_rows = table[table["repeat"].isna() & (table["status"] == "ok")]
-    peaks = memory_rows.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
+    peaks = memory_rows.pivot(index=LINE_COLUMNS, columns="phase", values="peak_allocated").add_prefix("peak_")
     total_rows, decode_rows = (
-        memory_rows[memory_rows["phase"] == name].set_index(LINE) for name in ("total", "decode")
+        memory_rows[memory_rows["phase"] == name].set_index(LINE_COLUMNS) for name in ("total", "decode")
     )
     peaks["reserved"], peaks["resident"] = total_rows["peak_reserved"], total_rows["peak_resident"]
     return peaks.join(decode_rows[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
@@ -185,7 +197,7 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    line_keys, full_cells = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
+    line_keys, full_cells = lines[LINE_COLUMNS].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
     rooflines = lines["roofline_ms"].set_axis(pd.MultiIndex.from_frame(line_keys))
     full_rooflines = rooflines.reindex(pd.MultiIndex.from_frame(line_keys.assign(cell=full_cells))).to_numpy()
     lines["speed_up_allowed"] = (full_rooflines / lines["roofline_ms"]).where(lines["cell"] != full_cells)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 JOIN = "join"  # phase in which the caches of a batch are joined
-VISUAL = 0.8
+VISUAL_SHARE = 0.8
 """Assumed share of visual tokens in a prompt of which nothing is known."""
 QUESTION = "What is the total that the last row of the table on this page states?"
 
@@ -245,7 +245,7 @@ def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
         prompt = _blank_prompt(config, plan.model, forecast.given.images)
         return [replace(prompt, chunk=max((one.chunk for one in forecast.datasets), default=0))]
     assert plan.family is not None
-    visual_share = VISUAL if plan.family.multimodal else 0
+    visual_share = VISUAL_SHARE if plan.family.multimodal else 0
     lengths = dict.fromkeys((one.tokens, one.visual_tokens, one.chunk) for one in forecast.datasets)
     return [
         DryPrompt(prompt_types(n, int(visual_share * n) if visual is None else visual), chunk=chunk)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Coverage, Plan
     from mmkv_bench.store.store import Store
 
-ROW = 4096
+ASSUMED_ROW_BYTES = 4096
 """Assumed bytes per answer, scores included, if the store has no rows to measure."""
 
 
@@ -114,7 +114,7 @@ def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
     stored_rows = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
     used_bytes = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())
-    bytes_per_row = used_bytes / stored_rows if stored_rows else float(ROW)
+    bytes_per_row = used_bytes / stored_rows if stored_rows else float(ASSUMED_ROW_BYTES)
     existing_folder = store.root.absolute()
     while not existing_folder.exists():
         existing_folder = existing_folder.parent
@@ -134,7 +134,9 @@ def _bytes(file: Path) -> int:
 def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
     """Return lines of text for `mmkv-bench plan`: the disk space of the rows at `place`, and the missing inputs."""
     row_size_clause = (
-        f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"assumed {ROW:,} bytes each, none is stored"
+        f"measured: {disk.row:,.0f} bytes each"
+        if disk.measured
+        else f"assumed {ASSUMED_ROW_BYTES:,} bytes each, none is stored"
     )
     lines = [
         f"disk       {size(disk.rows)} for the missing rows ({row_size_clause}); {size(disk.free)} free at {place}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 
-EVIDENCE = ("answers_digest", "scorer_digest", "scorer_files")
+EVIDENCE_COLUMNS = ("answers_digest", "scorer_digest", "scorer_files")
 """Columns of `metrics` that identify the scored answers and the scorer."""
 AT_ONCE = 1 << 21  # answers and scores compared at a time
 Row = dict[str, Any]
@@ -263,7 +263,7 @@ class _Scored:
         self.aggregates |= {key: row["lmms_eval"]} if row["lmms_eval"] is not None else {}
         self.reasons |= {key: row["lmms_eval_reason"]} if row["lmms_eval_reason"] is not None else {}
         self.judges[key] = {name: row[name] for name in JUDGE}
-        self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE}
+        self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE_COLUMNS}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
         """Add the scores of a cell (method at a budget) from one pass of the scorer.
@@ -344,7 +344,7 @@ class _Scored:
         pa.default_memory_pool().release_unused()
         files_json = json.dumps(dict(self.files()), sort_keys=True)
         new_evidence = {"scorer_digest": self.scorer, "scorer_files": None if files_json == "{}" else files_json}
-        no_evidence = dict.fromkeys(EVIDENCE)
+        no_evidence = dict.fromkeys(EVIDENCE_COLUMNS)
         for row in metric_rows:
             digest = self.answers.get(row["cell"])
             row |= (

@@ -20,7 +20,7 @@ from mmkv_bench.compression.fixed_layer import pool_of
 from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
 from mmkv_bench.efficiency.plan import plan_passes
-from mmkv_bench.efficiency.run import PREFILLED, left, missing, stored_outcomes
+from mmkv_bench.efficiency.run import PREFILLED_PROMPTS, left, missing, stored_outcomes
 from mmkv_bench.efficiency.search import PassOutcome, search_state
 from mmkv_bench.generation.decode import CompiledStep
 from mmkv_bench.models.load import LoadedModel
@@ -376,8 +376,8 @@ def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, sho
                 timed.append(unit.batch)
                 found[unit] = PassOutcome("ok")
                 continue
-            few = unit.batch > PREFILLED + 1 and unit not in plan.unconfirmed(found)
-            prefills += PREFILLED + 1 if few else unit.batch
+            few = unit.batch > PREFILLED_PROMPTS + 1 and unit not in plan.unconfirmed(found)
+            prefills += PREFILLED_PROMPTS + 1 if few else unit.batch
             most, each = sizes[unit.cell] + short * few, 4000 // (sizes[unit.cell] + short * few)
             found[unit] = PassOutcome("ok" if unit.batch <= most else "oom", each * unit.batch, few)
     answers = {cell.cell: plan.search(found, cell.cell, 40).largest for cell in plan.cells}
