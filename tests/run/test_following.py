@@ -38,8 +38,8 @@ def rows(doc_id: int, a: str, b: str | None) -> list[dict]:
 
 
 def test_scores_run_over_answers_that_are_there_each_text_scored_once(monkeypatch):
-    monkeypatch.setattr(following, "EVERY", 0.0)
-    monkeypatch.setattr(following, "SCORING", 0.0)
+    monkeypatch.setattr(following, "REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(following, "SCORING_FACTOR", 0.0)
     told, scores = Told(), Scores()
     follow = DatasetTracker(PART, NONE, 9, told, scores)
     for doc_id, texts in enumerate((("right", "right"), ("wrong", "right"), ("right", None))):
@@ -63,8 +63,8 @@ def test_what_came_after_the_last_report_is_told_at_the_end(monkeypatch):
 
 
 def test_a_scorer_that_fails_is_not_asked_again_and_the_rest_is_told(monkeypatch, caplog):
-    monkeypatch.setattr(following, "EVERY", 0.0)
-    monkeypatch.setattr(following, "SCORING", 0.0)
+    monkeypatch.setattr(following, "REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(following, "SCORING_FACTOR", 0.0)
     told, scores = Told(), Scores(fails_at=2)
     follow = DatasetTracker(PART, NONE, 9, told, scores)
     for doc_id in range(4):
