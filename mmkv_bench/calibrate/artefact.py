@@ -87,7 +87,7 @@ def rounded(value: Any) -> Any:
 
 
 def digest(fields: Mapping[str, Any]) -> str:
-    """Return the sha256 in hex over the canonical JSON of an artefact's fields without its checksum."""
+    """Return the sha256 (hex) of a calibration artefact: over the canonical JSON of its fields without the checksum."""
     return hashlib.sha256(
         canonical_json({key: value for key, value in fields.items() if key != "checksum"}).encode()
     ).hexdigest()
@@ -108,13 +108,14 @@ def committed(method: str, model_name: str) -> Path:
 
 
 def save(artefact: Artefact, path: Path) -> Path:
-    """Write an artefact with sorted keys and one row of numbers per line; return the path."""
+    """Write a calibration artefact (a JSON file of measurements), and return its path. Keys are sorted; a line has one row of
+    numbers."""
     write_bytes(path, (_readable(json.loads(canonical_json(asdict(artefact)))) + "\n").encode())
     return path
 
 
 def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Artefact:
-    """Load the artefact that a method of a run reads.
+    """Load the calibration artefact (a JSON file of measurements) that a method of a run reads.
 
     Args:
         method: one of `METHODS`.

@@ -71,8 +71,10 @@ def _check_file(path: Path) -> None:
 
 
 def measured(options: argparse.Namespace, questions: PromptSamples | None = None) -> Artefact:
-    """Measure the samples that the options select, and return the artefact. questions: samples of a dataset, used instead of
-    pages."""
+    """Measure the samples that the options select, and return the calibration artefact with the results.
+
+    questions: samples of a dataset, used instead of pages.
+    """
     questions = questions or _samples(options)
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)  # refuse a name that `auto` cannot find before any work

@@ -107,8 +107,10 @@ class EfficiencyPlan(Plan):
 
     @property
     def shapes(self) -> list[PassId]:
-        """Return the passes that count memory for the requested batch sizes. Batch sizes that a search tries are not
-        included."""
+        """Return the passes (one batch, prefilled and decoded) that count memory for the requested batch sizes.
+
+        Batch sizes that a search tries are not included.
+        """
         return [self.shape(*place, batch) for place, batch in product(self.places, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
@@ -126,10 +128,9 @@ class EfficiencyPlan(Plan):
         return search_state(outcome_by_size, self.room)
 
     def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
-        """Return the passes that must be repeated with every sequence prefilled.
+        """Return the passes that must be repeated because they used copies of a few sequences in place of a full batch.
 
-        These are the largest batches of searches that have ended and had tested this batch only with copies of a few
-        sequences.
+        They are the largest batches that searches found. The repeated pass prefills every sequence.
 
         outcomes: pass to its status.
         """
@@ -143,11 +144,14 @@ class EfficiencyPlan(Plan):
 
     @property
     def units(self) -> list[PassId]:
-        """Return all passes of the requested batch sizes. A search adds others."""
+        """Return all passes (one batch, prefilled and decoded) of the requested batch sizes. A search for the largest batch
+        adds others."""
         return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
-        """Return all passes known so far, in the order in which they run. No pass is timed before all searches have ended.
+        """Return all passes (one batch, prefilled and decoded) known so far, in the order in which they run.
+
+        No pass is timed before all searches for a largest batch have ended.
 
         outcomes: pass to its status.
         """
@@ -265,7 +269,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 
 
 def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
-    """Return all passes in the order in which they run.
+    """Return all passes (one batch, prefilled and decoded) in the order in which they run.
 
     Passes that count memory come first; they also show which batches run out of memory. Then come the repeats of timed
     passes. Each repeat has all shapes in a new random order, so that drift affects all shapes alike.

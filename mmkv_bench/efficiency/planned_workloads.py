@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """Return one workload for every kind of prompts, length and batch size, for a forecast. It counts only the missing
-    passes.
+    """Return the work of the missing passes, for a forecast: one workload for every kind of prompts, length and batch size.
 
-    todo: the missing passes.
+    todo: the missing passes (one batch each, prefilled and decoded).
     """
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
@@ -35,8 +34,10 @@ def notes_of(plan: EfficiencyPlan) -> list[str]:
 
 
 def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
-    """Return the text of `mmkv-bench plan`: a summary of the passes, and the number of tokens that they read. todo: the
-    missing passes."""
+    """Return the text of `mmkv-bench plan`: a summary of the passes, and the number of tokens that they read.
+
+    todo: the missing passes (one batch each, prefilled and decoded).
+    """
     tokens = sum(unit.tokens * unit.batch for unit in todo)
     reads_line = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
     return "\n".join([card(plan, len(todo)), reads_line, f"model     {weights_text(plan)}"])

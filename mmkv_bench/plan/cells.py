@@ -123,7 +123,7 @@ class Cell:
 
     @property
     def rule(self) -> protocols.Protocol:
-        """Return the cell's protocol."""
+        """Return the object of the cell's protocol: which part of a prompt is prefilled, reduced and fed again."""
         return protocols.protocol(self.protocol)
 
     @property
@@ -282,7 +282,10 @@ def expand(
 
 
 def _without_release(method: Method) -> str | None:
-    """Return a note if a method runs under reading=released but its file has no values of the released code; else None."""
+    """Return a note if a method runs under reading=released but its file has no values of the released code; else None.
+
+    A reading is the variant of a method: as its paper's text says, or as its released code does.
+    """
     if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
         return None
     return f"reading=released changes no parameter of {method.name}, whose file has no released values (see docs/methods.md)"

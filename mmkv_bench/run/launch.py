@@ -147,9 +147,9 @@ def launch(
 
 
 def _stopped(failed: Mapping[Worker, int]) -> list[str]:
-    """Return log lines about stopped datasets, if that is the only reason for which processes failed, else no lines.
+    """Return log lines about datasets that stopped early, if processes failed for that reason only; else no lines.
 
-    With such lines, the other datasets are scored.
+    If there are lines, the other datasets can be scored.
 
     failed: process to its exit code.
     """

@@ -211,16 +211,17 @@ class StoreFolder:
         return sorted((self.root / "journal").glob("*.jsonl"))
 
     def pending_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every response row that is still in a journal."""
+        """Yield every response row that is still in a journal, a file of a running or killed writer."""
         for path in self.journals():
             yield from self.journal_rows(path)
 
     def journal_rows(self, path: Path) -> list[dict[str, Any]]:
-        """Return the response rows of one journal, or none if the journal has been published meanwhile."""
+        """Return the response rows of a journal (one writer's file); none if it has been published as a parquet file
+        meanwhile."""
         return [row for record in self.records(path) for row in record["rows"]]
 
     def records(self, path: Path) -> Sequence[Mapping[str, Any]]:
-        """Return the records of a journal, or none if the journal has been published meanwhile."""
+        """Return the records of a journal (one writer's file); none if it has been published as a parquet file meanwhile."""
         try:
             content = journal.read(path)
         except FileNotFoundError:
@@ -300,7 +301,10 @@ class Writer:
             self.publish()
 
     def _add(self, rows: list[dict[str, Any]], prompt: dict[str, Any] | None) -> None:
-        """Append one record to the journal. Raises FileNotFoundError if the result folder is gone, else StoreError."""
+        """Append one record to the journal (this writer's file): the checked rows of a sample, and its row of `prompts`.
+
+        Raises FileNotFoundError if the result folder is gone, else StoreError.
+        """
         root = self._store.root
         if self._folder is not None and not os.path.samestat(self._folder, os.stat(root)):
             raise FileNotFoundError(root)

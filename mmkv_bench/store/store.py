@@ -342,9 +342,11 @@ _KEY_COLUMNS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", 
 
 
 def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
-    """Replace the scores of `cells`. A cell (one model, dataset, method and budget) without new rows loses its scores.
+    """Replace the scores of some cells (each one model, dataset, method and budget). A cell without new rows loses its
+    scores.
 
     tables: `samples` and `metrics` to their new, checked rows.
+    cells: hashes of the cells.
     """
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
