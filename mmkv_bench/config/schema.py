@@ -387,7 +387,7 @@ class RunConfig:
 
     @property
     def selection(self) -> Selection:
-        """Return the samples that this process answers."""
+        """Return which samples this process answers: the limit, the named samples, and the shard."""
         return Selection(self.limit, self.samples, str(self.shard))
 
     @property

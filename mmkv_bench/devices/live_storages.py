@@ -66,7 +66,7 @@ class LiveStorages(TorchDispatchMode, Counters):
         self._peak = max(self._peak, self._now)
 
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """See `Counters.alike`."""
+        """Count the tensor `other` too if the tensor `one` is counted. See `Counters.alike`."""
         if id(self.storage(one)) in self._live:
             self.add([other])
 

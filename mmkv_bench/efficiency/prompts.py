@@ -214,7 +214,7 @@ def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[in
 
 
 def picture(size: Size, draw: random.Random) -> Any:
-    """Draw an RGB PIL image."""
+    """Return a made-up RGB image (PIL) of a size, drawn at random."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", size, _colour(draw))
@@ -227,7 +227,7 @@ def picture(size: Size, draw: random.Random) -> Any:
 
 
 def video(frames: int, size: Size, draw: random.Random) -> np.ndarray:
-    """Draw a moving scene, uint8 `[frames, height, width, 3]`."""
+    """Return a made-up video of a moving scene, uint8 `[frames, height, width, 3]`, drawn at random."""
     scene = np.asarray(picture(Size(size.width + _STEP_PIXELS * frames, size.height), draw))
     return np.stack([scene[:, _STEP_PIXELS * place : _STEP_PIXELS * place + size.width] for place in range(frames)])
 

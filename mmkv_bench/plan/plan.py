@@ -185,7 +185,7 @@ class Plan:
 
     @property
     def model(self) -> Model:
-        """Settings of the model in the configuration."""
+        """Settings of the model in the run's configuration."""
         return self.answering.model
 
     @property

@@ -63,7 +63,7 @@ class Dispatcher:
             return True
 
     def done(self, key: Key) -> None:
-        """Mark the sample as answered and stored."""
+        """Record that a sample is answered and stored. key: dataset and id of the sample."""
         with self._changed:
             self._done.add(key)
 

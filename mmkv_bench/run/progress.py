@@ -34,7 +34,7 @@ class Progress:
         return self
 
     def advance(self, samples: int = 1) -> None:
-        """Add finished samples to the count."""
+        """Add a number of finished samples to the count, and show the progress."""
         self.count += samples
         self._last = time.monotonic()
         if self._bar is not None:

@@ -132,7 +132,7 @@ def _pack_diagnostics(store: Store) -> None:
 
 
 class _Packing:
-    """Makes the packed files of one table.
+    """Makes the packed files of one table: few large parquet files in place of many small ones.
 
     cells: the table `cells`.
     order: cell hashes, in the order in which packed files store the cells.

@@ -160,7 +160,7 @@ def write_whole(final: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_bytes(final: Path, data: bytes) -> None:
-    """Write these bytes with `write_whole`."""
+    """Write `data` to a file so that readers see either the old or the new content, even after a crash. Raises OSError."""
     write_whole(final, lambda stream: stream.write(data))
 
 

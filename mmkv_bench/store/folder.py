@@ -142,7 +142,7 @@ class StoreFolder:
         return score_files.own_file(self.root, table, cell)
 
     def files(self, table: str) -> list[Path]:
-        """List the parquet files of a table."""
+        """Return the paths of all parquet files of a table."""
         return score_files.table_files(self.root, table)
 
     def read(
@@ -202,7 +202,7 @@ class StoreFolder:
         ).select(selected_columns)
 
     def remove_stale_files(self) -> None:
-        """Remove the unfinished files of killed writers."""
+        """Remove the unfinished files that killed writers left in the store."""
         for folder in (".", "journal", *SCHEMAS):
             remove_stale(self.root / folder)
 

@@ -169,7 +169,7 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
 
 
 def _filled(given: argparse.Namespace) -> list[FilledTable]:
-    """Return the papers' tables filled from rows.
+    """Return the papers' tables that the command line names, filled from rows.
 
     Tables of the embedded model (stand-ins) use rows below `results/tiny` unless --rows is given.
     """
