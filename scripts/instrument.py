@@ -25,6 +25,9 @@ RESULTS = Path(__file__).parents[1] / "results"
 BUDGET = "0.2"
 """Budget of the primary endpoint, a fraction of the prompt."""
 DRAWS = 1000
+PROJECTED = 500
+"""Documents of a task's test split."""
+ALPHA = 0.05
 CONTROLS = ("random", "oracle", "blind")
 NEXT_MODEL = "smolvlm_256m"
 ASKED = ("reader_value", "reader_row", "reader_second")
@@ -65,7 +68,7 @@ def proven(table: Any, budget: str) -> dict[tuple[str, str], str | None]:
 
 
 def power(results: Path) -> Iterator[str]:
-    """Yield the share of separated pairs and the reliability of the methods' order, per task and budget."""
+    """Yield the shares of pairs separated, measured and projected, and the reliability of the methods' order."""
     for dataset, table in readers(results).items():
         for budget in table.budgets:
             scores, decided = compared(table, budget), proven(table, budget)
@@ -73,8 +76,27 @@ def power(results: Path) -> Iterator[str]:
             separated = sum(better is not None for better in decided.values())
             yield (
                 f"{dataset} at {budget}, n = {n}: {separated} of {len(decided)} pairs separated "
-                f"({separated / len(decided):.0%}), reliability {reliability(scores):.2f}"
+                f"({separated / len(decided):.0%}), {PROJECTED} documents with the same shares would separate "
+                f"{projected(scores, PROJECTED):.0%}, reliability {reliability(scores):.2f}"
             )
+
+
+def projected(scores: Mapping[str, Any], documents: int) -> float:
+    """Return the share of pairs that exact McNemar with Holm's correction would separate, had each pair's shares of documents
+    that one method alone answers held in so many documents.
+
+    The measured shares are taken for the true ones, so this is a projection, no measurement.
+    """
+    import numpy as np
+    from scipy.stats import binomtest
+
+    p_values = []
+    for a, b in combinations(scores.values(), 2):
+        wins, losses = (round(float(np.mean(share)) * documents) for share in (a > b, b > a))
+        p_values.append(binomtest(wins, wins + losses).pvalue if wins + losses else 1.0)
+    p = np.sort(p_values)
+    rejected = p <= ALPHA / np.arange(len(p), 0, -1)
+    return float(np.argmin([*rejected, False]) / len(p))
 
 
 def reliability(scores: Mapping[str, Any]) -> float:

@@ -81,6 +81,7 @@ class Reads:
             0,
         ),
     ],
+    keep=3,
 )
 def test_a_plan_counts_what_the_engine_reads(words, prefills, replays, turns, tmp_path, monkeypatch):
     plan = outline(compose([*words, f"out={tmp_path}"]))

@@ -48,7 +48,7 @@ def long_forwards(model) -> tuple[list[int], object]:
     return lengths, model.get_decoder().register_forward_pre_hook(before, with_kwargs=True)
 
 
-@each("kind", PROMPTS)
+@each("kind", PROMPTS, keep=3)
 def test_places_share_one_reading_and_have_the_rows_of_a_stream_that_ends_there(kind):
     name, prompt, every = PROMPTS[kind][0], PROMPTS[kind][1](), PROMPTS[kind][2]
     model, cells = zoo.model(name), stopping(kind, every)
