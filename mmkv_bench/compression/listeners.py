@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkv_bench.compression import states
-from mmkv_bench.compression.account import LayerAccount, account, accounts
+from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
 from mmkv_bench.compression.compressor import Compressor

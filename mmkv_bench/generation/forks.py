@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression import states
-from mmkv_bench.compression.account import LayerAccount, account, accounts
+from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context

@@ -1,6 +1,6 @@
 """The specification of a cell, its result for one prompt, and the functions that fill the result.
 
-The fork engine and the single run (`sharing=off`) use the same functions, with counts of `compression/account.py`.
+The fork engine and the single run (`sharing=off`) use the same functions, with counts of `compression/entry_counts.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.account import LayerAccount
+from mmkv_bench.compression.entry_counts import LayerAccount
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
 from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.account import account
+from mmkv_bench.compression.entry_counts import account
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.positions import last_positions
 from mmkv_bench.compression.session import Session

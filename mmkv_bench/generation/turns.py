@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.account import account
+from mmkv_bench.compression.entry_counts import account
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.positions import following

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.reader.documents import PATCH
-from mmkv_bench.reader.prompts import IMAGE_ID, processor, tokenizer
+from mmkv_bench.reader.tokenizer_and_processor import IMAGE_ID, processor, tokenizer
 
 VISION = {
     "hidden_size": 192,

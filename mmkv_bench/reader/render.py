@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from mmkv_bench.reader.documents import FORMS, PATCH, Document, Line
-from mmkv_bench.reader.look import Style, backdrop_of, inked, style
+from mmkv_bench.reader.document_style import Style, backdrop_of, inked, style
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.,:-/"
 """Signs on pages. Label 0 of a patch is blank, label i is CHARACTERS[i - 1]."""

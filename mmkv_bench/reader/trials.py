@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from mmkv_bench.reader.documents import Document
-from mmkv_bench.reader.papers import document
+from mmkv_bench.reader.document_kinds import document
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mmkv_bench.reader.prompts import IMAGE_ID
+from mmkv_bench.reader.tokenizer_and_processor import IMAGE_ID
 from mmkv_bench.reader.render import CHARACTERS, FIRST_COLUMN, FIRST_ROW, SIGN
 
 BLANK_WEIGHT = 0.25  # of a blank patch; about 70 of 100 are
