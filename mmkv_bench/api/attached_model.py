@@ -160,19 +160,19 @@ class SessionReport:
             return "passed: no budget"
         excess = self.entries_resident - self.entries_asked
         if excess > 0:
-            why = f"which {self.method} allows" if self.allowed_over else "which nothing allows"
-            return f"{'passed' if self.allowed_over else 'failed'}: {excess} entries over the budget, {why}"
+            permission = f"which {self.method} allows" if self.allowed_over else "which nothing allows"
+            return f"{'passed' if self.allowed_over else 'failed'}: {excess} entries over the budget, {permission}"
         return "passed: exactly the budget" if not excess else f"passed: {-excess} entries below the budget"
 
     def __str__(self) -> str:
         name = self.method if self.budget is None else f"{self.method}@{self.budget}"
-        full = self.prompt_tokens * sum(len(layer) for layer in self.kept)
+        full_entries = self.prompt_tokens * sum(len(layer) for layer in self.kept)
         stored = self.bytes_device + self.bytes_host + self.bytes_metadata
-        asked = "no budget" if self.entries_asked is None else f"{self.entries_asked:,}"
+        asked_text = "no budget" if self.entries_asked is None else f"{self.entries_asked:,}"
         lines = [
-            f"{name} reading={self.reading}: {self.entries_resident:,} of {full:,} entries kept of "
+            f"{name} reading={self.reading}: {self.entries_resident:,} of {full_entries:,} entries kept of "
             f"{self.prompt_tokens} prompt tokens",
-            f"  entries  asked {asked}, planned {self.entries_planned:,}, resident "
+            f"  entries  asked {asked_text}, planned {self.entries_planned:,}, resident "
             f"{self.entries_resident:,}, reachable {self.entries_reachable:,}",
             f"  bytes    {stored:,} of {self.bytes_full:,} ({self.bytes_device:,} device, {self.bytes_host:,} host, "
             f"{self.bytes_metadata:,} metadata), {self.bytes_held:,} with slack"
@@ -223,10 +223,10 @@ class Attached:
             raise UnsupportedError("the model is in training mode, whose dropout changes answers; call model.eval()")
         self.model, self.compressor, self.budget, self.protocol = model, compressor, budget, protocol
         self.compiled = compiled_tokens is not None
-        room: dict[str, Any] = (
+        cache_settings: dict[str, Any] = (
             {} if compiled_tokens is None else {"reserve": compiled_tokens, "fixed": compressor.decoding is None}
         )
-        self._session = sessions.attach(model, compressor, budget, protocol, seed, identity=identity, **room)
+        self._session = sessions.attach(model, compressor, budget, protocol, seed, identity=identity, **cache_settings)
         self._report: SessionReport | None = None
         self._kept: list[Tensor] = []
         self._prompt: object | None = None
@@ -285,10 +285,10 @@ class Attached:
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse, before every forward of the text model, inputs that would be compressed wrongly or silently not at all."""
-        given = kwargs.get("inputs_embeds")
-        if given is None:
-            given = args[0] if args else kwargs["input_ids"]
-        rows, new = given.shape[:2]
+        model_input = kwargs.get("inputs_embeds")
+        if model_input is None:
+            model_input = args[0] if args else kwargs["input_ids"]
+        rows, new = model_input.shape[:2]
         if rows != 1:
             raise UnsupportedError(
                 f"attach compresses one prompt at a time, but got {rows} rows; give one prompt, without beams and with one "
@@ -333,10 +333,10 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
     if not isinstance(method, Compressor):
         calibrations = _OfFolder(model.config) if isinstance(method, str) else None
         return method_named(method, reading=reading, calibrations=calibrations, **parameters)
-    given = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
-    if given:
+    extra = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
+    if extra:
         raise ConfigError(
-            f"{method.name} is a Compressor whose parameters are already set, but got {given[0]}; give {given[0]} to method(...) "
+            f"{method.name} is a Compressor whose parameters are already set, but got {extra[0]}; give {extra[0]} to method(...) "
             "or dataclasses.replace(...)"
         )
     refuse(method)

@@ -60,9 +60,9 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
     for name in options:
         if name not in allowed:
             raise ConfigError(f"plot has no option {name}; {nearest(name, allowed)}")
-    given = {name: _listed(name, value) for name, value in options.items()}
+    flags = {name: _listed(name, value) for name, value in options.items()}
     folder = Path(getattr(rows, "folder", rows))  # type: ignore[arg-type]
-    return draw(PlotRequest(kind, folder, **given))[0]
+    return draw(PlotRequest(kind, folder, **flags))[0]
 
 
 def _listed(name: str, value: Any) -> Any:
@@ -97,9 +97,9 @@ def _figure(request: PlotRequest) -> Figure:
     from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
     from mmkv_bench.tables.figure import accuracy_figure
 
-    others = {"length": _length, "position": _position, "questions": _questions}
-    if request.kind in others:
-        return others[request.kind](request)
+    draw_functions = {"length": _length, "position": _position, "questions": _questions}
+    if request.kind in draw_functions:
+        return draw_functions[request.kind](request)
     if request.kind == "budget":
         return accuracy_figure(_score_tables(request))
     return diagnostic_figure(panels(request.rows, request.kind, request.dataset))
@@ -145,13 +145,13 @@ def _position(request: PlotRequest) -> Figure:
 def _questions(request: PlotRequest) -> Figure:
     from mmkv_bench.tables.questions import by_place, question_figure, tables_with_scores
 
-    made = tables_with_scores(request.rows, request.dataset, [request.metric] if request.metric else None)
-    if len(made) > 1:
-        names = "; ".join(table.title.partition(":")[0] for table, _ in made)
+    scored_tables = tables_with_scores(request.rows, request.dataset, [request.metric] if request.metric else None)
+    if len(scored_tables) > 1:
+        names = "; ".join(table.title.partition(":")[0] for table, _ in scored_tables)
         raise ConfigError(
             f"plot questions draws one table, but the rows have several ({names}); give --dataset or --metric"
         )
-    return question_figure(by_place(made[0][1]), request.methods, _numbers(request))
+    return question_figure(by_place(scored_tables[0][1]), request.methods, _numbers(request))
 
 
 def _length(request: PlotRequest) -> Figure:
@@ -228,14 +228,15 @@ def _score_tables(request: PlotRequest) -> list[ScoreTable]:
     if request.methods or _numbers(request):
         tables = [table for table in narrowed(tables, request.methods, _numbers(request) or None) if table.budgets]
     for dataset in dict.fromkeys(table.dataset for table in tables):
-        several = [table for table in tables if table.dataset == dataset]
-        if len(several) > 1:
+        alternatives = [table for table in tables if table.dataset == dataset]
+        if len(alternatives) > 1:
             kinds = "; ".join(
-                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in several
+                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}"
+                for t in alternatives
             )
             raise ConfigError(
-                f"The rows have {len(several)} tables of {dataset} ({kinds}), but one can be drawn; give --metric, --protocol, "
-                "--reading or --budgets"
+                f"The rows have {len(alternatives)} tables of {dataset} ({kinds}), but one can be drawn; give --metric, "
+                "--protocol, --reading or --budgets"
             )
     if not tables:
         raise ConfigError("The rows have no table of scores with a budget of that kind; give other rows or --budgets")

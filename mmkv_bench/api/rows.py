@@ -106,13 +106,13 @@ def load_rows(
     """
     root = Path(folder).expanduser()
     cells = _cells(root)
-    keep = cells["cell"].notna()
+    selected = cells["cell"].notna()
     for column, wanted in (("dataset", dataset), ("method", method), ("protocol", protocol)):
-        keep &= choose(cells[column], _listed(wanted), column)
-    keep &= choose(cells["reading"], _listed(reading), "reading") | cells["reading"].isna()
+        selected &= choose(cells[column], _listed(wanted), column)
+    selected &= choose(cells["reading"], _listed(reading), "reading") | cells["reading"].isna()
     if budget is not None:
-        keep &= _at(cells, budget if isinstance(budget, list | tuple) else [budget])
-    return StoredRows(root, cells[keep].reset_index(drop=True))
+        selected &= _at(cells, budget if isinstance(budget, list | tuple) else [budget])
+    return StoredRows(root, cells[selected].reset_index(drop=True))
 
 
 def evaluate(
@@ -291,15 +291,15 @@ def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
     """Return the mask of the cells with one of these budgets or without a budget."""
     from mmkv_bench.compression.budget import Budget
 
-    keep = cells["budget_kind"] == "none"
+    selected = cells["budget_kind"] == "none"
     for budget in map(Budget.parse, budgets):
-        entries = budget.kind == "entries"
-        column, value = ("budget_entries", budget.entries) if entries else ("budget_fraction", budget.fraction_text)
+        is_entries = budget.kind == "entries"
+        column, value = ("budget_entries", budget.entries) if is_entries else ("budget_fraction", budget.fraction_text)
         at_budget = (cells["budget_kind"] == budget.kind) & (cells[column] == value)
         if not at_budget.any():
             raise ConfigError(f"The rows have no budget {budget}: give a budget that was run, or leave the filter out.")
-        keep |= at_budget
-    return keep
+        selected |= at_budget
+    return selected
 
 
 def _listed(wanted: Names) -> list[str] | None:

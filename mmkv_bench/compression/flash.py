@@ -119,13 +119,17 @@ def attend(
     """
     from flash_attn import flash_attn_func, flash_attn_with_kvcache
 
-    rule = {"softmax_scale": scaling, "causal": True, "softcap": softcap or 0.0}
+    kernel_arguments = {"softmax_scale": scaling, "causal": True, "softcap": softcap or 0.0}
     batch, heads, new = query.shape[0], key.shape[1], query.shape[2]
     if mask is None:
-        return flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **rule), None
+        return flash_attn_func(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **kernel_arguments
+        ), None
     padding = (~mask).sum(-1, dtype=torch.int32)[..., 0]  # [B|1, Hkv|1]
-    alone = padding.shape[1] == heads > 1  # each head has its own padding and becomes a sequence: views, no copies
-    if alone:
+    padded_per_head = (
+        padding.shape[1] == heads > 1
+    )  # each head has its own padding and becomes a sequence: views, no copies
+    if padded_per_head:
         query = query.unflatten(1, (heads, -1)).flatten(0, 1)
         key, value = key.flatten(0, 1)[:, None], value.flatten(0, 1)[:, None]
     padding = padding.expand(batch, -1).reshape(-1)
@@ -135,8 +139,8 @@ def attend(
         value.transpose(1, 2),
         cache_seqlens=torch.full_like(padding, key.shape[2]),
         cache_leftpad=padding,
-        **rule,
+        **kernel_arguments,
     )
-    if alone:
+    if padded_per_head:
         output = output.unflatten(0, (batch, heads)).transpose(1, 2).reshape(batch, new, -1, output.shape[-1])
     return output, None

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from mmkv_bench.compression import states
-from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.compression.observation import Observation, PromptBatch
 from mmkv_bench.compression.replay import Replay

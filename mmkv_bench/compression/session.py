@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression import flash, states
+from mmkv_bench.compression.attended_prefix import check_start, reach_of
 from mmkv_bench.compression.attention_backend import LAYER, READS, SESSIONS, Attention, register, sinks_of
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
@@ -22,7 +23,6 @@ from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import FixedLayer, fix, pool_of
 from mmkv_bench.compression.listeners import AnswerAttention, Phases, PrefillListener, untimed
 from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch, Received
-from mmkv_bench.compression.attended_prefix import check_start, reach_of
 from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.compression.varlen_layer import VarlenLayer, folds

@@ -67,8 +67,8 @@ def _reader_page(page: re.Match[str], prompt_hash: str, question: str, reference
 
     task, number = page["task"], int(page["number"])
     for split in ("test", "dev"):
-        asked, answer = trial(task, split, number).turns[-1]
-        if asked in question and answer == reference:
+        sample_question, answer = trial(task, split, number).turns[-1]
+        if sample_question in question and answer == reference:
             return DrawnSample([Image.fromarray(one) for one in pictures(task, split, number)])
     return None
 

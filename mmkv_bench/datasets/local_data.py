@@ -81,21 +81,21 @@ def columns(files: Sequence[Path]) -> list[str]:
     Raises MissingDataError: a file is truncated or not parquet, or two files have different columns."""
     import pyarrow.parquet as pq
 
-    first: list[str] = []
+    first_columns: list[str] = []
     for file in files:
         try:
-            names = list(pq.read_schema(file).names)
+            column_names = list(pq.read_schema(file).names)
         except Exception as error:
             reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
             raise MissingDataError(
                 f"{file} is truncated or not a parquet file ({reason}); copy or download it again"
             ) from error
-        first = first or names
-        if odd := sorted({*names} ^ {*first}):
+        first_columns = first_columns or column_names
+        if odd := sorted({*column_names} ^ {*first_columns}):
             raise MissingDataError(
                 f"{file} and {files[0].name} differ in columns {', '.join(odd)}; give files of the same version"
             )
-    return first
+    return first_columns
 
 
 def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:
@@ -124,9 +124,9 @@ def require_readable(files: LocalFiles) -> None:
 
     for file in files.files:
         try:
-            opened = pq.ParquetFile(file)
-            for group in {0, opened.num_row_groups - 1} if opened.num_row_groups else ():
-                opened.read_row_group(group)
+            parquet_file = pq.ParquetFile(file)
+            for group in {0, parquet_file.num_row_groups - 1} if parquet_file.num_row_groups else ():
+                parquet_file.read_row_group(group)
         except Exception as error:
             raise _damaged(file, error) from error
     for file in sorted(files.folder.rglob("*.json")) if files.kind == "other" else ():
@@ -192,10 +192,10 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
     except yaml.YAMLError:
         return []
     configs = [entry for entry in card.get("configs") or [] if isinstance(entry, dict)]
-    chosen = [entry for entry in configs if entry.get("config_name") == (config or "default")] or configs[:1]
-    if config is not None and chosen and chosen[0].get("config_name") != config:
+    matching_configs = [entry for entry in configs if entry.get("config_name") == (config or "default")] or configs[:1]
+    if config is not None and matching_configs and matching_configs[0].get("config_name") != config:
         return []
-    for entry in chosen:
+    for entry in matching_configs:
         for part in entry.get("data_files") or []:
             if isinstance(part, dict) and str(part.get("split")) == split:
                 patterns = part.get("path")

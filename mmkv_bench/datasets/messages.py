@@ -67,10 +67,10 @@ def _image(medium: Any, task: str) -> Image.Image:
         image.load()  # decode a file now, not when its pixels are first needed
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, AttributeError) as error:
-        shown = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
+        displayed_name = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
         # without the path, which differs between machines
         reason = getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
-        raise DataError(f"task {task}: image {shown} cannot be read ({reason}); restore the file") from error
+        raise DataError(f"task {task}: image {displayed_name} cannot be read ({reason}); restore the file") from error
 
 
 def stated(error: BaseException) -> str:
@@ -119,15 +119,15 @@ def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Co
 
 
 def _placed(parts: Sequence[dict[str, Any]], use: str, dataset: str) -> list[dict[str, Any]]:
-    words = sum(part["text"].count(WORD) for part in parts if part["type"] == "text")
+    markers = sum(part["text"].count(WORD) for part in parts if part["type"] == "text")
     images = sum(part["type"] == "image" for part in parts)
-    if words == 0:
+    if markers == 0:
         return list(parts)
     if use == "remove":
         return [part | {"text": part["text"].replace(WORD, "")} if part["type"] == "text" else part for part in parts]
-    if words != images:
+    if markers != images:
         raise DataError(
-            f"the text has {WORD} {words} times but comes with {images} images, so their positions are unknown; set "
+            f"the text has {WORD} {markers} times but comes with {images} images, so their positions are unknown; set "
             f"datasets.{dataset}.placeholders=remove to put the images before the text"
         )
     interleaved = []
@@ -154,8 +154,8 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
             turns[-1]["content"] = [*parts[: place + 1], {"type": "text", "text": question}]
             return turns
         if context and context in part["text"]:
-            end = part["text"].index(context) + len(context)
-            turns[-1]["content"] = [*parts[:place], {"type": "text", "text": part["text"][:end] + question}]
+            context_end = part["text"].index(context) + len(context)
+            turns[-1]["content"] = [*parts[:place], {"type": "text", "text": part["text"][:context_end] + question}]
             return turns
     raise DataError(
         "the last message has neither the document's text nor an image or video, so its question cannot be replaced"

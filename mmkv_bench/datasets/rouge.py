@@ -44,18 +44,18 @@ def _common_words(reference: Sequence[str], answer: Sequence[str]) -> set[str]:
     """Return the different words of the longest common subsequence."""
     lengths = [[0] * (len(answer) + 1)]  # lengths[i][j]: LCS of the first i words and the first j words
     for word in reference:
-        above, row = lengths[-1], [0]
+        previous_row, row = lengths[-1], [0]
         for j, other in enumerate(answer):
-            row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
+            row.append(previous_row[j] + 1 if word == other else max(previous_row[j + 1], row[j]))
         lengths.append(row)
-    words: set[str] = set()
+    common_words: set[str] = set()
     i, j = len(reference), len(answer)
     while i and j:
         if reference[i - 1] == answer[j - 1]:
-            words.add(reference[i - 1])
+            common_words.add(reference[i - 1])
             i, j = i - 1, j - 1
         elif lengths[i - 1][j] > lengths[i][j - 1]:
             i -= 1
         else:
             j -= 1
-    return words
+    return common_words

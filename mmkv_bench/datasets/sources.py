@@ -74,9 +74,9 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
         local_data.require_rows(files, local_data.count_rows(files.files))
     media = videos(spec.media_root, config.get("dataset_kwargs") or {})
     if media is not None and not media.is_dir():  # a single missing video fails its sample only
-        wanted = Path(str(spec.dataset_path)) / local_data.MEDIA / media.name
+        expected_media = Path(str(spec.dataset_path)) / local_data.MEDIA / media.name
         raise MissingDataError(
-            f"the folder {media} with the videos of {spec.dataset} is missing; put the videos into {wanted}, or set "
+            f"the folder {media} with the videos of {spec.dataset} is missing; put the videos into {expected_media}, or set "
             "HF_HOME to the folder that contains them"
         )
     return files.source()
@@ -90,20 +90,22 @@ def data_files(spec: TaskSpec) -> list[Path]:
         return []
     path = task_file(spec)
     config = plain_config(path)
-    replaced = source(spec, path)
-    if replaced.get("dataset_path") == "parquet":
-        return sorted({Path(file) for files in replaced["dataset_kwargs"]["data_files"].values() for file in files})
-    config |= replaced
-    place, kwargs = str(config.get("dataset_path")), config.get("dataset_kwargs") or {}
-    named = list(_leaves(kwargs.get("data_files"))) if not replaced else []
-    folders = [Path(str(part)).expanduser() for part in (place, kwargs.get("data_dir")) if part]
-    if named:
+    replacement_keys = source(spec, path)
+    if replacement_keys.get("dataset_path") == "parquet":
+        return sorted(
+            {Path(file) for files in replacement_keys["dataset_kwargs"]["data_files"].values() for file in files}
+        )
+    config |= replacement_keys
+    dataset_path, kwargs = str(config.get("dataset_path")), config.get("dataset_kwargs") or {}
+    data_file_patterns = list(_leaves(kwargs.get("data_files"))) if not replacement_keys else []
+    folders = [Path(str(part)).expanduser() for part in (dataset_path, kwargs.get("data_dir")) if part]
+    if data_file_patterns:
         base = folders[0] if folders[0].is_dir() else Path()
-        files = {file for name in named for file in _matching(base, name)}
+        files = {file for name in data_file_patterns for file in _matching(base, name)}
     else:
         files = {file for folder in folders if folder.is_dir() for file in folder.rglob("*")}
-    of_media = {folder / local_data.MEDIA for folder in folders}
-    return sorted(file for file in files if file.is_file() and not of_media.intersection(file.parents))
+    media_folders = {folder / local_data.MEDIA for folder in folders}
+    return sorted(file for file in files if file.is_file() and not media_folders.intersection(file.parents))
 
 
 def _leaves(value: Any) -> Iterator[str]:
@@ -130,20 +132,20 @@ def require_upstream(spec: TaskSpec, path: Path) -> bool:
     if spec.dataset_path:
         return False
     if reads_itself(config):
-        obtain = str(config["metadata"].get("obtain") or "").strip()
-        if not obtain:  # the task makes its data
+        download_instructions = str(config["metadata"].get("obtain") or "").strip()
+        if not download_instructions:  # the task makes its data
             return False
         raise MissingDataError(
-            f"task {spec.name} reads its data from local folders only: {obtain}, or give the folder with "
+            f"task {spec.name} reads its data from local folders only: {download_instructions}, or give the folder with "
             f"datasets.{spec.dataset}.dataset_path=<folder>"
         )
     if not of_hub(repository):
         return False
-    why = refusal(repository, spec.offline)
-    if why is not None:
-        trial = ", or try with data=fixture" if spec.dataset in fixtures.names() else ""
+    reason = refusal(repository, spec.offline)
+    if reason is not None:
+        fixture_hint = ", or try with data=fixture" if spec.dataset in fixtures.names() else ""
         raise MissingDataError(
-            f"the data of {spec.dataset} are not available: {why}; or give them with data.root=<folder>{trial}"
+            f"the data of {spec.dataset} are not available: {reason}; or give them with data.root=<folder>{fixture_hint}"
         )
     return True
 

@@ -121,15 +121,17 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
     if not task:
         example = f"datasets.{name}.task=docvqa_val"
         raise ConfigError(f"datasets.{name}.task is empty; name an lmms-eval task, for example {example}")
-    use = _one_of(f"datasets.{name}.placeholders", str(node.get("placeholders") or "keep"), PLACEHOLDERS)
-    unchanged = ("dataset_path", "include_path", "cluster_key", "context_key", "questions_key")
-    common: dict[str, Any] = {key: node.get(key) for key in unchanged} | {
+    placeholder_mode = _one_of(f"datasets.{name}.placeholders", str(node.get("placeholders") or "keep"), PLACEHOLDERS)
+    copied_keys = ("dataset_path", "include_path", "cluster_key", "context_key", "questions_key")
+    common: dict[str, Any] = {key: node.get(key) for key in copied_keys} | {
         "count": _positive(f"datasets.{name}.count", node.get("count")),
         "generation": dict(node.get("generation") or {}),
         "metrics": tuple(node.get("metrics") or ()),
         "offline": bool(node.get("offline", True) or node.get("dataset_path")),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
-        "placeholders": None if use == "keep" else use,  # `keep` equals leaving the setting out
+        "placeholders": None
+        if placeholder_mode == "keep"
+        else placeholder_mode,  # `keep` equals leaving the setting out
         "columns": tuple((node.get("about") or {}).get("columns") or ()),
     }
     if task not in PAGE_TASKS:

@@ -61,12 +61,14 @@ class ImagePrompt(NamedTuple):
         """Return the side in pixels of the square image that the vision tower takes, after checking that the processor makes it.
 
         Raises UnsupportedError: the sides differ, or images are not scaled."""
-        part, edge = self.processor.image_processor, self.config.vision_config.image_size
+        scaler, edge = self.processor.image_processor, self.config.vision_config.image_size
         edge = edge if isinstance(edge, int) else edge[0]
-        made = {value for size in (part.size, getattr(part, "crop_size", None)) for value in dict(size or {}).values()}
-        if made != {edge} or not part.do_resize:
+        processor_sides = {
+            value for size in (scaler.size, getattr(scaler, "crop_size", None)) for value in dict(size or {}).values()
+        }
+        if processor_sides != {edge} or not scaler.do_resize:
             raise UnsupportedError(
-                f"the image processor makes {dict(part.size)} (do_resize={part.do_resize}), but the vision tower "
+                f"the image processor makes {dict(scaler.size)} (do_resize={scaler.do_resize}), but the vision tower "
                 f"takes {edge} pixels, so visual tokens cannot be located; restore the {OWN_FILES}"
             )
         return edge
@@ -293,9 +295,12 @@ class Family:
 
         Sides are rounded to whole pixels, at least one, and scaled by Pillow's bicubic filter."""
         if self.smaller_by == TILES:
-            part = processor.image_processor
-            most = max(1, round(share * part.max_patches))
-            return list(images), {"max_patches": most, "min_patches": min(part.min_patches, most)}
+            image_processor = processor.image_processor
+            max_patches = max(1, round(share * image_processor.max_patches))
+            return list(images), {
+                "max_patches": max_patches,
+                "min_patches": min(image_processor.min_patches, max_patches),
+            }
         from PIL.Image import Resampling
 
         sizes = [tuple(max(1, round(side * share)) for side in image.size) for image in images]

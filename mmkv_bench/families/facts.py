@@ -88,12 +88,12 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
     Raises:
         UnsupportedError: unknown `model_type` or text backbone, or kinds of layers that the backbone does not support.
     """
-    known, text = family(config.model_type), text_config(config)
-    backbone = known.text_model(text.model_type)
+    model_family, text = family(config.model_type), text_config(config)
+    backbone = model_family.text_model(text.model_type)
     if backbone is None:
         raise UnsupportedError(
-            f"{known.name} with a {text.model_type!r} text model is not supported; supported text models of this family: "
-            f"{', '.join(one.model_type for one in known.text_models)}. Choose a checkpoint with one of these."
+            f"{model_family.name} with a {text.model_type!r} text model is not supported; supported text models of this family: "
+            f"{', '.join(one.model_type for one in model_family.text_models)}. Choose a checkpoint with one of these."
         )
     if isinstance(text, StatedConfig):
         kinds = backbone.kinds(text)
@@ -101,15 +101,16 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         from transformers.cache_utils import get_layer_types_and_kwargs
 
         kinds = list(get_layer_types_and_kwargs(text)[0])
-    _refuse_other_layers(known, backbone, text, kinds)
+    _refuse_other_layers(model_family, backbone, text, kinds)
     backbone.check(text)
     kv_heads, width = backbone.heads(text)
     return ModelFacts(
-        name=known.name,
+        name=model_family.name,
         model_type=config.model_type,
-        image_token_ids=_ids(config, known.image_id_key),
-        video_token_ids=_ids(config, known.video_id_key),
-        closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),
+        image_token_ids=_ids(config, model_family.image_id_key),
+        video_token_ids=_ids(config, model_family.video_id_key),
+        closing_token_ids=_ids(config, model_family.closing_id_key)
+        or _marker_ids(model_family.closing_marker, tokenizer),
         num_layers=kinds.count(FULL),
         num_query_heads=text.num_attention_heads,
         num_kv_heads=kv_heads,
@@ -155,14 +156,16 @@ def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
     ids = input_ids.reshape(-1)
     visual = (token_types(ids, facts) != TEXT).nonzero()
     if not len(visual):
-        cutting = " and ".join(name for name in CUTTING if name in SINGLE)
+        protocol_names = " and ".join(name for name in CUTTING if name in SINGLE)
         raise UnsupportedError(
-            f"protocol={cutting} cut a prompt behind its visual tokens, but this prompt is text only; use "
+            f"protocol={protocol_names} cut a prompt behind its visual tokens, but this prompt is text only; use "
             f"{' or '.join(f'protocol={name}' for name in WHOLE)}, or name the field of its document with "
             "datasets.<name>.context_key"
         )
-    end = int(visual[-1]) + 1
-    return end + 1 if end < len(ids) and int(ids[end]) in facts.closing_token_ids else end
+    context_end = int(visual[-1]) + 1
+    return (
+        context_end + 1 if context_end < len(ids) and int(ids[context_end]) in facts.closing_token_ids else context_end
+    )
 
 
 def kv_bytes_per_token(model: Any, dtype: str) -> int:
@@ -179,8 +182,8 @@ def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
     """Return the fraction of all state bytes after a prompt of `tokens` that is left if `kept` entries per KV head
     stay. Windows and recurrent states count as kept."""
-    entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
-    return (kept * entry + beside) / (tokens * entry + beside)
+    entry, uncompressed_bytes = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
+    return (kept * entry + uncompressed_bytes) / (tokens * entry + uncompressed_bytes)
 
 
 def full_state_bytes(facts: ModelFacts, dtype: str) -> int:
@@ -206,11 +209,11 @@ def _refuse_other_layers(known: Family, backbone: TextModel, text: Any, kinds: l
     tokens has no meaning for it."""
     partial = [i for i, kind in enumerate(kinds) if kind != FULL and kind not in backbone.beside]
     if partial:
-        beside = f", or {' or '.join(backbone.beside)}" if backbone.beside else " in every layer"
+        other_kinds_text = f", or {' or '.join(backbone.beside)}" if backbone.beside else " in every layer"
         raise UnsupportedError(
             f"{known.name}: layers {partial[0]} to {partial[-1]} ({len(partial)} of {len(kinds)}) use "
             f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}), which drops tokens "
-            f"itself; allowed: full attention{beside}; choose a checkpoint without such layers"
+            f"itself; allowed: full attention{other_kinds_text}; choose a checkpoint without such layers"
         )
     if FULL not in kinds:
         raise UnsupportedError(
@@ -254,15 +257,15 @@ def read(folder: str | Path) -> StatedConfig | None:
 
 def stated(values: Mapping[str, Any]) -> StatedConfig | None:
     """Wrap the content of a config.json; None if a needed key is missing, or the model is not supported."""
-    known = families().get(str(values.get("model_type")))
+    model_family = families().get(str(values.get("model_type")))
     text = values.get("text_config", values)
-    if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
+    if model_family is None or not isinstance(text, Mapping) or bool(model_family.media) != ("text_config" in values):
         return None
     # Another class: perhaps the model brings its own code.
-    if any(name != known.model_class for name in values.get("architectures") or ()):
+    if any(name != model_family.model_class for name in values.get("architectures") or ()):
         return None
-    config, backbone = StatedConfig(values), known.text_model(str(text.get("model_type")))
-    ids = (known.image_id_key, known.video_id_key, known.closing_id_key)
+    config, backbone = StatedConfig(values), model_family.text_model(str(text.get("model_type")))
+    ids = (model_family.image_id_key, model_family.video_id_key, model_family.closing_id_key)
     complete = (
         backbone is not None
         and all(key is None or isinstance(getattr(config, key, None), int) for key in ids)

@@ -41,8 +41,8 @@ class Gemma3(Family):
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
         prompt.tower_edge()
-        across = even(math.isqrt(prompt.processor.image_seq_length))
-        return [box for image in range(len(prompt.sizes)) for box in grid(image, across, across)]
+        token_spans = even(math.isqrt(prompt.processor.image_seq_length))
+        return [box for image in range(len(prompt.sizes)) for box in grid(image, token_spans, token_spans)]
 
 
 _TEXT = Gemma3Text("gemma3_text", qk_norm=True, head_dim_follows=False, beside=(SLIDING,), norms=4)

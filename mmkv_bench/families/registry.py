@@ -82,9 +82,9 @@ def family(model_type: str) -> Family:
     """Return the family of a `model_type`. Raises UnsupportedError: no family has this `model_type`."""
     if model_type not in families():
         names = ", ".join(one.name for one in families().values())
-        why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
+        reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise UnsupportedError(
-            f"model_type {model_type!r} is not supported{why}; supported families: {names}; choose a model of one "
+            f"model_type {model_type!r} is not supported{reason}; supported families: {names}; choose a model of one "
             "of these"
         )
     return families()[model_type]
@@ -93,8 +93,8 @@ def family(model_type: str) -> Family:
 def family_of_processor(processor: Any) -> Family | None:
     """Return the family of a processor; None for tokenizers and processors of other classes."""
     by_class = {one.processor: one for one in families().values()}
-    names = (base.__name__ for base in type(processor).__mro__)
-    return next((by_class[name] for name in names if name in by_class), None)
+    class_names = (base.__name__ for base in type(processor).__mro__)
+    return next((by_class[name] for name in class_names if name in by_class), None)
 
 
 def image_tokens(
@@ -148,9 +148,9 @@ def token_boxes(
 def check_chunks(known: Family) -> None:
     """Raise UnsupportedError for a family whose videos cannot be read in chunks (`protocol=stream`)."""
     if not known.streams:
-        names = ", ".join(one.name for one in families().values() if one.streams)
+        streaming_family_names = ", ".join(one.name for one in families().values() if one.streams)
         raise UnsupportedError(
-            f"protocol=stream feeds a video in chunks, which {known.name} does not support; allowed: {names}; "
+            f"protocol=stream feeds a video in chunks, which {known.name} does not support; allowed: {streaming_family_names}; "
             "choose one of these, or use protocol=query_agnostic"
         )
 
@@ -196,17 +196,23 @@ def apply_limits(
         key = "model.min_pixels" if max_pixels is None else "model.max_pixels"
         _set_limits(processor, "image_processor", key, min_pixels, max_pixels)
     if video_max_pixels is not None:
-        counted = (frames or 1) if kind is not None and kind.whole_video_limit else 1
-        _set_limits(processor, "video_processor", "model.video_max_pixels", None, video_max_pixels * counted)
+        frames_per_limit = (frames or 1) if kind is not None and kind.whole_video_limit else 1
+        _set_limits(processor, "video_processor", "model.video_max_pixels", None, video_max_pixels * frames_per_limit)
 
 
 def _set_limits(processor: Any, part_name: str, key: str, low: int | None, high: int | None) -> None:
-    kind, part = family_of_processor(processor), getattr(processor, part_name, None)
-    size = dict(getattr(part, "size", None) or {})
-    if part is None or kind is None or not kind.pixel_limits or size.get(_LOW) is None or size.get(_HIGH) is None:
+    kind, processor_part = family_of_processor(processor), getattr(processor, part_name, None)
+    size = dict(getattr(processor_part, "size", None) or {})
+    if (
+        processor_part is None
+        or kind is None
+        or not kind.pixel_limits
+        or size.get(_LOW) is None
+        or size.get(_HIGH) is None
+    ):
         raise ConfigError(
-            f"{key} has no effect on {'a text model' if part is None else type(part).__name__}, which scales to fixed sizes; "
-            "leave it out (only Qwen-VL models have pixel limits)"
+            f"{key} has no effect on {'a text model' if processor_part is None else type(processor_part).__name__}, "
+            "which scales to fixed sizes; leave it out (only Qwen-VL models have pixel limits)"
         )
     size |= {name: value for name, value in ((_LOW, low), (_HIGH, high)) if value is not None}
     if size[_LOW] > size[_HIGH]:
@@ -214,7 +220,7 @@ def _set_limits(processor: Any, part_name: str, key: str, low: int | None, high:
             f"{key}: at least {size[_LOW]} and at most {size[_HIGH]} pixels exclude each other; give both "
             "model.min_pixels and model.max_pixels"
         )
-    part.size = type(part.size)(**size)
+    processor_part.size = type(processor_part.size)(**size)
 
 
 def _check_takes(model_type: str, kind: str) -> None:

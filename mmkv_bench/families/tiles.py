@@ -40,13 +40,13 @@ def tile_after_tile(
     """Return the boxes of an image that is cut into tiles, tile after tile; of several tiles, the whole image follows
     as one more. spans: maps the number of tiles side by side to the part of the image that each of their tokens
     shows."""
-    down, across, whole = spans(rows), spans(columns), spans(1)
-    side, boxes = len(whole), list[Box | None]()
+    row_spans, column_spans, image_spans = spans(rows), spans(columns), spans(1)
+    side, boxes = len(image_spans), list[Box | None]()
     for row in range(rows):
         for column in range(columns):
-            tile = down[row * side : (row + 1) * side], across[column * side : (column + 1) * side]
+            tile = row_spans[row * side : (row + 1) * side], column_spans[column * side : (column + 1) * side]
             boxes += grid(image, *tile)
-    return boxes + grid(image, whole, whole) if rows * columns > 1 else boxes
+    return boxes + grid(image, image_spans, image_spans) if rows * columns > 1 else boxes
 
 
 def even(count: int) -> list[Span]:
@@ -106,30 +106,30 @@ def anyres(
     rows, columns = per_tile * (tiled_height // edge), per_tile * (tiled_width // edge)
     # The model removes padding by the aspect of patches, the processor added it by the aspect of pixels: not quite equal.
     if width / height > columns / rows:
-        cut = (rows - int(round(height * (columns / width), 7))) // 2, 0
+        padding_cut = (rows - int(round(height * (columns / width), 7))) // 2, 0
     else:
-        cut = 0, (columns - int(round(width * (rows / height), 7))) // 2
-    rows, columns = rows - 2 * cut[0], columns - 2 * cut[1]
+        padding_cut = 0, (columns - int(round(width * (rows / height), 7))) // 2
+    rows, columns = rows - 2 * padding_cut[0], columns - 2 * padding_cut[1]
     if most_tiles is not None:
-        excess = math.sqrt(rows * columns / (most_tiles * per_tile**2))
-        if excess > 1.1:
-            rows, columns = int(rows // excess), int(columns // excess)
-    return Tiling((tiled_width, tiled_height), cut, (rows, columns))
+        shrink_factor = math.sqrt(rows * columns / (most_tiles * per_tile**2))
+        if shrink_factor > 1.1:
+            rows, columns = int(rows // shrink_factor), int(columns // shrink_factor)
+    return Tiling((tiled_width, tiled_height), padding_cut, (rows, columns))
 
 
 def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) -> list[Box | None]:
     """Return the boxes of the whole image squashed into a square, then of its tiles, with a newline token after each row."""
-    squashed = parts(patches(edge, patch), 0, edge)
+    base_spans = parts(patches(edge, patch), 0, edge)
     scale = min(padded / side for padded, side in zip(tiling.padded, size, strict=True))
     spans = []
     for padded, side, cut, count in zip(tiling.padded, size, tiling.cut[::-1], tiling.shape[::-1], strict=True):
         patch_spans = patches(edge, patch, padded // edge)
         patch_spans = patch_spans[cut : len(patch_spans) - cut]
-        filled = min(math.ceil(side * scale), padded)
+        image_side = min(math.ceil(side * scale), padded)
         patch_spans = patch_spans if len(patch_spans) == count else _blended(patch_spans, count)
-        spans.append(parts(patch_spans, (padded - filled) // 2, filled))
-    across, down = spans
-    return grid(image, squashed, squashed) + grid(image, down, across, newline=True)
+        spans.append(parts(patch_spans, (padded - image_side) // 2, image_side))
+    column_spans, row_spans = spans
+    return grid(image, base_spans, base_spans) + grid(image, row_spans, column_spans, newline=True)
 
 
 def pooled_side(side: int, pooling: str) -> int:
@@ -147,15 +147,17 @@ def video_token_count(frames: int, side: int, pooling: str) -> int:
 
 def edge_of(part: Mapping[str, Any]) -> int:
     """Return the side of the square that a tower takes, from the settings of an image or video processor."""
-    size = part.get("crop_size") or part["size"]
-    return size["height"] if "height" in size else size["shortest_edge"]
+    edge_setting = part.get("crop_size") or part["size"]
+    return edge_setting["height"] if "height" in edge_setting else edge_setting["shortest_edge"]
 
 
 def clip_tokens(settings: Settings) -> int:
     """Count the tokens of one square image in a CLIP tower: its patches, and the class token unless the model drops it."""
-    part = settings["processor"]
-    class_token = part["num_additional_image_tokens"] - (part["vision_feature_select_strategy"] == "default")
-    return (edge_of(settings["image"]) // part["patch_size"]) ** 2 + class_token
+    processor_settings = settings["processor"]
+    class_token = processor_settings["num_additional_image_tokens"] - (
+        processor_settings["vision_feature_select_strategy"] == "default"
+    )
+    return (edge_of(settings["image"]) // processor_settings["patch_size"]) ** 2 + class_token
 
 
 def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[int, int]:
@@ -168,8 +170,8 @@ def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[
         pixels = min(int(width * scale) * int(height * scale), width * height)
         return pixels, -(resolution[0] * resolution[1] - pixels)
 
-    tall, wide = max(resolutions, key=rank)
-    return tall, wide
+    best_height, best_width = max(resolutions, key=rank)
+    return best_height, best_width
 
 
 def _blended(spans: Sequence[Span], count: int) -> list[Span]:
@@ -177,7 +179,7 @@ def _blended(spans: Sequence[Span], count: int) -> list[Span]:
     centres)."""
     blended = []
     for i in range(count):
-        place = max(Fraction((2 * i + 1) * len(spans), 2 * count) - Fraction(1, 2), Fraction(0))
-        first, last = math.floor(place), min(math.ceil(place), len(spans) - 1)
+        source_position = max(Fraction((2 * i + 1) * len(spans), 2 * count) - Fraction(1, 2), Fraction(0))
+        first, last = math.floor(source_position), min(math.ceil(source_position), len(spans) - 1)
         blended.append((spans[first][0], spans[last][1]))
     return blended

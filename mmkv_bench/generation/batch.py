@@ -136,8 +136,8 @@ def fill(
     filled = FilledBatch()
     last: list[Tensor] = []
     tokens: list[Tensor] = []
-    made = session.listener
-    assert isinstance(made, PrefillListener), "the session of `attach`"
+    listener = session.listener
+    assert isinstance(listener, PrefillListener), "the session of `attach`"
     ends: list[Mark] = []
     # The session's own hook, which compresses, is older and runs first.
     hook = session.text.register_forward_hook(lambda *_: ends.append(device.mark()))
@@ -148,10 +148,10 @@ def fill(
                 copies.lay(group[0], prompts[1])  # the first prompt's inputs are counted even if they are not read
                 last.append(last[same])
                 tokens += tokens[same : same + 1]
-                filled.add(copy.deepcopy(filled.caches[same]), made)
+                filled.add(copy.deepcopy(filled.caches[same]), listener)
                 continue
             inputs, types = _beside([prompt.to(device.place) for prompt in group])
-            session.expect(made, types, [prompt.identity for prompt in group])
+            session.expect(listener, types, [prompt.identity for prompt in group])
             start = device.mark()
             with phases("prefill"), vision_clock(session.model, phases):
                 output = feed(session, inputs, session.new_cache(), candidates)
@@ -161,7 +161,7 @@ def fill(
                     tokens.append(likeliest(output, filled.broken))
             del output, inputs
             filled.laps.append(PrefillTimer(start, ends[-1], device.mark()))
-            filled.add(session.filled, made)
+            filled.add(session.filled, listener)
     finally:
         hook.remove()
         session.expect(None, None, prompts[0].identity)

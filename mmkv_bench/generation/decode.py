@@ -146,9 +146,9 @@ def lead(
     if not fed.shape[1]:
         token = chooser.choose(group.prefilled.logits.expand(rows, -1))
     else:
-        at = group.prefilled.positions(offset, fed.shape[1], rows)
+        positions = group.prefilled.positions(offset, fed.shape[1], rows)
         forward = group.model if step is None or fed.shape[1] > 1 else step
-        token = chooser.choose(_logits(forward, cache, fed.expand(rows, -1), at, deadline))
+        token = chooser.choose(_logits(forward, cache, fed.expand(rows, -1), positions, deadline))
     return Lead(group.model, chooser, cache, token, group.prefilled.positions(offset + fed.shape[1], 1, rows))
 
 
@@ -173,7 +173,7 @@ def follow(
     if len(leads) > 1:
         cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens, stepwise=True)
         cache = cache if step is None else fixed_view(cache, pool_of(model))
-    token, at = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
+    token, positions = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
     # Ended rows leave the batch: with policies, which take time, at once; otherwise when they are half of the rows, which is
     # worth copying the others. In low precision all shapes stay constant, because a change of shape alone can flip a token.
     # They also stay constant for a compiled step.
@@ -185,14 +185,14 @@ def follow(
             return rows
         if shrinks:
             alive = _leave(rows, alive, cache, 1 if acting else -(-len(alive) // 2))
-        logits = _logits(step or model, cache, token[alive], at[..., alive, :], deadline)
+        logits = _logits(step or model, cache, token[alive], positions[..., alive, :], deadline)
         if len(alive) < len(rows):
             logits = logits.new_zeros(len(rows), logits.shape[1]).index_copy_(
                 0, torch.tensor(alive, device=logits.device), logits
             )
-        parts = logits.split([len(one.chooser.rows) for one in leads])
-        token = torch.cat([one.chooser.choose(part) for one, part in zip(leads, parts, strict=True)])
-        at = at + 1
+        logits_by_lead = logits.split([len(one.chooser.rows) for one in leads])
+        token = torch.cat([one.chooser.choose(part) for one, part in zip(leads, logits_by_lead, strict=True)])
+        positions = positions + 1
 
 
 def _logits(
@@ -214,20 +214,20 @@ def _logits(
 
 def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:
     """Remove ended rows from the cache if there are at least `least` of them; return the numbers of the rows that stay."""
-    stay = [place for place, row in enumerate(alive) if not rows[row].done]
-    if len(alive) - len(stay) < least:
+    running_places = [place for place, row in enumerate(alive) if not rows[row].done]
+    if len(alive) - len(running_places) < least:
         return alive
-    cache.batch_select_indices(torch.tensor(stay))
-    return [alive[place] for place in stay]
+    cache.batch_select_indices(torch.tensor(running_places))
+    return [alive[place] for place in running_places]
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
     """Store in each row that has just ended how many entries its layers hold. Later the number would be wrong: policies also
     evict from ended rows that stay in the batch."""
-    ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
-    if ended:
+    ended_rows = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
+    if ended_rows:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.compressed]).sum(0)
-        for place, row in ended:
+        for place, row in ended_rows:
             rows[row].entries = int(entries[place])
 
 

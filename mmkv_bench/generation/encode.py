@@ -70,11 +70,11 @@ class EncodedPrompt:
 
     def context(self, length: int) -> EncodedPrompt:
         """Return the prompt cut to its first `length` tokens, which must include all visual tokens."""
-        cut = {
+        context_inputs = {
             name: tensor[:, :length] if tensor.ndim == 2 and tensor.shape == self.input_ids.shape else tensor
             for name, tensor in self.inputs.items()
         }
-        return replace(self, inputs=cut, types=self.types[:, :length])
+        return replace(self, inputs=context_inputs, types=self.types[:, :length])
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ def encode(
 
     def read() -> dict[str, Any]:
         media: dict[str, Any] = {}
-        shown = images
+        used_images = images
         if len(images) and share < 1:
-            shown, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
+            used_images, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
         if len(images):
-            media["images"] = _images(processor, shown)
+            media["images"] = _images(processor, used_images)
         if len(videos):
-            most = max(1, round(share * (frames or DEFAULT_FRAMES)))
-            sampled = [frames_of(video, most) for video in videos]
+            max_frames = max(1, round(share * (frames or DEFAULT_FRAMES)))
+            sampled = [frames_of(video, max_frames) for video in videos]
             media |= video_arguments(processor, sampled, video_max_pixels)
         return media
 
@@ -238,10 +238,11 @@ def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> in
     start = text.find(context)
     if start < 0:
         return None
-    alone = _tensors(processor, text[: start + len(context)], {})["input_ids"][0].tolist()
-    pairs = zip(alone, input_ids[0].tolist(), strict=False)
+    ids_of_beginning = _tensors(processor, text[: start + len(context)], {})["input_ids"][0].tolist()
+    pairs = zip(ids_of_beginning, input_ids[0].tolist(), strict=False)
     return next(
-        (place for place, (one, other) in enumerate(pairs) if one != other), min(len(alone), input_ids.shape[1])
+        (place for place, (one, other) in enumerate(pairs) if one != other),
+        min(len(ids_of_beginning), input_ids.shape[1]),
     )
 
 
@@ -273,10 +274,10 @@ def _parts(messages: Sequence[dict]) -> list[dict]:
 def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
     parts = _parts(messages)
     for kind, given in (("image", images), ("video", videos)):
-        places = sum(part["type"] == kind for part in parts)
-        if places != len(given):
+        placeholder_count = sum(part["type"] == kind for part in parts)
+        if placeholder_count != len(given):
             raise DataError(
-                f"the messages have {places} placeholders for {kind}s, but {len(given)} {kind}s were given; give "
+                f"the messages have {placeholder_count} placeholders for {kind}s, but {len(given)} {kind}s were given; give "
                 f"as many {kind}s as placeholders"
             )
         if given and getattr(processor, f"{kind}_processor", None) is None:
@@ -285,13 +286,13 @@ def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], image
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
     """Return the advice on a prompt that is too long: fewer frames, fewer pixels if the family scales images, or a cut."""
-    known = family_of_processor(processor)
-    by_area = known is not None and known.pixel_limits
-    ways = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
-    ways += ["model.video_max_pixels"] * (by_area and len(videos) > 0)
+    family = family_of_processor(processor)
+    by_area = family is not None and family.pixel_limits
+    token_limit_keys = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
+    token_limit_keys += ["model.video_max_pixels"] * (by_area and len(videos) > 0)
     if not images and not videos:
         return ", or cut the text with dataset.generation.cut_prompt=middle"
-    return f", or lower {' or '.join(ways)}" if ways else ""
+    return f", or lower {' or '.join(token_limit_keys)}" if token_limit_keys else ""
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:
@@ -301,7 +302,7 @@ def _check_markers(processor, text: str, images: int, videos: int) -> None:
         marker = getattr(processor, f"{kind}_token", None)
         count = text.count(marker) if marker else wanted
         if count != wanted:
-            why = (
+            remedy = (
                 "the question contains this marker; change the text, or set "
                 "datasets.<name>.placeholders=interleave or remove"
                 if count > wanted
@@ -309,7 +310,7 @@ def _check_markers(processor, text: str, images: int, videos: int) -> None:
             )
             raise UnsupportedError(
                 f"the prompt has {wanted} {kind}s but {count} times {marker}, the marker of "
-                f"{type(processor).__name__} for {kind}s; {why}"
+                f"{type(processor).__name__} for {kind}s; {remedy}"
             )
 
 
@@ -333,11 +334,17 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
 
 def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: Tensor) -> int:
     """Count the prompt's last tokens, which the chat template puts after the last text of the messages; 0 if they are unknown."""
-    written = [part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()]
-    if not written or written[-1] not in text:
+    stripped_texts = [
+        part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()
+    ]
+    if not stripped_texts or stripped_texts[-1] not in text:
         return 0
-    behind = tokenizer(text[text.rindex(written[-1]) + len(written[-1]) :], add_special_tokens=False)["input_ids"]
-    return len(behind) if behind and input_ids[0, -len(behind) :].tolist() == behind else 0
+    ids_after_text = tokenizer(
+        text[text.rindex(stripped_texts[-1]) + len(stripped_texts[-1]) :], add_special_tokens=False
+    )["input_ids"]
+    return (
+        len(ids_after_text) if ids_after_text and input_ids[0, -len(ids_after_text) :].tolist() == ids_after_text else 0
+    )
 
 
 WHOLE = "\n\nRepeat the previous context exactly."
@@ -349,14 +356,14 @@ def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt
     """Return the token ids that are fed before and after the prompt's context when it is fed again."""
     tokenizer, ids = getattr(processor, "tokenizer", processor), prompt.input_ids[0].tolist()
     parts = _parts([message for message in messages if message["role"] != "system"])
-    kinds = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
-    starts = [place for word in kinds if word and (place := text.find(word)) >= 0]
-    head = tokenizer(text[: min(starts, default=0)], add_special_tokens=False)["input_ids"]
-    begin = 0 if ids[:1] == head[:1] or not head else 1  # the tokenizer puts a token before every text
-    same = [one == other for one, other in zip(head, ids[begin:], strict=False)]
-    prefix = begin + (same.index(False) if False in same else len(same)) if head else 0
-    whole, part = _instructions(tokenizer)
-    return ReplayText(prefix, whole, part, tuple(ids[len(ids) - prompt.template_tokens :]))
+    texts = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
+    part_starts = [place for word in texts if word and (place := text.find(word)) >= 0]
+    head = tokenizer(text[: min(part_starts, default=0)], add_special_tokens=False)["input_ids"]
+    offset = 0 if ids[:1] == head[:1] or not head else 1  # the tokenizer puts a token before every text
+    matches = [one == other for one, other in zip(head, ids[offset:], strict=False)]
+    prefix = offset + (matches.index(False) if False in matches else len(matches)) if head else 0
+    whole_instruction, part_instruction = _instructions(tokenizer)
+    return ReplayText(prefix, whole_instruction, part_instruction, tuple(ids[len(ids) - prompt.template_tokens :]))
 
 
 @lru_cache(maxsize=1)
@@ -387,11 +394,11 @@ def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
     Raises:
         DataError: the tokens before the cut differ, so that no single compression of them serves all questions.
     """
-    cuts = [_cut(prompt, family) for prompt in prompts]
-    contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, cuts, strict=True)]
+    context_ends = [_cut(prompt, family) for prompt in prompts]
+    contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, context_ends, strict=True)]
     if any(context != contexts[0] for context in contexts):
         raise DataError(
-            f"the questions about the document of {prompts[0].identity} change the tokens of its context ({cuts} "
+            f"the questions about the document of {prompts[0].identity} change the tokens of its context ({context_ends} "
             "tokens); every question has to come after the whole context"
         )
 
@@ -403,12 +410,12 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
         UnsupportedError: the protocol cuts the prompt, but it has no visual tokens or nothing after them; or visual
             tokens would be fed again, whose embeddings only the vision tower computes.
     """
-    cut = _cut(prompt, family) if protocol.cuts else None
-    if cut is not None and cut >= prompt.length:
+    context_end = _cut(prompt, family) if protocol.cuts else None
+    if context_end is not None and context_end >= prompt.length:
         raise UnsupportedError(
             f"{prompt.identity} ends with its context; protocol={protocol.name} needs a question after it"
         )
-    lengths = protocol.lengths(prompt.length, cut)
+    lengths = protocol.lengths(prompt.length, context_end)
     if bool((prompt.types[0, lengths.candidates :] > 0).any()):
         raise UnsupportedError(
             f"{prompt.identity} ends with a visual token, which protocol={protocol.name} cannot feed again; put text after "
@@ -428,19 +435,22 @@ def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
         DataError: the template does not put an unchanged answer right after the prompt.
     """
     answer, prompt = "A", rendered(processor, messages)
-    said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
-    whole = rendered(processor, [*messages, said, {"role": "user", "content": [{"type": "text", "text": question}]}])
-    rest = whole.removeprefix(prompt)
-    lead = len(rest) - len(rest.lstrip())
-    if rest == whole or not rest.startswith(answer, lead):
+    answer_message = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
+    conversation = rendered(
+        processor, [*messages, answer_message, {"role": "user", "content": [{"type": "text", "text": question}]}]
+    )
+    text_after_prompt = conversation.removeprefix(prompt)
+    leading_spaces = len(text_after_prompt) - len(text_after_prompt.lstrip())
+    if text_after_prompt == conversation or not text_after_prompt.startswith(answer, leading_spaces):
         raise DataError(
             "the chat template does not put an earlier answer right after its prompt, so the tokens of a further "
-            f"turn are unknown; it gives {whole[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another "
+            f"turn are unknown; it gives {conversation[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another "
             "protocol"
         )
     tokenizer = getattr(processor, "tokenizer", processor)
     return torch.tensor(
-        [tokenizer(rest[lead + len(answer) :], add_special_tokens=False)["input_ids"]], dtype=torch.int64
+        [tokenizer(text_after_prompt[leading_spaces + len(answer) :], add_special_tokens=False)["input_ids"]],
+        dtype=torch.int64,
     )
 
 
@@ -466,16 +476,17 @@ def reference_tokens(
     turn = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
     prompt = rendered(processor, messages)
     conversation = prompt + answer if continuation else rendered(processor, [*messages, turn], answering=False)
-    rest = conversation.removeprefix(prompt)
-    lead = len(rest) - len(rest.lstrip())
-    if rest == conversation or not rest.startswith(answer, lead):
+    text_after_prompt = conversation.removeprefix(prompt)
+    leading_spaces = len(text_after_prompt) - len(text_after_prompt.lstrip())
+    if text_after_prompt == conversation or not text_after_prompt.startswith(answer, leading_spaces):
         raise DataError(
             "the chat template does not render the reference answer right after the prompt, so the answer's "
             f"tokens are unknown; it gives {conversation[-200:]!r} where the prompt ends in {prompt[-100:]!r}"
         )
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt_ids, all_ids = (
-        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + rest[: lead + len(answer)])
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in (prompt, prompt + text_after_prompt[: leading_spaces + len(answer)])
     )
     if all_ids[: len(prompt_ids)] != prompt_ids or len(all_ids) == len(prompt_ids):
         raise DataError(

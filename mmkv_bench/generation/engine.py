@@ -121,39 +121,39 @@ class Engine:
         extras: measures to take besides the answers, on which they have no influence.
         """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
-        every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
-        parts = self.session, self.family, self.rules, self.tokenizer
-        streams = [cell for cell in every if protocol(cell.protocol).streams]
-        for result in run_streams(*parts, prompt, streams, self.timeout_s, held=self._streams):
+        all_cells, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
+        engine_parts = self.session, self.family, self.rules, self.tokenizer
+        streams = [cell for cell in all_cells if protocol(cell.protocol).streams]
+        for result in run_streams(*engine_parts, prompt, streams, self.timeout_s, held=self._streams):
             results[result.cell] = result
-        for cell in every:
+        for cell in all_cells:
             if protocol(cell.protocol).converses:
-                results[cell.cell] = run_turns(Parts(*parts, self.timeout_s), self._conversations, prompt, cell)
+                results[cell.cell] = run_turns(Parts(*engine_parts, self.timeout_s), self._conversations, prompt, cell)
         lengths: dict[str, Lengths] = {}
         for name in dict.fromkeys(cell.protocol for cell in cells):
-            rule, same = protocol(name), [cell for cell in cells if cell.protocol == name]
+            protocol_rules, cells_of_protocol = protocol(name), [cell for cell in cells if cell.protocol == name]
             try:
-                lengths[name] = lengths_of(rule, prompt, self.family)
+                lengths[name] = lengths_of(protocol_rules, prompt, self.family)
             except UnsupportedError as error:
-                self._fail(same, results, error)
+                self._fail(cells_of_protocol, results, error)
                 continue
-            for cell in same:
+            for cell in cells_of_protocol:
                 _fill_cut(results[cell.cell], cell, prompt, lengths[name])
-        of_document = {
+        document_cells = {
             cell.cell
             for cell in cells
             if cell.protocol in lengths and prompt.document is not None and cell.serves_all_questions
         }
-        for name in dict.fromkeys(cell.protocol for cell in cells if cell.cell in of_document):
-            same = [cell for cell in cells if cell.cell in of_document and cell.protocol == name]
-            self._of_document(prompt, lengths[name], same, results, extras)
-        cells_left = [cell for cell in cells if cell.cell not in of_document]
+        for name in dict.fromkeys(cell.protocol for cell in cells if cell.cell in document_cells):
+            cells_of_protocol = [cell for cell in cells if cell.cell in document_cells and cell.protocol == name]
+            self._of_document(prompt, lengths[name], cells_of_protocol, results, extras)
+        cells_left = [cell for cell in cells if cell.cell not in document_cells]
         for end in sorted({self._prefill_of(one) for one in lengths.values()}, reverse=True):
             shared = {name: one for name, one in lengths.items() if self._prefill_of(one) == end}
-            same = [cell for cell in cells_left if cell.protocol in shared]
-            if same:
-                self._group(prompt, shared, same, results, extras)
-        return [results[cell.cell] for cell in every]
+            cells_of_protocol = [cell for cell in cells_left if cell.protocol in shared]
+            if cells_of_protocol:
+                self._group(prompt, shared, cells_of_protocol, results, extras)
+        return [results[cell.cell] for cell in all_cells]
 
     def _blank(self, cell: CellSpec, prompt: EncodedPrompt) -> ForkResult:
         return blank(cell, prompt, fork_batch=self.fork_batch)
@@ -175,48 +175,59 @@ class Engine:
 
         The answers are added to `results`. cells: all of one protocol.
         """
-        document, rule = prompt.document, protocol(cells[0].protocol)
+        document, protocol_rules = prompt.document, protocol(cells[0].protocol)
         assert document is not None, "a prompt with its document"
         names = tuple(cell.cell for cell in cells)
-        early = self._answered.pop((rule.name, document.identity, document.number, names, extras), None)
-        if early is not None:
-            results.update(early)
+        stored_results = self._answered.pop(
+            (protocol_rules.name, document.identity, document.number, names, extras), None
+        )
+        if stored_results is not None:
+            results.update(stored_results)
             return
-        sources = document.scoring(rule, lengths.reduced)
+        sources = document.scoring(protocol_rules, lengths.reduced)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
         reserve = slack(longest, max(document.longest - sources[0].length, 0))
         meter = Meter(self.device)
         key = (tuple(source.identity for source in sources), reserve, names)
-        reused = rule.name in self._compressed and self._compressed[rule.name][0] == key
-        if not reused:
-            self._compressed.pop(rule.name, None)
-            self._answered = {asked: early for asked, early in self._answered.items() if asked[0] != rule.name}
+        is_reused = protocol_rules.name in self._compressed and self._compressed[protocol_rules.name][0] == key
+        if not is_reused:
+            self._compressed.pop(protocol_rules.name, None)
+            self._answered = {
+                key_of_results: stored
+                for key_of_results, stored in self._answered.items()
+                if key_of_results[0] != protocol_rules.name
+            }
             try:
-                own = dataclasses.replace(lengths, prefilled=sources[0].length)
-                self._compressed[rule.name] = key, self._scored_by(sources, cells, own, meter, reserve)
+                question_lengths = dataclasses.replace(lengths, prefilled=sources[0].length)
+                self._compressed[protocol_rules.name] = (
+                    key,
+                    self._scored_by(sources, cells, question_lengths, meter, reserve),
+                )
             except Exception as error:  # noqa: BLE001 - whatever stopped the prefill is every cell's status
                 self._fail(cells, results, error)
-        if rule.name not in self._compressed:
+        if protocol_rules.name not in self._compressed:
             self._release()
             return
-        asked: list[tuple[PrefillGroup, Results]] = []
-        ahead: dict[tuple[Hashable, ...], Results] = {}
-        for number in (document.number, *self._decoded_with(document, rule, extras, len(cells))):
-            question, of_question = prompt, results
+        questions_decoded_here: list[tuple[PrefillGroup, Results]] = []
+        results_ahead: dict[tuple[Hashable, ...], Results] = {}
+        for number in (document.number, *self._decoded_with(document, protocol_rules, extras, len(cells))):
+            question, question_results = prompt, results
             if number != document.number:
                 question = document.questions[number]
-                of_question = {cell.cell: self._blank(cell, question) for cell in cells}
-                ahead[rule.name, document.identity, number, names, extras] = of_question
-            own = dataclasses.replace(lengths, prompt=question.length, prefilled=sources[0].length)
+                question_results = {cell.cell: self._blank(cell, question) for cell in cells}
+                results_ahead[protocol_rules.name, document.identity, number, names, extras] = question_results
+            question_lengths = dataclasses.replace(lengths, prompt=question.length, prefilled=sources[0].length)
             for cell in cells:
-                result = of_question[cell.cell]
-                _fill_cut(result, cell, question, own)
-                result.question_known = document.known(rule)
-                result.compression_reused = reused or question is not prompt
-            prefilled = dataclasses.replace(self._compressed[rule.name][1], lengths={rule.name: own})
-            asked.append((self._grouped(question, prefilled, meter, longest), of_question))
-        self._forks(asked, cells, extras)
-        self._answered.update(ahead)
+                result = question_results[cell.cell]
+                _fill_cut(result, cell, question, question_lengths)
+                result.question_known = document.known(protocol_rules)
+                result.compression_reused = is_reused or question is not prompt
+            prefilled = dataclasses.replace(
+                self._compressed[protocol_rules.name][1], lengths={protocol_rules.name: question_lengths}
+            )
+            questions_decoded_here.append((self._grouped(question, prefilled, meter, longest), question_results))
+        self._forks(questions_decoded_here, cells, extras)
+        self._answered.update(results_ahead)
 
     def _decoded_with(
         self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures, cells: int
@@ -227,8 +238,8 @@ class Engine:
         There are none if each question has a compression or a reference answer of its own, or if layers keep a window or
         a state, whose rows must have been shown equally many tokens.
         """
-        apart = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
-        return () if apart else document.waiting[: -(-self.fork_batch // cells) - 1]
+        answers_separately = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
+        return () if answers_separately else document.waiting[: -(-self.fork_batch // cells) - 1]
 
     def _scored_by(
         self,
@@ -240,14 +251,14 @@ class Engine:
     ) -> Prefilled:
         """Return the prefill of the first source, with scores and summaries that are means over all. They share the context."""
         name = cells[0].protocol
-        each = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
+        lengths_of_sources = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
         if len(sources) == 1:
-            made = prefill(self.session, sources[0], cells, each[0], meter, reserve)
+            prefilled = prefill(self.session, sources[0], cells, lengths_of_sources[0], meter, reserve)
         else:
-            together = prefill_together(self.session, sources, cells, each, meter, reserve)
-            merge_scores(together, cells, name)
-            made = together[0]
-        return dataclasses.replace(made, shared=True, lengths={name: lengths})
+            prefilled_sources = prefill_together(self.session, sources, cells, lengths_of_sources, meter, reserve)
+            merge_scores(prefilled_sources, cells, name)
+            prefilled = prefilled_sources[0]
+        return dataclasses.replace(prefilled, shared=True, lengths={name: lengths})
 
     # ------------------------------------------------------------------ one prefill
     @staticmethod
@@ -294,10 +305,10 @@ class Engine:
             evicting, full_forks = self._planned(group, cells, results)
             measures = measuring[group] = ForkMeasures(group, extras)
             for name in sorted({fork.cell.protocol for fork in [*full_forks, *evicting]}):
-                same = [fork for fork in full_forks if fork.cell.protocol == name]
-                if same:
-                    self._decode(same, measuring)
-                measures.full(name, same, any(fork.cell.protocol == name for fork in evicting))
+                full_forks_of_protocol = [fork for fork in full_forks if fork.cell.protocol == name]
+                if full_forks_of_protocol:
+                    self._decode(full_forks_of_protocol, measuring)
+                measures.full(name, full_forks_of_protocol, any(fork.cell.protocol == name for fork in evicting))
             forks += evicting
         for batch in batches(forks, self.fork_batch, self.fork_memory):
             self._decode(batch, measuring)
@@ -343,8 +354,8 @@ class Engine:
         if fork.index is not None:
             group, kept = fork.group, [index[None] for index in fork.index]
             start = group.meter.now()
-            made = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)
-            fork.again = [(key[0], value[0]) for key, value in made]
+            again_prefilled = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)
+            fork.again = [(key[0], value[0]) for key, value in again_prefilled]
             fork.compress_s += group.meter.now() - start
 
     # ------------------------------------------------------------------ decoding
@@ -373,8 +384,8 @@ class Engine:
             self._finish(fork, answer, seconds, 1 if fork.index is None else len(forks))
 
     def _attempt(self, forks: list[Fork], measuring: Mapping[PrefillGroup, ForkMeasures]) -> list[Decoded]:
-        meter, whole = forks[0].group.meter, forks[0].index is None
-        acting = not whole and forks[0].cell.compressor.decoding is not None
+        meter, is_full = forks[0].group.meter, forks[0].index is None
+        acting = not is_full and forks[0].cell.compressor.decoding is not None
         step, start, aside = None if acting else self.step, time.monotonic(), meter.aside_s
         questions = [list(same) for _, same in itertools.groupby(forks, lambda fork: fork.group)]
         leads: list[Lead] = []
@@ -389,17 +400,17 @@ class Engine:
             if acting:  # policies change their entries, so measures get a separate copy
                 measures.forks(same, None, gathered)
             # all cells that keep everything are one fork
-            with borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered()) as cache:
+            with borrow(group.prefilled, name) if is_full else contextlib.nullcontext(gathered()) as cache:
                 limit = deadline()
                 if limit is not None and time.monotonic() > limit:
                     raise GenerationTimeout("gathering the kept entries ran past timeout_s")
                 audit(same, cache.compressed, group)
-                if not whole and not acting:
+                if not is_full and not acting:
                     measures.forks(same, cache, gathered)
-                rows = 1 if whole else len(same)
+                rows = 1 if is_full else len(same)
                 if len(questions) == 1:
                     decoded = decode(group, cache, rows, name, deadline(), acting, step=step)
-                    return decoded * len(same) if whole else decoded
+                    return decoded * len(same) if is_full else decoded
                 leads.append(lead(group, cache, rows, name, deadline()))
         return follow(leads, deadline(), step=step)
 

@@ -58,10 +58,10 @@ class FakeValuesMode(TorchDispatchMode):
     # ------------------------------------------------------------------ numbers
     def hold(self, tensor: Tensor, device: torch.device) -> Tensor:
         """Return a real tensor as a fake one on a device, with its values."""
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        real_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         with _disable_current_modes():
-            self._known[made] = tensor.detach().clone()
-        return made
+            self._known[real_tensor] = tensor.detach().clone()
+        return real_tensor
 
     def _numbers(self, tensor: Tensor) -> Tensor | None:
         if not isinstance(tensor, FakeTensor):
@@ -100,20 +100,20 @@ class FakeValuesMode(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if function in _SHAPED:
             tensors = []
-        made = function(*args, **kwargs)
-        outputs = [leaf for leaf in tree_leaves(made) if isinstance(leaf, FakeTensor)]
+        result = function(*args, **kwargs)
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         if not outputs or max(output.numel() for output in outputs) > CARRIED:
-            return made
+            return result
         with _disable_current_modes():
             if all(self._numbers(tensor) is not None for tensor in tensors):
-                self._carry(made, self._computed(function, args, kwargs))
+                self._carry(result, self._computed(function, args, kwargs))
             elif function._schema.is_mutable:
                 self._mutated(function, args, kwargs, tensors)
             elif self.invents and not _is_view(function):
                 for output in outputs:
                     if output.numel() <= INVENTED:
                         self._known[output] = self._invented(output)
-        return made
+        return result
 
     def _computed(self, function: Any, args: tuple, kwargs: dict) -> Any:
         """Run the operation on the values, on the host."""
@@ -156,18 +156,18 @@ class FakeValuesMode(TorchDispatchMode):
 
     def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
         """Index a source that has no values by masks; only the shape of the result is known, from the masks."""
-        masks = [one for one in index if one is not None and one.dtype == torch.bool]
-        if len(index) == len(masks) == 1:
+        mask_indices = [one for one in index if one is not None and one.dtype == torch.bool]
+        if len(index) == len(mask_indices) == 1:
             with _disable_current_modes():
-                count = int(self._read(masks[0]).sum())
-            return source.new_empty(count, *source.shape[masks[0].ndim :])
-        places = [
+                count = int(self._read(mask_indices[0]).sum())
+            return source.new_empty(count, *source.shape[mask_indices[0].ndim :])
+        index_tensors = [
             self._counted(_aten.nonzero.default, (one,), {})[:, 0]
             if one is not None and one.dtype == torch.bool
             else one
             for one in index
         ]
-        return _aten.index.Tensor(source, places)
+        return _aten.index.Tensor(source, index_tensors)
 
 
 def _shape_follows(function: Any, args: tuple) -> bool:

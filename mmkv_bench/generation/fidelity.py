@@ -70,17 +70,17 @@ def forced(
         yield prefilled.logits.expand(rows, 1, -1)
     if block is None:
         block = 1 if stepwise else max(1, BLOCK_BYTES // (4 * rows * prefilled.logits.shape[-1]))
-    start, unread = 0, max(lead.shape[1] - 1, 0)  # a question's logits are not needed, except its last token's
+    start, lead_rows = 0, max(lead.shape[1] - 1, 0)  # a question's logits are not needed, except its last token's
     while start < fed.shape[1]:
         if deadline is not None and time.monotonic() > deadline:
             raise GenerationTimeout("measuring ran past timeout_s")
-        stop = min(max(start, unread) + block, fed.shape[1])
+        stop = min(max(start, lead_rows) + block, fed.shape[1])
         output = group.model(
             input_ids=fed[:, start:stop].expand(rows, -1),
             position_ids=prefilled.positions(offset + start, stop - start, rows),
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=stop - max(start, unread),
+            logits_to_keep=stop - max(start, lead_rows),
             return_dict=True,
         )
         yield output.logits
@@ -123,10 +123,10 @@ def negative_log_likelihood(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return -log probability of each token, float64 `[R, b]`, from logits `[R, b, V]` and tokens int64 `[b]`."""
     nll = torch.empty(logits.shape[:-1], dtype=torch.float64, device=logits.device)
     for stretch in _stretches(logits.shape[1], logits.shape[2]):
-        wanted = tokens[stretch].to(logits.device)[None, :, None]
-        for rows in _stretches(len(logits), len(wanted[0]) * logits.shape[2]):
+        target_tokens = tokens[stretch].to(logits.device)[None, :, None]
+        for rows in _stretches(len(logits), len(target_tokens[0]) * logits.shape[2]):
             log_q = logits[rows, stretch].double().log_softmax(-1)
-            nll[rows, stretch] = -log_q.gather(-1, wanted.expand(len(log_q), -1, -1)).squeeze(-1)
+            nll[rows, stretch] = -log_q.gather(-1, target_tokens.expand(len(log_q), -1, -1)).squeeze(-1)
             del log_q
     return nll
 
@@ -252,15 +252,17 @@ class ForkMeasures:
         """
         tokens, full = self.answers[protocol]
         fed = torch.tensor(tokens, device=self.group.prompt.input_ids.device)
-        parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
+        value_blocks: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
         start = 0
         for block in self._forced(cache, rows, protocol, tokens, stepwise):
-            place = slice(start, start + block.shape[1])
-            start = place.stop
-            nll = negative_log_likelihood(block, fed[place]) if self.extras.continuation else block[..., 0]
-            for blocks, values in zip(parts, (*divergence(full[place].to(block.device), block), nll), strict=True):
+            token_slice = slice(start, start + block.shape[1])
+            start = token_slice.stop
+            nll = negative_log_likelihood(block, fed[token_slice]) if self.extras.continuation else block[..., 0]
+            for blocks, values in zip(
+                value_blocks, (*divergence(full[token_slice].to(block.device), block), nll), strict=True
+            ):
                 blocks.append(values.cpu())
-        kl, agree, nlls = (torch.cat(part, 1).tolist() for part in parts)
+        kl, agree, nlls = (torch.cat(part, 1).tolist() for part in value_blocks)
         for number, result in enumerate(results):
             row = min(number, rows - 1)
             if self._finite("fidelity", kl[row], result):

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression import states
-from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.listeners import AnswerAttention
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session
@@ -69,8 +69,8 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         return Fork(cell, None, result)
     if not cell.evicts(lengths.reduced):
         layers = prefilled.cache.compressed
-        every = torch.arange(lengths.candidates, device=layers[0].keys.device).expand(layers[0].keys.shape[1], -1)
-        return Fork(cell, [every] * len(layers), result)
+        all_indices = torch.arange(lengths.candidates, device=layers[0].keys.device).expand(layers[0].keys.shape[1], -1)
+        return Fork(cell, [all_indices] * len(layers), result)
     key, summary = score_key(cell, lengths), summary_key(cell, lengths)
     for name in (key, summary):
         if name is not None and name in prefilled.failures:
@@ -79,8 +79,8 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         index, seconds, fallbacks = prefilled.selections[cell.cell]
         result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
         return Fork(cell, index, result, seconds)
-    now = devices.at(prefilled.logits.device).now
-    start = now()
+    clock = devices.at(prefilled.logits.device).now
+    start = clock()
     scores, context = prefilled.scores[key], _context(prefilled, cell)
     index = cell.compressor.select(
         scores,
@@ -94,11 +94,11 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         context.length,
         context.asked,
     )
-    with_answer = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
-    fallbacks = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *with_answer]
+    answer_fallback_names = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
+    fallbacks = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *answer_fallback_names]
     result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     seconds = prefilled.score_seconds[key] + (0.0 if summary is None else prefilled.score_seconds[summary])
-    seconds += now() - start
+    seconds += clock() - start
     if prefilled.shared:
         prefilled.selections[cell.cell] = index, seconds, fallbacks
     return Fork(cell, index, result, seconds)
@@ -123,8 +123,8 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
         if policy is not None and policy.moves_queries:
             yield [fork]
             continue
-        asked = None if policy is None else fork.group
-        groups.setdefault((fork.cell.protocol, fork.bucket(), asked), []).append(fork)
+        batch_key = None if policy is None else fork.group
+        groups.setdefault((fork.cell.protocol, fork.bucket(), batch_key), []).append(fork)
     for members in groups.values():
         layers = members[0].group.prefilled.cache.compressed
         key = layers[0].keys
@@ -132,13 +132,13 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
         batch: list[Fork] = []
         widest, reserve = [0] * len(layers), max(fork.group.reserve(fork.cell.protocol) for fork in members)
         for fork in members:
-            wider = [max(width, index.shape[1]) for width, index in zip(widest, fork.chosen, strict=True)]
-            size = (len(batch) + 1) * sum(width + reserve for width in wider) * slot
+            new_widths = [max(width, index.shape[1]) for width, index in zip(widest, fork.chosen, strict=True)]
+            size = (len(batch) + 1) * sum(width + reserve for width in new_widths) * slot
             if batch and (len(batch) == rows or (limit_bytes is not None and size > limit_bytes)):
                 yield batch
-                batch, wider = [], [index.shape[1] for index in fork.chosen]
+                batch, new_widths = [], [index.shape[1] for index in fork.chosen]
             batch.append(fork)
-            widest = wider
+            widest = new_widths
         yield batch
 
 
@@ -149,8 +149,8 @@ def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
     summaries = None if key is None else prefilled.summaries.get(key)
     budget = min(cell.entries(lengths.reduced), lengths.reduced)
     types = prefilled.prompt.types[0][: lengths.reduced]
-    asked = None if cell.budget is None else cell.budget.asked
-    return Context(budget, lengths.reduced, lengths.refed, types, summaries or {}, asked)
+    asked_fraction = None if cell.budget is None else cell.budget.asked
+    return Context(budget, lengths.reduced, lengths.refed, types, summaries or {}, asked_fraction)
 
 
 def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
@@ -162,15 +162,15 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
     for number, source in enumerate(prefilled.cache.compressed):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
         rows = _rows(forks, number, key, value, types)
-        started = [
+        decoding_layers = [
             policy.layer(_start(prefilled, fork, number, key, value, row, reserve))
             for policy, fork, row in zip(policies, forks, rows, strict=True)
             if policy is not None
         ]
-        if not started:
+        if not decoding_layers:
             layers.append(type(source).from_rows(rows, seen, reserve))
         else:
-            layers.append(started[0] if len(started) == 1 else BatchedLayer(started))
+            layers.append(decoding_layers[0] if len(decoding_layers) == 1 else BatchedLayer(decoding_layers))
     cache = prefilled.cache.like(layers, prefilled.states, len(forks))
     if policies[0] is not None and policies[0].moves_queries:
         cache.query_positions = policies[0].query_positions
@@ -190,8 +190,8 @@ def _rows(
     for fork, index in zip(forks, chosen, strict=True):
         reducer = fork.cell.compressor.reducer
         assert reducer is not None, "a method with entries of its own has a reducer"
-        made = reducer.reduce(key, value, index, types) if fork.again is None else fork.again[layer]
-        rows.append((*made, index))
+        reduced = reducer.reduce(key, value, index, types) if fork.again is None else fork.again[layer]
+        rows.append((*reduced, index))
     return rows
 
 
@@ -230,8 +230,8 @@ def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache
     seen, layers = prefilled.lengths[protocol].candidates, []
     for source in prefilled.cache.compressed:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
-        every = torch.arange(seen, device=key.device).expand(key.shape[0], -1)
-        layers.append(CompressedLayer.from_rows([(key, value, every)], seen, reserve))
+        all_slots = torch.arange(seen, device=key.device).expand(key.shape[0], -1)
+        layers.append(CompressedLayer.from_rows([(key, value, all_slots)], seen, reserve))
     return prefilled.cache.like(layers, prefilled.states)
 
 
@@ -244,8 +244,8 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
     """
     layers, lengths = prefilled.cache.compressed, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
-    again = slice(lengths.candidates, lengths.prefilled)
-    last = [(layer.keys[:, :, again].clone(), layer.values[:, :, again].clone()) for layer in layers]
+    fed_again = slice(lengths.candidates, lengths.prefilled)
+    last = [(layer.keys[:, :, fed_again].clone(), layer.values[:, :, fed_again].clone()) for layer in layers]
     try:
         for layer in layers:
             layer.forget(lengths.forgotten)
@@ -255,7 +255,7 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
         for layer, (stored, seen) in zip(layers, saved, strict=True):
             layer.stored, layer.seen = stored, seen
         for layer, (key, value) in zip(layers, last, strict=True):
-            layer.keys[:, :, again], layer.values[:, :, again] = key, value
+            layer.keys[:, :, fed_again], layer.values[:, :, fed_again] = key, value
 
 
 def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: PrefillGroup) -> None:
@@ -265,21 +265,21 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
         forks: one row of the cache each; if everything stays, all of them share its only row.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
-    keeps_all, full = forks[0].index is None, group.prefilled.cache.compressed[0]
-    acting = not keeps_all and forks[0].cell.compressor.decoding is not None
-    room, rows = group.room(forks[0].cell.protocol), 1 if keeps_all else len(forks)
+    is_full, full_layer = forks[0].index is None, group.prefilled.cache.compressed[0]
+    acting = not is_full and forks[0].cell.compressor.decoding is not None
+    reserve, rows = group.room(forks[0].cell.protocol), 1 if is_full else len(forks)
 
     def counted(layer: CompressedLayer) -> list[LayerAccount]:
         if not acting:
-            return accounts(layer, room, [lengths.fed] * rows)
+            return accounts(layer, reserve, [lengths.fed] * rows)
         return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, BatchedLayer) else [layer])]
 
     state = states.nbytes([*group.prefilled.states.values()])
     accounts_by_layer = [counted(layer) for layer in layers]
-    every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)
+    all_indices = [torch.arange(lengths.candidates).expand(full_layer.keys.shape[1], -1)] * len(layers)
     for number, fork in enumerate(forks):
-        counts = [layer[0 if keeps_all else number] for layer in accounts_by_layer]
-        fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes, state)
+        counts = [layer[0 if is_full else number] for layer in accounts_by_layer]
+        fill_stored(fork.result, fork.cell, lengths, fork.index or all_indices, counts, full_layer.slot_nbytes, state)
 
 
 @torch.no_grad()
@@ -314,7 +314,7 @@ def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec
 
 def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
     """Map each protocol to {score key: one cell with that score}, for scores that exist and need the answer."""
-    waiting: dict[str, dict[Key, CellSpec]] = {}
+    cells_by_protocol: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned
             lengths = prefilled.lengths[cell.protocol]
@@ -322,17 +322,17 @@ def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[
                 continue
             key = score_key(cell, lengths)
             if key in prefilled.scores and key not in prefilled.failures:
-                waiting.setdefault(cell.protocol, {}).setdefault(key, cell)
-    return waiting
+                cells_by_protocol.setdefault(cell.protocol, {}).setdefault(key, cell)
+    return cells_by_protocol
 
 
 def _rescore(prefilled: Prefilled, key: Key, cell: CellSpec, answer: AnswerAttention) -> None:
-    now = devices.at(prefilled.logits.device).now
-    start = now()
+    clock = devices.at(prefilled.logits.device).now
+    start = clock()
     try:
         finished = cell.compressor.eviction.scorer.with_answer
         scores = prefilled.scores[key]
         prefilled.scores[key] = [finished(score, answer.mass(layer)) for layer, score in enumerate(scores)]
     except Exception as error:  # noqa: BLE001 - the method's own fault
         prefilled.failures[key] = error.with_traceback(None)
-    prefilled.score_seconds[key] += now() - start
+    prefilled.score_seconds[key] += clock() - start

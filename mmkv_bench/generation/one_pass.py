@@ -112,7 +112,7 @@ class Driver:
         """
         acting = self.acts(cell, lengths)
         reserve = self.new_tokens - 1 if self.reserve is None else self.reserve
-        joins = len(prompts) > 1 and not self.together
+        joins_caches = len(prompts) > 1 and not self.together
         with attach(
             self.model,
             cell.compressor,
@@ -122,7 +122,7 @@ class Driver:
             prompt_tokens=prompts[0].length,
             attention=self.attention,
             # Joined caches get their slots when they are joined; a policy's layer keeps the slots it was made with.
-            reserve=0 if joins and not acting else reserve,
+            reserve=0 if joins_caches and not acting else reserve,
             phases=phases,
             replay=prompts[0].words,
             packs=self.packs or acting,
@@ -162,8 +162,8 @@ class Driver:
         forward: Callable[..., Any], cache: CompressedCache, filled: FilledBatch, fed: Tensor, offset: int
     ) -> Tensor:
         """Return the likeliest tokens after `fed`, whose first tokens are `offset` positions after their prompts."""
-        at = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
-        return likeliest(forward(input_ids=fed, position_ids=at, past_key_values=cache, **COMMON), filled.broken)
+        positions = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
+        return likeliest(forward(input_ids=fed, position_ids=positions, past_key_values=cache, **COMMON), filled.broken)
 
 
 def _refuse_broken(broken: Sequence[Tensor], new_tokens: int) -> None:

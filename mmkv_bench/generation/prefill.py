@@ -232,7 +232,7 @@ def prefill_together(
     model, first, end = session.model, prompts[0], next(iter(lengths[0].values())).candidates
     cache = session.new_cache(reserve + first.length - end)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
-    made: list[Prefilled] = []
+    prefilled_prompts: list[Prefilled] = []
     context: PromptBatch | None = None
     session.expect(recordings[0], first.types[:, :end], first.identity)
     session.prompt_length = first.length  # so that the context's observations wait for the rest
@@ -252,14 +252,14 @@ def prefill_together(
             with meter.phase("prefill"):
                 output = model(ids, position_ids=following(last, 1, ids.shape[1], 1).contiguous(), **options)
             timed = [] if number else recordings
-            made.append(_recorded(session, prompt, recording, cache, output, meter, timed))
+            prefilled_prompts.append(_recorded(session, prompt, recording, cache, output, meter, timed))
         cache.put_states(states)
     finally:
         if context is not None:
             context.observations.clear()  # they refer to it, and it to the cache
         session.prompt_length = None
         session.expect(None, None, first.identity)
-    return [replace(one, states=cache.states) for one in reversed(made)]
+    return [replace(one, states=cache.states) for one in reversed(prefilled_prompts)]
 
 
 def _recorded(
@@ -332,11 +332,11 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
             rest = {"input_ids": ids, "position_ids": following(last, 1, ids.shape[1], ids.shape[0])}
             if "attention_mask" in inputs:
                 rest["attention_mask"] = inputs["attention_mask"]
-        kept = cache.copied_states() if candidates < length else None
+        copied_states = cache.copied_states() if candidates < length else None
         output = model(**rest, **options)
     finally:
         session.prompt_length = early
-    cache.put_states(cache.states if kept is None else kept)
+    cache.put_states(cache.states if copied_states is None else copied_states)
     return output
 
 
@@ -354,27 +354,27 @@ def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol:
     lengths = [one.lengths[protocol] for one in made]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
     asking = [cell for cell in evicting if not cell.compressor.needs.replay]
-    of_scores = {tuple(score_key(cell, one) for one in lengths) for cell in asking}
-    of_summaries = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
+    score_keys = {tuple(score_key(cell, one) for one in lengths) for cell in asking}
+    summary_keys = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
     made[0].seconds.update({phase: sum(one.seconds.get(phase, 0.0) for one in made) for phase in made[0].seconds})
-    for keys in [*of_scores, *(keys for keys in of_summaries if keys[0] is not None)]:
+    for keys in [*score_keys, *(keys for keys in summary_keys if keys[0] is not None)]:
         pairs = [(one, key) for one, key in zip(made, keys, strict=True) if key is not None]
         made[0].score_seconds[pairs[0][1]] = sum(one.score_seconds[key] for one, key in pairs)
         failed = [one.failures[key] for one, key in pairs if key in one.failures]
         if failed:
             made[0].failures[pairs[0][1]] = failed[0]
-    for keys in of_scores:
+    for keys in score_keys:
         if keys[0] not in made[0].failures:
             layers = zip(*(one.scores[key] for one, key in zip(made, keys, strict=True)), strict=True)
             context = lengths[0].candidates
             made[0].scores[keys[0]] = [torch.stack([s[:, :context] for s in layer]).mean(0) for layer in layers]
-            used = [fallback for one, key in zip(made, keys, strict=True) for fallback in one.fallbacks[key]]
-            made[0].fallbacks[keys[0]] = list(dict.fromkeys(used))
-    for keys in of_summaries:
+            fallback_names = [fallback for one, key in zip(made, keys, strict=True) for fallback in one.fallbacks[key]]
+            made[0].fallbacks[keys[0]] = list(dict.fromkeys(fallback_names))
+    for keys in summary_keys:
         if keys[0] is not None and keys[0] not in made[0].failures:
-            parts = [one.summaries[key] for one, key in zip(made, keys, strict=True) if key is not None]
+            summaries = [one.summaries[key] for one, key in zip(made, keys, strict=True) if key is not None]
             made[0].summaries[keys[0]] = {
-                layer: torch.stack([part[layer] for part in parts]).mean(0) for layer in parts[0]
+                layer: torch.stack([part[layer] for part in summaries]).mean(0) for layer in summaries[0]
             }
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.entry_counts import LayerAccount
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
+from mmkv_bench.compression.entry_counts import LayerAccount
 from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.protocols import DEFAULT, READ_AS_ASKED, Lengths, StreamSettings, protocol
@@ -160,14 +160,14 @@ def fill_stored(
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]
-    kept = torch.stack([one.entries for one in layers]) + refed
-    result.kept, result.kept_digest = kept.tolist(), digest(result.selected)
+    kept_counts = torch.stack([one.entries for one in layers]) + refed
+    result.kept, result.kept_digest = kept_counts.tolist(), digest(result.selected)
     result.entries_planned = int((torch.cat(result.selected, 1) >= 0).sum()) + refed * heads
-    result.entries_resident = int(kept.sum())
+    result.entries_resident = int(kept_counts.sum())
     result.entries_reachable = int(torch.stack([one.reachable for one in layers]).sum()) + refed * heads
     if cell.keep_indices:
-        places = [[head[head >= 0].numpy() for head in layer] for layer in result.selected]
-        result.kept_indices = pack_kept(places, lengths.reduced)
+        kept_places = [[head[head >= 0].numpy() for head in layer] for layer in result.selected]
+        result.kept_indices = pack_kept(kept_places, lengths.reduced)
     result.bytes_device = sum(one.device for one in layers) + refed * heads * slot
     result.bytes_metadata = sum(one.metadata for one in layers)
     if not cell.keeps_all(lengths.reduced):

@@ -20,10 +20,12 @@ class SharedMedia:
 
     def __init__(self, processor: Any):
         self.processor = processor
-        parts = [name for name in ("image_processor", "video_processor") if getattr(processor, name, None) is not None]
-        if parts:
+        processor_names = [
+            name for name in ("image_processor", "video_processor") if getattr(processor, name, None) is not None
+        ]
+        if processor_names:
             self.processor = copy.copy(processor)
-            for name in parts:
+            for name in processor_names:
                 setattr(self.processor, name, _Repeating(getattr(processor, name)))
         self._read: dict[str, Any] | None = None
 

@@ -101,17 +101,19 @@ def generate_alone(
     Raises:
         ConfigError: the protocol cuts the prompt, but `context` is missing or does not lie inside the prompt.
     """
-    ids, rule = inputs["input_ids"], protocol_named(protocol)
-    if rule.cuts and not (context is not None and 0 < context < ids.shape[1]):
+    ids, protocol_rules = inputs["input_ids"], protocol_named(protocol)
+    if protocol_rules.cuts and not (context is not None and 0 < context < ids.shape[1]):
         raise ConfigError(
             f"protocol={protocol} got context={context}; allowed: 1 to {ids.shape[1] - 1} tokens of this prompt, "
             "counted up to the last visual token's closing marker"
         )
-    if rule.prefills_again:
+    if protocol_rules.prefills_again:
         compressor.check_only_evicts(protocol)
-    lengths = rule.lengths(ids.shape[1], context)
-    evicts = budget is not None and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced
-    if evicts and compressor.needs.answer and answer is None:
+    lengths = protocol_rules.lengths(ids.shape[1], context)
+    evicts_entries = (
+        budget is not None and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced
+    )
+    if evicts_entries and compressor.needs.answer and answer is None:
         answer = answer_of_full(
             model,
             inputs,
@@ -122,7 +124,7 @@ def generate_alone(
             attention=attention,
             **generation,
         )
-    compiled = compile_config is not None and not stays_eager(compressor, evicts)
+    compiled = compile_config is not None and not stays_eager(compressor, evicts_entries)
     # Without a mask generate() treats every pad id as padding, also those that are text of the prompt.
     inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
@@ -137,7 +139,7 @@ def generate_alone(
         token_types=None if token_types is None else token_types[:, : lengths.prefilled],
         attention=attention,
         answer=answer,
-        context=context if rule.cuts else None,
+        context=context if protocol_rules.cuts else None,
         replay=replay,
         # Tokens that are prefilled and fed again keep their slots; an answer's last token is never fed.
         reserve=lengths.prompt - lengths.prefilled + _new_tokens(model, generation) - 1,
@@ -157,9 +159,9 @@ def generate_alone(
             for name, value in inputs.items()
         }
         feed(session, prefix, session.new_cache(), lengths.candidates)
-        if rule.prefills_again and evicts:
-            made = prefilled_again(session, prefix, session.kept())
-            for layer, (key, value) in zip(session.filled.compressed, made, strict=True):
+        if protocol_rules.prefills_again and evicts_entries:
+            again_prefilled = prefilled_again(session, prefix, session.kept())
+            for layer, (key, value) in zip(session.filled.compressed, again_prefilled, strict=True):
                 layer.replace(key, value)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
@@ -225,16 +227,16 @@ def run_alone(
     meter = Meter(device)
     result = blank(cell, prompt, measured="own", fork_batch=1, fork_rows=1)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    watch = _Watch(meter, deadline)
+    stopping_criterion = _Watch(meter, deadline)
     try:
-        rule = protocol_named(cell.protocol)
-        lengths = lengths_of(rule, prompt, family)
+        protocol_rules = protocol_named(cell.protocol)
+        lengths = lengths_of(protocol_rules, prompt, family)
         result.context_tokens = lengths.reduced
-        if rule.cuts:
+        if protocol_rules.cuts:
             result.question_text_before_cut = prompt.question_text_before_cut
         start, answer = meter.now(), None
         common: dict[str, Any] = {
-            "context": lengths.reduced if rule.cuts else None,
+            "context": lengths.reduced if protocol_rules.cuts else None,
             "identity": prompt.document.identity
             if prompt.document is not None and cell.serves_all_questions
             else prompt.identity,
@@ -255,7 +257,7 @@ def run_alone(
                 cell.protocol,
                 seed=cell.seed,
                 answer=answer,
-                logits_processor=LogitsProcessorList([watch]),
+                logits_processor=LogitsProcessorList([stopping_criterion]),
                 compile_config=compile_config,
                 replay=prompt.words,
                 **common,
@@ -267,9 +269,9 @@ def run_alone(
         if compile_config is not None and stays_eager(cell.compressor, cell.evicts(lengths.reduced)):
             result.fallback.append(EAGER_DECODE)
         result.vision_s = meter.seconds.get("vision")
-        result.ttft_s = watch.times[0] - start
-        steps = len(watch.times) - 1
-        result.decode_s = watch.times[-1] - watch.times[0]
+        result.ttft_s = stopping_criterion.times[0] - start
+        steps = len(stopping_criterion.times) - 1
+        result.decode_s = stopping_criterion.times[-1] - stopping_criterion.times[0]
         result.tpot_s = result.decode_s / steps if steps else None
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
         result.status, result.error = status_of(error), describe(error)
@@ -284,17 +286,21 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
     Args:
         types: int `[T]` types of the tokens that C counts, None if unknown.
     """
-    made, compressor = session.listener, cell.compressor
-    assert isinstance(made, PrefillListener), "the session of `attach`"
-    kept = [index[0] for index in session.kept()]
-    fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
+    listener, compressor = session.listener, cell.compressor
+    assert isinstance(listener, PrefillListener), "the session of `attach`"
+    kept_indices = [index[0] for index in session.kept()]
+    fill_asked(result, cell, lengths, kept_indices[0].shape[0] * len(kept_indices), types)
     if cell.evicts(lengths.reduced):
-        context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, made.summaries[0])
-        fallbacks = [*made.observed[0], *compressor.outcome(context), *compressor.answer_fallbacks(made.answer_steps)]
+        context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, listener.summaries[0])
+        fallbacks = [
+            *listener.observed[0],
+            *compressor.outcome(context),
+            *compressor.answer_fallbacks(listener.answer_steps),
+        ]
         result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
-    counted = [made.accounts[layer][0] for layer in range(len(kept))]
-    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes, made.state_nbytes)
+    layer_counts = [listener.accounts[layer][0] for layer in range(len(kept_indices))]
+    fill_stored(result, cell, lengths, kept_indices, layer_counts, listener.slot_nbytes, listener.state_nbytes)
 
 
 def _fill(

@@ -65,10 +65,10 @@ def fitted(
     Raises:
         UnsupportedError: see `middle` and `cut_from_left`.
     """
-    way = check_way(generation.get("cut_prompt"))
-    if way == "left":
+    cut_prompt_way = check_way(generation.get("cut_prompt"))
+    if cut_prompt_way == "left":
         return cut_from_left(processor, messages, images, instruction, limit)
-    return list(messages) if way is None else middle(processor, messages, limit), list(images)
+    return list(messages) if cut_prompt_way is None else middle(processor, messages, limit), list(images)
 
 
 def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: int = 0) -> list[dict]:
@@ -135,26 +135,34 @@ def cut_from_left(
     length = prompt_length(processor, messages, images)
     if length <= limit:
         return list(messages), list(images)
-    head, rest = _behind(pieces, instruction)
+    head, text_after_instruction = _behind(pieces, instruction)
 
     def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
         """Return the shortened prompt: its messages and its images. It has the head and the final `count` pieces. If `last` is
         given, the head and that text instead."""
-        tail = rest[len(rest) - count :] if last is None else [{"type": "text", "text": last}]
+        tail = (
+            text_after_instruction[len(text_after_instruction) - count :]
+            if last is None
+            else [{"type": "text", "text": last}]
+        )
         count = sum(part["type"] == "image" for part in tail)
         return [{"role": messages[0]["role"], "content": [*head, *tail]}], list(images)[len(images) - count :]
 
     def fits(prompt: tuple[list[dict], list]) -> bool:
         return prompt_length(processor, *prompt) <= limit
 
-    low, high = 0, len(rest) - 1  # `low` pieces fit; more than `high` do not
+    low, high = 0, len(text_after_instruction) - 1  # `low` pieces fit; more than `high` do not
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(kept(middle)) else (low, middle - 1)
     if low:
         return kept(low)
     return _end_of(
-        processor, rest[-1], kept, fits, f"a prompt of {length} tokens cannot be cut to {limit} from the left"
+        processor,
+        text_after_instruction[-1],
+        kept,
+        fits,
+        f"a prompt of {length} tokens cannot be cut to {limit} from the left",
     )
 
 
@@ -198,8 +206,8 @@ def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[d
             "cut_prompt=left keeps the prompt's instruction, but this prompt does not begin with it; use "
             "cut_prompt=null"
         )
-    behind = first[len(instruction) :]
-    rest = [{"type": "text", "text": behind}] if behind else []
+    remaining_text = first[len(instruction) :]
+    rest = [{"type": "text", "text": remaining_text}] if remaining_text else []
     return [{"type": "text", "text": instruction}], [*rest, *parts[1:]]
 
 
@@ -234,13 +242,13 @@ class SmallerPrompts:
 
     def within(self, spec: CellSpec) -> int:
         """Return the largest level whose prompt fits the cell's budget; the smallest, 1, if none does."""
-        entries, rule = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
-        fits, above = 1, LEVELS
-        while above - fits > 1:
-            middle = (fits + above) // 2
-            small = lengths_of(rule, self.at(middle), self.family).reduced <= entries
-            fits, above = (middle, above) if small else (fits, middle)
-        return fits
+        entries, protocol_rules = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
+        fitting_level, too_large_level = 1, LEVELS
+        while too_large_level - fitting_level > 1:
+            middle = (fitting_level + too_large_level) // 2
+            is_small_enough = lengths_of(protocol_rules, self.at(middle), self.family).reduced <= entries
+            fitting_level, too_large_level = (middle, too_large_level) if is_small_enough else (fitting_level, middle)
+        return fitting_level
 
 
 def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFacts) -> list[CellSpec]:
@@ -274,9 +282,9 @@ def _accounted(result: ForkResult, spec: CellSpec, smaller: SmallerPrompts, smal
     result.prompt_tokens, result.visual_tokens = whole.length, whole.visual_tokens
     result.context_tokens, result.budget_entries = lengths.reduced, spec.entries(lengths.reduced)
     if result.status == "ok":
-        fallbacks, over = result.fallback, spec.compressor.eviction.scorer.over_budget
+        fallbacks, over_budget_name = result.fallback, spec.compressor.eviction.scorer.over_budget
         fill_asked(result, spec, lengths, sum(map(len, result.kept)), whole.types[0])
-        result.fallback += [*fallbacks, *([over] if reduced > spec.entries(lengths.reduced) else [])]
+        result.fallback += [*fallbacks, *([over_budget_name] if reduced > spec.entries(lengths.reduced) else [])]
         result.bytes_full = result.bytes_full // reduced * lengths.reduced
         result.tokens_from_compressed = result.n_tokens  # the whole prompt was never prefilled for it
     return result

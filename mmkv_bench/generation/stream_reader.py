@@ -79,13 +79,13 @@ class Reader:
                 f"stream.every={settings.every} frames are not a whole number of temporal patches of {self.patch} "
                 f"frames, which {family.name} reads at once; give a multiple of {self.patch}"
             )
-        every = None if settings.every is None else settings.every // self.patch
-        self.prompt, end = self._until(prompt, family, cell, every)
-        whole = lengths_of(protocol(cell.protocol), self.prompt, family)
-        self.lengths = whole if end is None else Lengths(self.prompt.length, end, end, end)
+        chunk_patches = None if settings.every is None else settings.every // self.patch
+        self.prompt, end = self._until(prompt, family, cell, chunk_patches)
+        full_lengths = lengths_of(protocol(cell.protocol), self.prompt, family)
+        self.lengths = full_lengths if end is None else Lengths(self.prompt.length, end, end, end)
         self.length = self.lengths.reduced
         self.positions = _positions(model, self.prompt)
-        self.clips = list(self._divided(every))
+        self.clips = list(self._divided(chunk_patches))
         self.frames = self._frames() if self.media else None
         self.asked = self._asked(cell)
         if self.compact and self.media:
@@ -143,8 +143,8 @@ class Reader:
 
     def _check_advance(self, family: ModelFacts) -> None:
         """Refuse `compact` unless the positions of every frame are higher, on all axes, than those of the frame before."""
-        at = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
-        if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
+        token_positions = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
+        if bool((token_positions[:, 1:].amin((0, 2)) <= token_positions[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
                 f"stream.positions=compact moves kept entries together, but the frames of {family.name}'s videos "
                 "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
@@ -159,11 +159,11 @@ class Reader:
         places = self._places(prompt) if self.media else None
         context = lengths_of(protocol(cell.protocol), prompt, family).reduced
         total = context if places is None else len(places)
-        read = int(total * share + _ROUNDING)  # .29 of 100 frames is 29 of them
-        if read == total:
+        read_units = int(total * share + _ROUNDING)  # .29 of 100 frames is 29 of them
+        if read_units == total:
             return prompt, None
-        read = 0 if every is None else read // every * every
-        if read == 0:
+        read_units = 0 if every is None else read_units // every * every
+        if read_units == 0:
             first = "which is read all at once, as" if every is None else f"whose first chunk is {every} of {total}"
             unit = "tokens" if places is None else "frames" if self.patch == 1 else "pairs of frames"
             raise ConfigError(
@@ -171,11 +171,11 @@ class Reader:
                 "larger share, or a smaller stream.every"
             )
         if places is None:
-            return replace(_without(prompt, read, context), context_tokens=read), read
-        ids, begin, end = prompt.input_ids[0].tolist(), int(places[read - 1, -1]) + 1, int(places[-1, -1]) + 1
-        closing = int(ids[begin] in family.closing_token_ids)  # 1 if every frame has its own marker
-        shorter = _without(prompt, begin + closing, end + closing)
-        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read)}), begin
+            return replace(_without(prompt, read_units, context), context_tokens=read_units), read_units
+        ids, cut_start, end = prompt.input_ids[0].tolist(), int(places[read_units - 1, -1]) + 1, int(places[-1, -1]) + 1
+        closing = int(ids[cut_start] in family.closing_token_ids)  # 1 if every frame has its own marker
+        shorter = _without(prompt, cut_start + closing, end + closing)
+        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read_units)}), cut_start
 
     def _divided(self, every: int | None) -> Iterator[Clip]:
         if self.media is None:
@@ -185,17 +185,17 @@ class Reader:
         places = self._places(self.prompt)
         step = every or len(places)
         firsts = [*range(0, len(places), step), len(places)]
-        ends = [*(int(places[first - 1, -1]) + 1 for first in firsts[1:-1]), self.length]
-        for (first, last), (start, end) in zip(pairwise(firsts), pairwise([0, *ends]), strict=True):
+        clip_ends = [*(int(places[first - 1, -1]) + 1 for first in firsts[1:-1]), self.length]
+        for (first, last), (start, end) in zip(pairwise(firsts), pairwise([0, *clip_ends]), strict=True):
             yield Clip(start, end, first, last)
 
     def _frames(self) -> Frames:
         places = self._places(self.prompt)
-        number = torch.full((self.length,), -1, device=places.device)
-        cell, (patches, cells) = torch.zeros_like(number), places.shape
-        number[places] = torch.arange(patches, device=places.device)[:, None].expand(-1, cells)
-        cell[places] = torch.arange(cells, device=places.device).expand(patches, -1)
-        return Frames(number, cell, cells)
+        frame_by_token = torch.full((self.length,), -1, device=places.device)
+        cell_by_token, (patches, cells) = torch.zeros_like(frame_by_token), places.shape
+        frame_by_token[places] = torch.arange(patches, device=places.device)[:, None].expand(-1, cells)
+        cell_by_token[places] = torch.arange(cells, device=places.device).expand(patches, -1)
+        return Frames(frame_by_token, cell_by_token, cells)
 
 
 def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
@@ -235,17 +235,17 @@ def _positions(model: Any, prompt: EncodedPrompt) -> Tensor:
     if not prompt.visual_tokens or not hasattr(model.model, "get_rope_index"):
         return torch.arange(prompt.length, device=prompt.input_ids.device)[None]
     names = (VIDEO[1], PICTURES[1], "second_per_grid_ts")
-    given = {name: prompt.inputs[name] for name in names if name in prompt.inputs}
-    positions: Tensor = model.model.get_rope_index(prompt.input_ids, mm_token_type_ids=prompt.types, **given)[0]
+    rope_inputs = {name: prompt.inputs[name] for name in names if name in prompt.inputs}
+    positions: Tensor = model.model.get_rope_index(prompt.input_ids, mm_token_type_ids=prompt.types, **rope_inputs)[0]
     return positions
 
 
 def ranges(numbers: list[int]) -> str:
     """Return ascending numbers as ranges: `0-3,8`."""
-    runs: list[list[int]] = []
+    ranges_found: list[list[int]] = []
     for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+        if ranges_found and number == ranges_found[-1][1] + 1:
+            ranges_found[-1][1] = number
         else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            ranges_found.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_found)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.entry_counts import account
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.entry_counts import account
 from mmkv_bench.compression.positions import following
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener, check_turns
@@ -99,25 +99,28 @@ def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt
     try:
         session.check_method(cell.compressor, protocol(cell.protocol))
         check_turns(cell.compressor)
-        talk = held.pop(cell.cell, None)
-        if talk is not None and (
-            talk.document != identity or (talk.turns > order.index(number) and number not in talk.rows)
+        conversation = held.pop(cell.cell, None)
+        if conversation is not None and (
+            conversation.document != identity
+            or (conversation.turns > order.index(number) and number not in conversation.rows)
         ):
-            talk = None
-        for turn in range(0 if talk is None else talk.turns, order.index(number) + 1):
-            meter, asked = Meter(device), prompt if document is None else document.questions[order[turn]]
-            result = blank(cell, asked, fork_batch=1, fork_rows=1)
-            if talk is None:
-                talk = _first(parts, asked, cell, identity, meter, result)
+            conversation = None
+        for turn in range(0 if conversation is None else conversation.turns, order.index(number) + 1):
+            meter, question_prompt = Meter(device), prompt if document is None else document.questions[order[turn]]
+            result = blank(cell, question_prompt, fork_batch=1, fork_rows=1)
+            if conversation is None:
+                conversation = _first(parts, question_prompt, cell, identity, meter, result)
             else:
                 assert document is not None, "a further turn is a further question"
-                talk = _next(parts, talk, document.turns[turn - 1], asked.identity, cell, meter, result)
+                conversation = _next(
+                    parts, conversation, document.turns[turn - 1], question_prompt.identity, cell, meter, result
+                )
             result.question_known = None if document is None else ",".join(map(str, order[: turn + 1]))
             result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
-            talk.rows[order[turn]] = result
-        assert talk is not None, "at least one turn was answered"
-        held[cell.cell] = talk
-        return talk.rows.pop(number)
+            conversation.rows[order[turn]] = result
+        assert conversation is not None, "at least one turn was answered"
+        held[cell.cell] = conversation
+        return conversation.rows.pop(number)
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
         result = blank(cell, prompt, fork_batch=1, fork_rows=1)
         result.status, result.error = status_of(error), describe(error)
@@ -153,8 +156,8 @@ def _first(
     cap = None if cell.compressor.unbudgeted else cell.entries(lengths.reduced)
     listener = StreamListener(cell.compressor, cap, cell.seed, room=reserve, phases=meter.phase)
     listener.entries_max = max(layer.stored for layer in cache.compressed)
-    talk = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
-    return _answered(talk, cell, result, _deadline(parts))
+    conversation = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
+    return _answered(conversation, cell, result, _deadline(parts))
 
 
 def _next(
@@ -165,24 +168,24 @@ def _next(
     Args:
         between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question included.
     """
-    earlier, name, deadline = talk.group, cell.protocol, _deadline(parts)
-    context = torch.cat([earlier.prompt.input_ids, talk.said], 1)
+    previous_group, name, deadline = talk.group, cell.protocol, _deadline(parts)
+    context = torch.cat([previous_group.prompt.input_ids, talk.said], 1)
     logits, last = _settled(parts, talk, cell, meter)
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout(f"feeding turn {talk.turns} again ran past timeout_s")
     ids = torch.cat([context, between.to(context.device)], 1)
-    most = parts.family.max_context
-    if most is not None and ids.shape[1] + parts.rules.max_new_tokens - 1 > most:
+    max_context = parts.family.max_context
+    if max_context is not None and ids.shape[1] + parts.rules.max_new_tokens - 1 > max_context:
         raise UnsupportedError(
             f"the conversation has {ids.shape[1]} tokens before answer {talk.turns + 1} of up to "
-            f"{parts.rules.max_new_tokens} tokens, but the model's context is {most}; lower max_new_tokens"
+            f"{parts.rules.max_new_tokens} tokens, but the model's context is {max_context}; lower max_new_tokens"
         )
-    types = torch.nn.functional.pad(earlier.prompt.types, (0, ids.shape[1] - earlier.prompt.length))
-    prompt = replace(earlier.prompt, identity=identity, inputs={"input_ids": ids}, types=types)
+    types = torch.nn.functional.pad(previous_group.prompt.types, (0, ids.shape[1] - previous_group.prompt.length))
+    prompt = replace(previous_group.prompt, identity=identity, inputs={"input_ids": ids}, types=types)
     seen = context.shape[1]
     lengths = Lengths(ids.shape[1], prefilled=seen, reduced=seen, candidates=seen)
     prefilled = replace(
-        earlier.prefilled,
+        previous_group.prefilled,
         prompt=prompt.context(seen),
         lengths={name: lengths},
         cache=talk.cache,
@@ -190,13 +193,13 @@ def _next(
         last_positions=last,
         scores={},
     )
-    group = replace(earlier, prompt=prompt, prefilled=prefilled, meter=meter)
+    group = replace(previous_group, prompt=prompt, prefilled=prefilled, meter=meter)
     layers, listener = talk.cache.compressed, talk.listener
     capped = cell if talk.cap is None else replace(cell, budget=Budget.parse(talk.cap))
     fill_asked(result, capped, lengths, group.heads, types[0])
     index = [layer.slot_positions()[0] for layer in layers]
-    counted = [account(layer, lengths.fed) for layer in layers]
-    fill_stored(result, capped, lengths, index, counted, layers[0].slot_nbytes)
+    layer_counts = [account(layer, lengths.fed) for layer in layers]
+    fill_stored(result, capped, lengths, index, layer_counts, layers[0].slot_nbytes)
     result.prompt_tokens, result.context_tokens = prompt.length, seen
     result.fallback = list(dict.fromkeys([*result.fallback, *listener.fallbacks]))
     result.compress_s = meter.seconds.get("compress", 0.0)
@@ -255,11 +258,11 @@ def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: 
     result.tpot_s = result.decode_s / result.n_tokens
     result.entries_max, result.entries_peak = listener.entries_max, max(listener.entries_peak, listener.entries_max)
     result.eviction_rounds, result.entries_evicted = listener.rounds, listener.evicted
-    said = _without_end(answer.tokens, answer.finish)
+    answer_tokens = _without_end(answer.tokens, answer.finish)
     return replace(
         talk,
         turns=talk.turns + 1,
-        said=torch.tensor([said], dtype=torch.int64, device=group.prompt.input_ids.device).view(1, -1),
+        said=torch.tensor([answer_tokens], dtype=torch.int64, device=group.prompt.input_ids.device).view(1, -1),
         fed=lengths.fed + len(answer.tokens) - 1,
     )
 

@@ -49,9 +49,9 @@ def frames_of(video: Any, count: int) -> Frames:
             f"ready frames of a video must be RGB images of one size, but {len(pictures)} of sizes "
             f"{sorted(sizes)} were given; give frames of one size"
         )
-    kept = evenly_spaced(len(pictures), count)
-    times = tuple(i / READY_FPS for i in kept)
-    return Frames(np.stack([pictures[i] for i in kept]), times, tuple(kept), len(pictures), READY_FPS)
+    frame_indices = evenly_spaced(len(pictures), count)
+    times = tuple(i / READY_FPS for i in frame_indices)
+    return Frames(np.stack([pictures[i] for i in frame_indices]), times, tuple(frame_indices), len(pictures), READY_FPS)
 
 
 def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
@@ -68,22 +68,22 @@ def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: 
         UnsupportedError: videos with different numbers of frames, for a processor that stacks them (LLaVA-OneVision,
             LLaVA-NeXT-Video, InternVL).
     """
-    part, known = processor.video_processor, family_of_processor(processor)
+    video_processor, model_family = processor.video_processor, family_of_processor(processor)
     counts = sorted({len(video) for video in videos})
-    if len(counts) > 1 and (known is None or known.equal_videos):
+    if len(counts) > 1 and (model_family is None or model_family.equal_videos):
         raise UnsupportedError(
             f"the videos of one prompt have {counts} frames, but {type(processor).__name__} takes videos of equal "
             f"length; write model.frames={counts[0]}"
         )
-    if known is not None and known.repeats_last_frame:
-        videos = [_at_least(video, part.temporal_patch_size) for video in videos]
+    if model_family is not None and model_family.repeats_last_frame:
+        videos = [_at_least(video, video_processor.temporal_patch_size) for video in videos]
     arguments: dict[str, Any] = {
         "do_sample_frames": False,
         "input_data_format": "channels_first",
         "video_metadata": [_metadata(video) for video in videos],
     }
-    if video_max_pixels is not None and known is not None and known.whole_video_limit:
-        arguments["size"] = _whole_size(part, max(map(len, videos)), video_max_pixels)
+    if video_max_pixels is not None and model_family is not None and model_family.whole_video_limit:
+        arguments["size"] = _whole_size(video_processor, max(map(len, videos)), video_max_pixels)
     pixels = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
     return {"videos": pixels, "videos_kwargs": arguments}  # separate, or the prompt's images would get them too
 

@@ -142,10 +142,13 @@ def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | Non
     form = dict(node)
     for part in PARTS:
         built, spec = getattr(compressor, part), form.get(part)
-        unread = () if dtype in (None, *HALF_PRECISION) else getattr(built, "halves", ())
-        later = (*getattr(built, "later", ()), *(name for name in node.get("later") or () if hasattr(built, name)))
-        for name in later if isinstance(spec, Mapping) else ():
-            if name in unread or getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
+        unread_names = () if dtype in (None, *HALF_PRECISION) else getattr(built, "halves", ())
+        later_names = (
+            *getattr(built, "later", ()),
+            *(name for name in node.get("later") or () if hasattr(built, name)),
+        )
+        for name in later_names if isinstance(spec, Mapping) else ():
+            if name in unread_names or getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
                 form.pop(name, None)
                 form[part] = {key: value for key, value in form[part].items() if key != name}
     return form
@@ -166,8 +169,8 @@ def _instantiate(path: str, spec: Any, calibrations: CalibrationSource | None = 
     if "_target_" not in spec:
         return arguments
     cls = _locate(path, str(spec["_target_"]))
-    reads = getattr(cls, "needs_calibration", lambda parameters: True)
-    if calibrations is not None and isinstance(arguments.get(CALIBRATION), str) and reads(arguments):
+    reads_calibration = getattr(cls, "needs_calibration", lambda parameters: True)
+    if calibrations is not None and isinstance(arguments.get(CALIBRATION), str) and reads_calibration(arguments):
         if not hasattr(cls, "calibrated_by"):
             raise ConfigError(
                 f"{path}: {cls.__name__} does not say which calibration it takes, so {CALIBRATION}="

@@ -110,15 +110,19 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
     of a method was refused, the line of this method."""
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
-    need, scored = _UNDECLARED.search(text), _SCORED.search(text)
+    undeclared_need, wrong_score = _UNDECLARED.search(text), _SCORED.search(text)
     fix = ""
-    if need is not None:
-        fix = _declaration(need[1], need[2], made, path, line or 0)
+    if undeclared_need is not None:
+        fix = _declaration(undeclared_need[1], undeclared_need[2], made, path, line or 0)
     elif isinstance(error, AttributeError) and "'Observation'" in text:
         fix = OBSERVATION
-    elif scored is not None:
+    elif wrong_score is not None:
         line = line_of(path, made.scorer, "score")
-        fix = "end with `.float()`" if scored[2] == scored[3] else f"return {scored[3]} numbers, KV heads by tokens"
+        fix = (
+            "end with `.float()`"
+            if wrong_score[2] == wrong_score[3]
+            else f"return {wrong_score[3]} numbers, KV heads by tokens"
+        )
     elif type(error).__name__ == "NonFiniteScoreError":
         line, fix = line_of(path, made.scorer, "score"), _FIXES[invariants.scores_are_finite][2]
     elif type(error).__name__ == "OverBudgetError":
@@ -130,19 +134,27 @@ def _declaration(need: str, number: str | None, made: Compressor, path: str, lin
     """Return the instruction to declare an undeclared need. If a parameter of the class has the needed number, the
     instruction names the parameter."""
     text = Path(path).expanduser().read_text(encoding="utf-8")
-    at: list[Any] = [n for n in ast.walk(ast.parse(text)) if getattr(n, "lineno", line + 1) <= line <= n.end_lineno]  # type: ignore[attr-defined]
-    name = next((node.name for node in at if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
+    enclosing_nodes: list[Any] = [
+        n for n in ast.walk(ast.parse(text)) if getattr(n, "lineno", line + 1) <= line <= n.end_lineno
+    ]  # type: ignore[attr-defined]
+    name = next((node.name for node in enclosing_nodes if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
     part = made.allocator if name == type(made.allocator).__name__ else made.scorer
-    arguments = [argument for node in at if isinstance(node, ast.Call) for argument in node.args]
-    value, needs = number or "True", "`needs = {}`"
+    arguments = [argument for node in enclosing_nodes if isinstance(node, ast.Call) for argument in node.args]
+    needed_value, declaration = number or "True", "`needs = {}`"
     if number and number not in map(ast.unparse, arguments):
-        inside = [*arguments, *(node for node in at if isinstance(node, ast.FunctionDef))]
-        used = [node.attr for one in inside for node in ast.walk(one) if isinstance(node, ast.Attribute)]
-        held = (one for one in used if isinstance(size := getattr(part, one, None), int) and size >= int(number))
-        if parameter := next(held, None):
-            value, needs = f"self.{parameter}", "`@property` and `def needs(self): return {}`"
-    imported = "" if "Needs" in text else f", and `from {Needs.__module__} import Needs` above it"
-    return f"write {needs.format(f'Needs({need}={value})')} into the class {name}{imported}; {OBSERVATION}"
+        searched_nodes = [*arguments, *(node for node in enclosing_nodes if isinstance(node, ast.FunctionDef))]
+        attribute_names = [
+            node.attr for one in searched_nodes for node in ast.walk(one) if isinstance(node, ast.Attribute)
+        ]
+        matching_attributes = (
+            one for one in attribute_names if isinstance(size := getattr(part, one, None), int) and size >= int(number)
+        )
+        if parameter := next(matching_attributes, None):
+            needed_value, declaration = f"self.{parameter}", "`@property` and `def needs(self): return {}`"
+    import_hint = "" if "Needs" in text else f", and `from {Needs.__module__} import Needs` above it"
+    return (
+        f"write {declaration.format(f'Needs({need}={needed_value})')} into the class {name}{import_hint}; {OBSERVATION}"
+    )
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:

@@ -111,18 +111,18 @@ def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> st
         layer_scores, layer_summaries = scores(made, layers, budget), summaries(made, layers, budget)
         heads, length = layers[0].key.shape[:2]
         for strict in (False, True):
-            kept = _divide(made, problem, layers, layer_scores, layer_summaries, strict)
-            wrong = _miscounted(made, kept, (budget - strict) * heads * problem.layers)
-            wrong = wrong or _malformed(kept, problem.layers, heads, length - strict)
-            if wrong:
-                return f"{problem}{' strict' * strict}: {wrong}"
+            kept_indices = _divide(made, problem, layers, layer_scores, layer_summaries, strict)
+            fault = _miscounted(made, kept_indices, (budget - strict) * heads * problem.layers)
+            fault = fault or _malformed(kept_indices, problem.layers, heads, length - strict)
+            if fault:
+                return f"{problem}{' strict' * strict}: {fault}"
     return None
 
 
 def _miscounted(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | None:
     count = sum(int((index >= 0).sum()) for index in kept)
-    wrong = (count > budget and not made.exceeds) or (count < budget and not made.falls_short)
-    return f"{count} entries instead of {budget}" if wrong else None
+    is_wrong = (count > budget and not made.exceeds) or (count < budget and not made.falls_short)
+    return f"{count} entries instead of {budget}" if is_wrong else None
 
 
 def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
@@ -131,9 +131,11 @@ def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int)
     if {(len(kept), index.shape[0], index.dtype) for index in kept} != {(layers, heads, torch.int64)}:
         return f"indices of {[(tuple(index.shape), index.dtype) for index in kept]}"
     for row in (row for index in kept for row in index.tolist()):
-        real = [j for j in row if j >= 0]
-        ascending = real == sorted(set(real)) and row[len(row) - len(real) :] == real
-        if not ascending or any(j >= candidates for j in real):
+        valid_indices = [j for j in row if j >= 0]
+        is_ascending = (
+            valid_indices == sorted(set(valid_indices)) and row[len(row) - len(valid_indices) :] == valid_indices
+        )
+        if not is_ascending or any(j >= candidates for j in valid_indices):
             return f"indices {row} do not ascend, repeat, or lie outside of the prompt"
     return None
 
@@ -162,14 +164,14 @@ def _another_prompt(made: Compressor) -> None:
 
 def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """another seed changes the scores of a scorer that says stochastic=True, and of no other"""
-    name, moved = type(made.scorer).__name__, False
+    name, scores_changed = type(made.scorer).__name__, False
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
-        moves = not _same(*(scores(made, layers, problem.budget, seed) for seed in (0, 1)))
-        if moves and not made.stochastic:
+        changes_here = not _same(*(scores(made, layers, problem.budget, seed) for seed in (0, 1)))
+        if changes_here and not made.stochastic:
             return f"{problem}: another seed gives other scores; write `stochastic = True` into the class {name}"
-        moved = moved or moves
-    if made.stochastic and not moved:
+        scores_changed = scores_changed or changes_here
+    if made.stochastic and not scores_changed:
         return f"no seed changes anything; take `stochastic = True` out of the class {name}"
     return None
 
@@ -179,13 +181,13 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
     for problem in problems or [toy_layers.problem(shape, 12) for shape in toy_layers.SHAPES[3:]]:
         layers, budget = problem.observe(made.needs), problem.budget
         scorer, length = made.eviction.scorer, layers[0].length
-        mine = _scored(made, layers, budget)
+        own_scores = _scored(made, layers, budget)
         for name, neighbour in _neighbours(scorer):
             for other in (budget, 3):
                 if neighbour.key(other, length) != scorer.key(budget, length):
                     continue
-                theirs = _scored(dataclasses.replace(made, scorer=neighbour), layers, other)
-                if mine is not None and theirs is not None and not _same(mine, theirs):
+                neighbour_scores = _scored(dataclasses.replace(made, scorer=neighbour), layers, other)
+                if own_scores is not None and neighbour_scores is not None and not _same(own_scores, neighbour_scores):
                     missing = f"self.{name}" if name else "budget"
                     return (
                         f"scores differ with {missing}, and key returns {neighbour.key(other, length)} for {scorer} at budget "
@@ -218,15 +220,15 @@ def _scored(made: Compressor, layers: Sequence[Observation], budget: int) -> lis
 
 def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """the same entries stay, whatever other methods and settings of a run gather, score and memoise"""
-    everything = Needs(64, *[True] * (len(vars(Needs())) - 1))
+    all_needs = Needs(64, *[True] * (len(vars(Needs())) - 1))
     for problem in problems or [toy_layers.problem(shape, shape[0] // 3) for shape in toy_layers.SHAPES[3:]]:
-        alone = select(made, problem)
-        layers = problem.observe(everything)
+        kept_alone = select(made, problem)
+        layers = problem.observe(all_needs)
         for name, neighbour in _neighbours(made.eviction.scorer)[1:]:
             _scored(dataclasses.replace(made, scorer=neighbour), layers, problem.budget)
-            if not _same(alone, select(made, problem, layers)):
+            if not _same(kept_alone, select(made, problem, layers)):
                 return f"{problem}: other entries stay beside the same method with another {name}"
-        if not _same(alone, select(made, problem, layers)):
+        if not _same(kept_alone, select(made, problem, layers)):
             return f"{problem}: other entries stay if other methods need more of the prompt"
     return None
 
@@ -259,18 +261,18 @@ def a_budget_of_everything_is_full(made: Compressor) -> str | None:
 
 def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
     model, family, rules, tokenizer, pages = _embedded()
-    names = [name for name in NAMES if not (protocol(name).diagnostic or protocol(name).streams)]
-    cells = [CellSpec(f"{p}@{b}", made, Budget.parse(b), p) for p in names for b in budgets]
-    baseline = [CellSpec(f"full/{p}", full(), None, p) for p in names]
+    protocol_names = [name for name in NAMES if not (protocol(name).diagnostic or protocol(name).streams)]
+    cells = [CellSpec(f"{p}@{b}", made, Budget.parse(b), p) for p in protocol_names for b in budgets]
+    baseline = [CellSpec(f"full/{p}", full(), None, p) for p in protocol_names]
     with Engine(model, family, rules, tokenizer) as engine:
-        together = [engine.answer(page, [*cells, *baseline]) for page in pages]
-    for page, results in zip(pages, together, strict=True):
+        shared_results = [engine.answer(page, [*cells, *baseline]) for page in pages]
+    for page, results in zip(pages, shared_results, strict=True):
         for number, (cell, shared) in enumerate(zip(cells, results[: len(cells)], strict=True)):
-            alone = run_alone(model, family, rules, tokenizer, page, cell)
-            if "ok" not in (shared.status, alone.status) or shared.status != alone.status:
-                return f"{cell.cell}: {shared.error or alone.error}"
-            if (shared.token_ids, shared.kept_digest) != (alone.token_ids, alone.kept_digest):
-                return f"{cell.cell}: shared {shared.token_ids}, alone {alone.token_ids}"
+            single_results = run_alone(model, family, rules, tokenizer, page, cell)
+            if "ok" not in (shared.status, single_results.status) or shared.status != single_results.status:
+                return f"{cell.cell}: {shared.error or single_results.error}"
+            if (shared.token_ids, shared.kept_digest) != (single_results.token_ids, single_results.kept_digest):
+                return f"{cell.cell}: shared {shared.token_ids}, alone {single_results.token_ids}"
             full_result = results[len(cells) + number // len(budgets)]
             if cell.keeps_all(shared.context_tokens) and shared.token_ids != full_result.token_ids:
                 return f"{cell.cell}: {shared.token_ids}, full {full_result.token_ids}"
@@ -287,8 +289,8 @@ def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
         _, turn, images = make_page(kind, "small", "train", 0)
         message = [{"type": "image"} for _ in images] + [{"type": "text", "text": turn.question}]
         pictures = [Image.fromarray(image) for image in images]
-        asked = [{"role": "user", "content": message}]
-        pages.append(encode(loaded.processor, loaded.family, kind, asked, pictures, replays=True))
+        messages = [{"role": "user", "content": message}]
+        pages.append(encode(loaded.processor, loaded.family, kind, messages, pictures, replays=True))
     rules = DecodeRules.read(loaded.model.generation_config, {"max_new_tokens": 8}, loaded.tokenizer)
     return loaded.model, loaded.family, rules, loaded.tokenizer, pages
 

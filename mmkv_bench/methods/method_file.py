@@ -94,8 +94,10 @@ def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
     ambiguous: set[str] = set()
     for p in parameters:
         if p.name in given:
-            whole = isinstance(given[p.name], int) and not isinstance(given[p.name], bool)
-            arguments[p.name] = float(given[p.name]) if whole and isinstance(p.default, float) else given[p.name]
+            is_whole_number = isinstance(given[p.name], int) and not isinstance(given[p.name], bool)
+            arguments[p.name] = (
+                float(given[p.name]) if is_whole_number and isinstance(p.default, float) else given[p.name]
+            )
         elif p.default is not p.empty and _is_plain(p.default):
             ambiguous |= {p.name} if arguments.get(p.name, p.default) != p.default else set()
             arguments[p.name] = p.default
@@ -149,9 +151,9 @@ def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
 def identity_form(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return an effective node with the file's checksum, class names and all arguments in place of its path."""
     source = load(node["path"], node["name"])
-    dropped = {"path", "name", *source.classes, *(SELECTOR if "selector" in source.classes else ())}
+    dropped_keys = {"path", "name", *source.classes, *(SELECTOR if "selector" in source.classes else ())}
     classes = {part: cls.__name__ for part, cls in source.classes.items()}
-    form = {key: value for key, value in node.items() if key not in dropped}
+    form = {key: value for key, value in node.items() if key not in dropped_keys}
     return form | {"args": effective(source, node["args"]), "classes": classes, "sha256": source.sha256[:SHOWN]}
 
 
@@ -198,11 +200,11 @@ def _skeleton(part: str) -> str:
     title, code = titled[part]
     if part != "scorer":
         code = f"{titled['beside'][1].replace('SkeletonWindow', 'Skeleton')}\n\n\n{code}"
-    light, _, typed = head.split('"""', 2)[2].partition("if TYPE_CHECKING:\n")
-    typed = _used(typed, code)
-    imports = _used(light, f"{code} annotations{' TYPE_CHECKING' if typed else ''}")
-    guarded = f"\n\nif TYPE_CHECKING:\n{typed}" if typed else ""
-    return f'"""Skeleton: {title.partition(": ")[2]}"""\n\n{imports}{guarded}\n\n\n{code}\n'
+    runtime_imports, _, type_imports = head.split('"""', 2)[2].partition("if TYPE_CHECKING:\n")
+    type_imports = _used(type_imports, code)
+    imports = _used(runtime_imports, f"{code} annotations{' TYPE_CHECKING' if type_imports else ''}")
+    type_checking_block = f"\n\nif TYPE_CHECKING:\n{type_imports}" if type_imports else ""
+    return f'"""Skeleton: {title.partition(": ")[2]}"""\n\n{imports}{type_checking_block}\n\n\n{code}\n'
 
 
 def _used(imports: str, code: str) -> str:
@@ -249,8 +251,10 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         del sys.modules[name]
         line = own_line(error, file)
-        place = f"{path}:{line}" if line else path
-        raise ConfigError(f"{place}: the file cannot be imported: {first_line(error)}; correct this line") from error
+        file_and_line = f"{path}:{line}" if line else path
+        raise ConfigError(
+            f"{file_and_line}: the file cannot be imported: {first_line(error)}; correct this line"
+        ) from error
     return module
 
 

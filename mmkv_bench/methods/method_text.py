@@ -94,11 +94,11 @@ def check_text(file: str, text: str, path: str) -> None:
     except ValueError as error:  # a null byte
         raise ConfigError(f"{path}: the file is not valid Python: {error}; correct it") from None
     for node in ast.walk(tree):
-        outside = _outside(node)
-        if outside is not None:
-            use, instead = outside
+        forbidden_use = _outside(node)
+        if forbidden_use is not None:
+            use, remedy = forbidden_use
             number = getattr(node, "lineno", 0)
-            raise ConfigError(f"{path}:{number}: {use}, which the cell's checksum would not cover; {instead}")
+            raise ConfigError(f"{path}:{number}: {use}, which the cell's checksum would not cover; {remedy}")
 
 
 def _outside(node: ast.AST) -> tuple[str, str] | None:

@@ -149,11 +149,11 @@ def _of_different_values(c: Compressor) -> Iterator[str]:
             f"with {proxies}; allowed: the same number of proxies in both"
         )
     if isinstance(c.allocator, Spectral) and c.allocator.dba and isinstance(c.scorer, DeviationScorer):
-        ours, theirs = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
-        if ours != theirs:
+        scorer_values, allocator_values = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
+        if scorer_values != allocator_values:
             yield (
-                f"DeviationScorer filters with gamma={ours[0]} keys={ours[1]}, but Spectral with "
-                f"gamma={theirs[0]} keys={theirs[1]}; allowed: the same filter in both"
+                f"DeviationScorer filters with gamma={scorer_values[0]} keys={scorer_values[1]}, but Spectral with "
+                f"gamma={allocator_values[0]} keys={allocator_values[1]}; allowed: the same filter in both"
             )
 
 

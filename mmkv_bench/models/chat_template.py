@@ -76,27 +76,33 @@ def in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping
     parts = parts_of(message["content"])
     message = {**message, "content": parts}
     kinds = [part["type"] for part in parts]
-    behind = set(kinds[kinds.index("text") :] if "text" in kinds else ()) - {"text"}
-    if not any(_moved(processor, source, message["role"], kind) for kind in behind):
+    media_after_text = set(kinds[kinds.index("text") :] if "text" in kinds else ()) - {"text"}
+    if not any(_moved(processor, source, message["role"], kind) for kind in media_after_text):
         return message  # no medium after a text, or the template keeps it there
-    written = {kind: _written(processor, source, message["role"], kind) for kind in {*kinds} - {"text"}}
-    text = "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in parts)
+    marker_texts = {kind: _written(processor, source, message["role"], kind) for kind in {*kinds} - {"text"}}
+    text = "".join(part["text"] if part["type"] == "text" else marker_texts[part["type"]] for part in parts)
     return {**message, "content": [{"type": "text", "text": text}]}
 
 
 def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
     """Tell whether a template writes an image or video before the text that precedes it in the message."""
     marker = getattr(processor, f"{kind}_token", None)
-    made = _with(processor, source, role, kind) if marker else ""
-    return bool(marker) and made.count(str(marker)) == 1 and made.index(str(marker)) < made.index(PROBE)
+    text_with_marker = _with(processor, source, role, kind) if marker else ""
+    return (
+        bool(marker)
+        and text_with_marker.count(str(marker)) == 1
+        and text_with_marker.index(str(marker)) < text_with_marker.index(PROBE)
+    )
 
 
 def _written(processor: Any, source: str, role: str, kind: str) -> str:
     """Return the text that a template which moves media writes for an image or video."""
-    alone, behind = _with(processor, source, role), _with(processor, source, role, kind)
-    differing = (place for place, pair in enumerate(zip(alone, behind, strict=False)) if pair[0] != pair[1])
-    start = next(differing, len(alone))
-    return behind[start : start + len(behind) - len(alone)]
+    text_without_media, text_with_media = _with(processor, source, role), _with(processor, source, role, kind)
+    differing = (
+        place for place, pair in enumerate(zip(text_without_media, text_with_media, strict=False)) if pair[0] != pair[1]
+    )
+    start = next(differing, len(text_without_media))
+    return text_with_media[start : start + len(text_with_media) - len(text_without_media)]
 
 
 def _with(processor: Any, source: str, role: str, *kinds: str) -> str:
@@ -188,18 +194,20 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
         else:
             turns.append(in_place(processor, template.source, message))
     text = render(processor, template.source, turns, answering)
-    place = 0  # check that a user's texts and media are in the prompt, whole and in order
+    search_start = 0  # check that a user's texts and media are in the prompt, whole and in order
     for message in messages:
         for part in parts_of(message["content"] if message["role"] == "user" else ()):
             kind = part["type"]
-            wanted = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
-            at = text.find(wanted, place)
-            if at < 0 and (kind == "text" or wanted in text):  # `encode` counts media without any placeholder
+            expected_text = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
+            part_start = text.find(expected_text, search_start)
+            if part_start < 0 and (
+                kind == "text" or expected_text in text
+            ):  # `encode` counts media without any placeholder
                 raise UnsupportedError(
-                    f"the chat template does not write {short(wanted)} at its position in the message; it renders "
+                    f"the chat template does not write {short(expected_text)} at its position in the message; it renders "
                     f"{short(text)}; use the publisher's template"
                 )
-            place = max(place, at + len(wanted))
+            search_start = max(search_start, part_start + len(expected_text))
     return text
 
 
@@ -216,18 +224,18 @@ def check_media(name: str, processor: Any) -> None:
         if getattr(processor, f"{kind}_processor", None) is None or not marker:
             continue
         for layout in layouts:
-            words = iter(f"{PROBE}{place}" for place in "AB")
-            wanted = [marker if part == "i" else next(words) for part in layout]
-            parts = [{"type": kind} if word == marker else {"type": "text", "text": word} for word in wanted]
+            probe_words = iter(f"{PROBE}{place}" for place in "AB")
+            expected_pieces = [marker if part == "i" else next(probe_words) for part in layout]
+            parts = [{"type": kind} if word == marker else {"type": "text", "text": word} for word in expected_pieces]
             text = rendered(processor, [{"role": "user", "content": parts}])
-            pieces = re.findall(f"{re.escape(marker)}|{PROBE}[AB]", text)
-            if kind == "video" and marker not in pieces:
+            found_pieces = re.findall(f"{re.escape(marker)}|{PROBE}[AB]", text)
+            if kind == "video" and marker not in found_pieces:
                 break  # no videos in this template; a prompt with a video is refused later
-            if pieces != wanted:
+            if found_pieces != expected_pieces:
                 raise UnsupportedError(
-                    f"the chat template of {name} renders a message of {' and '.join(wanted)} as {short(text)}, which "
-                    f"contains {' and '.join(pieces) or 'none of them'}; put the publisher's template (chat_template.jinja) "
-                    "into the model's folder"
+                    f"the chat template of {name} renders a message of {' and '.join(expected_pieces)} as {short(text)}, which "
+                    f"contains {' and '.join(found_pieces) or 'none of them'}; put the publisher's template "
+                    "(chat_template.jinja) into the model's folder"
                 )
 
 
@@ -242,16 +250,22 @@ def _probed(processor: Any, source: str) -> Template:
             "chat_template.jinja that writes each message's content once into the model's folder"
         )
     probe, tokenizer = str(text if takes_text else parts), getattr(processor, "tokenizer", processor)
-    begins, adds = tokenizer.bos_token_id, False if tokenizer is processor else None
-    if begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]:
-        adds = tokenizer.bos_token not in probe.partition(PROBE)[0]  # some templates write blanks before the token
-    ids = list(tokenizer(probe, **({} if adds is None else {"add_special_tokens": adds}))["input_ids"])
-    if begins is not None and ids[:2] == [begins, begins]:
+    bos_token_id, adds_special_tokens = tokenizer.bos_token_id, False if tokenizer is processor else None
+    if bos_token_id is not None and list(tokenizer("a")["input_ids"][:1]) == [bos_token_id]:
+        adds_special_tokens = (
+            tokenizer.bos_token not in probe.partition(PROBE)[0]
+        )  # some templates write blanks before the token
+    ids = list(
+        tokenizer(probe, **({} if adds_special_tokens is None else {"add_special_tokens": adds_special_tokens}))[
+            "input_ids"
+        ]
+    )
+    if bos_token_id is not None and ids[:2] == [bos_token_id, bos_token_id]:
         raise UnsupportedError(
             f"the chat template's prompts begin with two {tokenizer.bos_token}: {short(probe)} is tokenised to {ids[:4]}...; "
             "let only the template or only the tokenizer write it"
         )
-    template = Template(takes_text, probe, adds, source)
+    template = Template(takes_text, probe, adds_special_tokens, source)
     _check_end(processor, template, ids[-1:])
     return template
 
@@ -319,17 +333,20 @@ def _check_end(processor: Any, template: Template, last: list[int]) -> None:
     A template may render the same with and without `add_generation_prompt`. Then prompt and answer are rendered together: any
     text between the two is missing in the prompt."""
     tokenizer = getattr(processor, "tokenizer", processor)
-    prompt, takes_text, end = template.probe, template.takes_text, tokenizer.eos_token
-    lacking = [str(end)] if end and prompt.rstrip().endswith(end) else []
-    lacking += ["end of text"] if last == [tokenizer.eos_token_id] else []
-    if not lacking and _attempt(processor, template.source, [("user", PROBE)], takes_text, answering=False) == prompt:
+    prompt, takes_text, eos_text = template.probe, template.takes_text, tokenizer.eos_token
+    missing_texts = [str(eos_text)] if eos_text and prompt.rstrip().endswith(eos_text) else []
+    missing_texts += ["end of text"] if last == [tokenizer.eos_token_id] else []
+    if (
+        not missing_texts
+        and _attempt(processor, template.source, [("user", PROBE)], takes_text, answering=False) == prompt
+    ):
         turns = [("user", PROBE), ("assistant", _ANSWER)]
         for form in (takes_text, not takes_text):
             answered = _attempt(processor, template.source, turns, form, takes_text, answering=False)
             if isinstance(answered, str) and _ANSWER in answered and answered.startswith(prompt.rstrip()):
-                lacking.append(answered[len(prompt.rstrip()) : answered.index(_ANSWER)].strip())
-        lacking = lacking if all(lacking) else []
-    if lacking:
+                missing_texts.append(answered[len(prompt.rstrip()) : answered.index(_ANSWER)].strip())
+        missing_texts = missing_texts if all(missing_texts) else []
+    if missing_texts:
         raise UnsupportedError(
             f"the chat template's prompts do not end where an answer begins: {short(prompt)} ends the turn; give the model's "
             "folder a chat_template.jinja that uses add_generation_prompt, and a tokenizer that adds no end of text"

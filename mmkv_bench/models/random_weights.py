@@ -62,12 +62,12 @@ def build(
     with init_empty_weights(include_buffers=False):  # buffers (RoPE frequencies) are computed, weights take no memory
         model = classes.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()
-    places = _places(device_map, model, dtype)
-    _fill(model, lambda name: device if places is None else _place(places, name))
-    if places is None:
+    device_by_module = _places(device_map, model, dtype)
+    _fill(model, lambda name: device if device_by_module is None else _place(device_by_module, name))
+    if device_by_module is None:
         model = model.to(device)
     else:
-        model = dispatch_model(model, places)
+        model = dispatch_model(model, device_by_module)
     model.generation_config = GenerationConfig(**dict(generation or {}), do_sample=False)
     return model.eval()
 
@@ -106,18 +106,18 @@ def _fill(model: nn.Module, device_of: Any) -> None:
     """Replace every parameter without storage (meta device) by a parameter with values. Tied parameters stay tied."""
     import torch
 
-    text = {id(module) for module in text_model(model).modules()}
-    made: dict[int, nn.Parameter] = {}
+    text_module_ids = {id(module) for module in text_model(model).modules()}
+    parameters_by_id: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
         for key, old in list(module._parameters.items()):
             if old is None:
                 continue
-            if id(old) not in made:
+            if id(old) not in parameters_by_id:
                 name = f"{prefix}.{key}" if prefix else key
                 new = torch.empty(old.shape, dtype=old.dtype, device=device_of(name))
-                _set(new, name, *_rule(module, prefix, key, old, id(module) in text))
-                made[id(old)] = torch.nn.Parameter(new, requires_grad=False)
-            module._parameters[key] = made[id(old)]
+                _set(new, name, *_rule(module, prefix, key, old, id(module) in text_module_ids))
+                parameters_by_id[id(old)] = torch.nn.Parameter(new, requires_grad=False)
+            module._parameters[key] = parameters_by_id[id(old)]
 
 
 def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: bool) -> tuple[float, float]:
@@ -143,8 +143,8 @@ def _set(parameter: Tensor, name: str, mean: float, deviation: float) -> None:
         return
     flat = parameter.view(-1)
     for start in range(0, flat.numel(), _CHUNK):
-        part = flat[start : start + _CHUNK]
-        part.copy_(values(name, part.numel(), parameter.device, start).mul_(deviation).add_(mean))
+        chunk = flat[start : start + _CHUNK]
+        chunk.copy_(values(name, chunk.numel(), parameter.device, start).mul_(deviation).add_(mean))
 
 
 def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any] | None:
@@ -156,12 +156,14 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 
     if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         unsplit = list(getattr(model, "_no_split_modules", None) or [])
-        room = None
+        memory_by_device = None
         if device_map != "sequential":
-            room = get_balanced_memory(
+            memory_by_device = get_balanced_memory(
                 model, dtype=dtype, no_split_module_classes=unsplit, low_zero=device_map == "balanced_low_0"
             )
-        device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=unsplit, dtype=dtype)
+        device_map = infer_auto_device_map(
+            model, max_memory=memory_by_device, no_split_module_classes=unsplit, dtype=dtype
+        )
     elif isinstance(device_map, Mapping):
         device_map = {str(name): place for name, place in device_map.items()}
     else:

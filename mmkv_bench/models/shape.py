@@ -79,13 +79,13 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
         text["layer_types"][-1] = FULL  # so that there is something to compress
     if "max_window_layers" in text:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
-    known = families().get(values["model_type"])
-    if known is None:
+    family = families().get(values["model_type"])
+    if family is None:
         return
-    if backbone := known.text_model(text.get("model_type", values["model_type"])):
+    if backbone := family.text_model(text.get("model_type", values["model_type"])):
         backbone.shorten(text, depth - layers)
     if "vision_config" in values:
-        known.shrink_vision(values, layers)
+        family.shrink_vision(values, layers)
 
 
 _NEEDED = ("hidden_size", "intermediate_size", "vocab_size")
@@ -145,8 +145,8 @@ class Decoder:
     @property
     def parameters(self) -> int:
         """Number of all parameters of the text model. A tied embedding table counts once."""
-        idle = sum(one.count * one.idle for one in self.shapes)
-        return self.blocks + idle + self.table * (1 if self.tied else 2) + self.rows
+        inactive_parameters = sum(one.count * one.idle for one in self.shapes)
+        return self.blocks + inactive_parameters + self.table * (1 if self.tied else 2) + self.rows
 
     @property
     def read(self) -> int:
@@ -167,8 +167,11 @@ class Decoder:
         """Return the mean entries per KV head in layers with attention, if one sequence stores `numbers` in keys and values.
         Layers are weighted by their queries, and windows are taken as full."""
         width = self.states.windows * (self.states.entry or self.entry)
-        near = min(numbers, self.states.window * width)
-        entries = {True: near / max(width, 1), False: (numbers - near) / (self.compressed * self.entry)}
+        window_values = min(numbers, self.states.window * width)
+        entries = {
+            True: window_values / max(width, 1),
+            False: (numbers - window_values) / (self.compressed * self.entry),
+        }
         queries = {kind: self.queries(kind) + self.queries(kind, True) for kind in entries}
         return sum(queries[kind] * entries[kind] for kind in entries) / sum(queries.values())
 

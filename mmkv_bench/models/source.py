@@ -239,9 +239,9 @@ class Source:
 
     def _adapted(self, weights: str) -> str:
         """Combine the fingerprint `weights` with adapter, tokenizer and template, as far as they are set."""
-        beside = self._beside()
-        if beside:
-            files = digest_of((file.name, file) for file in beside)
+        adapter_files = self._beside()
+        if adapter_files:
+            files = digest_of((file.name, file) for file in adapter_files)
             weights = hashlib.sha256(f"{weights} {files}".encode()).hexdigest()[:16]
         if self.settings.template:
             weights = hashlib.sha256(f"{weights} {chat_template(PLAIN)}".encode()).hexdigest()[:16]
@@ -262,7 +262,7 @@ class Source:
 
         rules = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
         classes = family(self.settings.shape["model_type"]).classes_version
-        parts = {
+        identity_fields = {
             "shape": plain(self.settings.shape),
             "layers": self.settings.layers,
             "processor": plain(self.settings.processor),
@@ -270,7 +270,7 @@ class Source:
             "rules": rules if classes is None else [*rules, classes],
             "transformers": version("transformers"),
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(identity_fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def confirm(self, fingerprint: str) -> None:
         """Check that the files of a folder and of an adapter still have `fingerprint`, so that rows name the loaded weights.
@@ -302,17 +302,17 @@ class Source:
         from mmkv_bench.models import random_weights
 
         config = self.hf_config
-        where = device_of(model.device)
+        target_device = device_of(model.device)
         processor = build_processor(config, model.processor)
         limit(processor, model)
         built = random_weights.build(
             config,
             dtype=_dtype(model.dtype, config),
-            device=where,
+            device=target_device,
             device_map=model.device_map,
             generation=plain(model.shape.get(GENERATION) or {}),
         )
-        return set_up(model, built, processor, config, where)
+        return set_up(model, built, processor, config, target_device)
 
 
 def shaped() -> tuple[str, ...]:

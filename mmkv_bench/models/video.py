@@ -74,28 +74,28 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
     if not os.path.getsize(path):
         raise DataError(f"video {name} is an empty file; restore it")
     expected = _announced(path, name) if start is None and end is None else 0
-    wanted = evenly_spaced(expected, count) if expected else []
-    frames, times, rate = _decode(path, name, wanted, end)
+    wanted_frames = evenly_spaced(expected, count) if expected else []
+    frames, times, rate = _decode(path, name, wanted_frames, end)
     total = len(times)
     if not expected or len(times) != expected:
-        inside = [i for i, time in enumerate(times) if (start or 0) <= time and (end is None or time <= end)]
-        if not inside:
-            until = "its end" if end is None else f"{end} s"
+        frames_in_span = [i for i, time in enumerate(times) if (start or 0) <= time and (end is None or time <= end)]
+        if not frames_in_span:
+            end_text = "its end" if end is None else f"{end} s"
             raise DataError(
-                f"video {name} has no frame from {start or 0} s to {until}; its last frame is at {times[-1]:.2f} s; give "
+                f"video {name} has no frame from {start or 0} s to {end_text}; its last frame is at {times[-1]:.2f} s; give "
                 "another span"
             )
-        total = len(inside)
-        wanted = [inside[i] for i in evenly_spaced(total, count)]
-        frames, *_ = _decode(path, name, wanted, end)
+        total = len(frames_in_span)
+        wanted_frames = [frames_in_span[i] for i in evenly_spaced(total, count)]
+        frames, *_ = _decode(path, name, wanted_frames, end)
     sizes = {frame.shape for frame in frames}
     if len(sizes) > 1:
-        shown = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
-        raise DataError(f"video {name} changes its frame size ({shown}); convert it to one size")
+        size_texts = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
+        raise DataError(f"video {name} changes its frame size ({size_texts}); convert it to one size")
     return Frames(
         frames=np.stack(frames),
-        timestamps=tuple(times[i] for i in wanted),
-        indices=tuple(wanted),
+        timestamps=tuple(times[i] for i in wanted_frames),
+        indices=tuple(wanted_frames),
         total=total,
         fps=(len(times) - 1) / times[-1] if times[-1] > 0 else rate or 1.0,  # a single frame has no duration
     )
@@ -153,8 +153,8 @@ def _decode(
                 frames.append(frame.to_ndarray(format="rgb24"))
         else:
             if last is not None:
-                shown = float(last.duration * last.time_base) if last.duration else 1 / float(rate or 1)
-                _check_complete(container, stream, times, shown, name)
+                frame_seconds = float(last.duration * last.time_base) if last.duration else 1 / float(rate or 1)
+                _check_complete(container, stream, times, frame_seconds, name)
     if not times:
         raise DataError(f"video {name} has no frame that can be decoded; restore the file")
     return frames, times, float(rate) if rate else None

@@ -100,7 +100,7 @@ def paper(draw: Draw, form: str) -> Document:
     kind = draw.one(kinds)
     lines: list[list[Line]] = []
     questions: list[Question] = []
-    taken: set[str] = set()
+    used_keys: set[str] = set()
     fields = draw.shuffled(tuple(TABLES[kind][2] if kind in TABLES else FORM_FIELDS))
     key_first, two_lines = draw.share() < 0.5, draw.share() < 0.3 or kind in ("contacts", "appointments")
     for page in range(pages):
@@ -111,13 +111,13 @@ def paper(draw: Draw, form: str) -> Document:
             )
             rows = (4 + draw.below(3)) if two_lines else 6 + draw.below(4)
             for _ in range(rows):
-                _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width)
+                _row(draw, body, questions, used_keys, kind, fields, key_first, two_lines, width)
         elif kind == "receipt":
             body.append(Line((draw.made_up(), draw.one(("Shop", "Store", "Ltd", "Market"))), heading=True))
             for label, value in (("Date", draw.date()), ("Time", draw.time()))[: 1 + draw.below(2)]:
                 _field(draw, body, questions, label, value, width)
             for _ in range(4 + draw.below(2)):
-                _row(draw, body, questions, taken, "receipt", ["price"], True, False, width)
+                _row(draw, body, questions, used_keys, "receipt", ["price"], True, False, width)
             for label, value in (("Total", draw.sum()), ("Card", draw.code()))[: 1 + draw.below(2)]:
                 _field(draw, body, questions, label, value, width)
         elif kind == "form":
@@ -127,7 +127,7 @@ def paper(draw: Draw, form: str) -> Document:
         else:
             body.append(Line(("Notes", draw.date()), heading=True))
             for _ in range(4 + draw.below(3)):
-                _note(draw, body, questions, taken)
+                _note(draw, body, questions, used_keys)
         lines.append(body)
     return Document(form, kind, tuple(tuple(body) for body in lines), tuple(questions))
 
@@ -204,11 +204,16 @@ def board(draw: Draw) -> Document:
     for frame in range(8):
         shown = [(name, last if frame >= moment and name == key else value) for name, value in rows]
         frames.append((Line((title,), heading=True), *(Line(cells) for cells in shown)))
-    at = draw.below(8)
+    changed_row = draw.below(8)
     questions = [
         Question("change", f"What was the {field} of {key} at first?", first, place),
         Question("change", f"What is the {field} of {key} at the end?", last, place),
-        Question("change", f"What was the {field} of {key} at 00:{at:02d}?", last if at >= moment else first, place),
+        Question(
+            "change",
+            f"What was the {field} of {key} at 00:{changed_row:02d}?",
+            last if changed_row >= moment else first,
+            place,
+        ),
     ]
     others = [row for row in rows if row[0] != key]
     questions += [

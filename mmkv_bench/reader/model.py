@@ -82,18 +82,18 @@ def write_folders(gguf: Path, out: Path) -> None:
     added = load_file(WEIGHTS / "adapter_model.safetensors")
     for name in [name for name in added if name.endswith(".lora_A.weight")]:
         target = name.removeprefix("base_model.model.").replace("model.text_model.", "model.").replace(".lora_A", "")
-        up, down = added[name.replace("lora_A", "lora_B")].double(), added[name].double()
-        weights[target] = (weights[target].double() + ALPHA / RANK * (up @ down)).float()
+        lora_b, down = added[name.replace("lora_A", "lora_B")].double(), added[name].double()
+        weights[target] = (weights[target].double() + ALPHA / RANK * (lora_b @ down)).float()
     model = blank_reader((config, weights))
     tower = load_file(WEIGHTS / TOWER_FILE)
     with torch.no_grad():
         for name, value in tower_weights(model).items():
             value.copy_(tower[name])
-    words = tokenizer(gguf)
+    tokenizer_files = tokenizer(gguf)
     first = None
     for name, side in SIDES.items():
         folder = out / name
-        processor(words, side).save_pretrained(folder)
+        processor(tokenizer_files, side).save_pretrained(folder)
         if first is not None:
             for file in ("config.json", "generation_config.json", "model.safetensors"):
                 os.link(first / file, folder / file)

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from mmkv_bench.reader.documents import FORMS, PATCH, Document, Line
 from mmkv_bench.reader.document_style import Style, backdrop_of, inked, style
+from mmkv_bench.reader.documents import FORMS, PATCH, Document, Line
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.,:-/"
 """Signs on pages. Label 0 of a patch is blank, label i is CHARACTERS[i - 1]."""
@@ -78,14 +78,14 @@ def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: 
     for number, line in enumerate(page):
         baseline = look.top + look.pitch * number + int(look.pitch * 0.76) + shift[1]
         start = look.margin + (PATCH if line.indent else 0) + shift[0]
-        room = side - start - 4
+        free_width = side - start - 4
         tracking, gap = look.tracking, look.gap
-        while (wide := _width(line.cells, glyphs, tracking, gap)) > room and tracking > -3:
+        while (wide := _width(line.cells, glyphs, tracking, gap)) > free_width and tracking > -3:
             tracking, gap = tracking - 0.5, max(7.0, gap - 1)
-        narrowest = NARROWEST if wide <= room else 0  # 0 for a line that does not fit otherwise
+        narrowest = NARROWEST if wide <= free_width else 0  # 0 for a line that does not fit otherwise
         pen = float(start)
         for place, cell in enumerate(line.cells):
-            if stops and place and len(line.cells) > 1 and not line.heading and not line.indent and wide <= room:
+            if stops and place and len(line.cells) > 1 and not line.heading and not line.indent and wide <= free_width:
                 rest = _width(line.cells[place:], glyphs, tracking, gap)
                 pen = max(pen, stops[place] + shift[0]) if stops[place] + rest < side - 4 else pen
             for sign in cell:
@@ -125,24 +125,24 @@ def _stops(page, glyphs, look: Style, side: int) -> list[float]:
 
 def _paste(cover: np.ndarray, glyph: Glyph, x: int, baseline: int) -> None:
     """Draw one glyph; parts outside the picture are cut off."""
-    high, wide = glyph.ink.shape
+    glyph_height, glyph_width = glyph.ink.shape
     left, top = x + glyph.left, baseline + glyph.top
-    part = cover[max(top, 0) : top + high, max(left, 0) : left + wide]
+    covered = cover[max(top, 0) : top + glyph_height, max(left, 0) : left + glyph_width]
     ink = glyph.ink
-    if part.shape != ink.shape:
+    if covered.shape != ink.shape:
         y, x = max(-top, 0), max(-left, 0)
-        ink = ink[y : y + part.shape[0], x : x + part.shape[1]]
-    np.maximum(part, ink, out=part)
+        ink = ink[y : y + covered.shape[0], x : x + covered.shape[1]]
+    np.maximum(covered, ink, out=covered)
 
 
 def _label(labels: np.ndarray, left: float, right: float, baseline: int, size: int, sign: str) -> None:
     """Label the patches whose centres are in a glyph's cell: its columns, and the rows between cap height and baseline."""
     x0, x1 = int(left / PATCH + 0.5), int(right / PATCH + 0.5)  # first patch whose centre is at or right of the edge
     y0, y1 = int((baseline - 0.74 * size - 2) / PATCH + 0.5), int((baseline + 3) / PATCH + 0.5)
-    part = labels[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)]
-    part[:] = _LABELS[sign]
-    part[:, :1] += FIRST_COLUMN
-    part[:1] += FIRST_ROW
+    labelled_patches = labels[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)]
+    labelled_patches[:] = _LABELS[sign]
+    labelled_patches[:, :1] += FIRST_COLUMN
+    labelled_patches[:1] += FIRST_ROW
 
 
 _LABELS = {sign: place for place, sign in enumerate(CHARACTERS, 1)}

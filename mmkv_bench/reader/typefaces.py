@@ -27,8 +27,8 @@ def typefaces(split: str, folder: str | None = None) -> list[str]:
     if split in SHIPPED:
         import matplotlib
 
-        place = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-        return [str(place / f"{name}.ttf") for name in SHIPPED[split]]
+        shipped_folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+        return [str(shipped_folder / f"{name}.ttf") for name in SHIPPED[split]]
     files = sorted(str(path) for path in Path(folder or "").glob("*.[ot]tf")) if folder else []
     if not files:
         raise FileNotFoundError(f"no typefaces for {split} in {folder}; see tools/train_reader/gather_typefaces.py")

@@ -63,8 +63,8 @@ def pool_frames(features: Tensor, newline: Tensor, pooling: str) -> Tensor:
     else:
         planes = nn.functional.interpolate(planes, size=[pooled_side(side, pooling)] * 2, mode="bilinear")
     rows = planes.permute(0, 2, 3, 1)
-    ends = newline.to(rows).expand(*rows.shape[:2], 1, width)
-    return torch.cat((rows, ends), dim=2).flatten(1, 2)
+    newlines = newline.to(rows).expand(*rows.shape[:2], 1, width)
+    return torch.cat((rows, newlines), dim=2).flatten(1, 2)
 
 
 class LlavaVideoModel(LlavaOnevisionModel):
