@@ -23,8 +23,8 @@ def picture_ends(types: Tensor) -> Tensor:
         types: int `[B, n]`, 0 text, above 0 visual.
     """
     visual, places = types > 0, torch.arange(types.shape[1], device=types.device)
-    goes_on = torch.nn.functional.pad(visual[:, :-1] & visual[:, 1:], (0, 1))
-    return places.masked_fill(goes_on, types.shape[1]).flip(1).cummin(1).values.flip(1)
+    continues = torch.nn.functional.pad(visual[:, :-1] & visual[:, 1:], (0, 1))
+    return places.masked_fill(continues, types.shape[1]).flip(1).cummin(1).values.flip(1)
 
 
 def check_start(types: Tensor | None, start: int) -> None:
@@ -62,11 +62,14 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
     start = seen - new
     if not bool(visible.triu(1 + start).any()):
         return None
-    known = torch.zeros(1, seen) if types is None else types[:, :seen]
-    slots, ends = torch.arange(seen, device=visible.device), start + picture_ends(known[:, start:].to(visible.device))
+    known_types = torch.zeros(1, seen) if types is None else types[:, :seen]
+    slots, ends = (
+        torch.arange(seen, device=visible.device),
+        start + picture_ends(known_types[:, start:].to(visible.device)),
+    )
     padding = torch.tensor(pads, device=visible.device)[:, None, None]
-    wanted = (slots <= ends[:, :, None]) & (slots >= padding)
-    if not bool(((visible == wanted) | (slots[start:, None] < padding)).all()):
+    expected_mask = (slots <= ends[:, :, None]) & (slots >= padding)
+    if not bool(((visible == expected_mask) | (slots[start:, None] < padding)).all()):
         raise UnsupportedError(
             "this model's prompt tokens attend to later tokens (a bidirectional mask), but scores are computed from causal "
             "attention; allowed: a causal mask, or one that is bidirectional only inside a picture; choose another model"

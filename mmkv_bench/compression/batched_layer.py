@@ -115,6 +115,6 @@ def _joined(layers: Sequence[CompressedLayer], reserve: int, stepwise: bool) -> 
     complete = len(seen) == 1 and all(layer.positions is None for layer in layers)
     rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for layer in layers:
-        places = [None] * len(layer.keys) if complete else layer.slot_positions()
-        rows += zip(layer.keys, layer.values, places, strict=True)
+        positions = [None] * len(layer.keys) if complete else layer.slot_positions()
+        rows += zip(layer.keys, layer.values, positions, strict=True)
     return kind.from_rows(rows, max(seen), reserve)

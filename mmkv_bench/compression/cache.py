@@ -108,12 +108,12 @@ class CompressedLayer(CacheLayerMixin):
         if self.stored + new <= self.capacity:
             return
         self.growths += self.stored > 0
-        room = self.stored + new + max(self.reserve, self.stored // 4)
+        slot_count = self.stored + new + max(self.reserve, self.stored // 4)
 
         def grown(old: Tensor) -> Tensor:
-            fresh = old.new_empty(*old.shape[:2], room, *old.shape[3:])
-            fresh[:, :, : self.stored] = old[:, :, : self.stored]
-            return fresh
+            storage = old.new_empty(*old.shape[:2], slot_count, *old.shape[3:])
+            storage[:, :, : self.stored] = old[:, :, : self.stored]
+            return storage
 
         self._key_storage, self._value_storage = grown(self._key_storage), grown(self._value_storage)
         if self._position_storage is not None:
@@ -129,8 +129,8 @@ class CompressedLayer(CacheLayerMixin):
         self._key_storage[:, :, self.stored : end] = key_states
         self._value_storage[:, :, self.stored : end] = value_states
         if self._position_storage is not None:
-            fresh = torch.arange(self.seen, self.seen + new, dtype=torch.int32, device=key_states.device)
-            self._position_storage[:, :, self.stored : end] = fresh
+            new_positions = torch.arange(self.seen, self.seen + new, dtype=torch.int32, device=key_states.device)
+            self._position_storage[:, :, self.stored : end] = new_positions
         self.stored = end
         self.seen += new
         return self.keys, self.values
@@ -165,20 +165,22 @@ class CompressedLayer(CacheLayerMixin):
             reserve: slots of slack after the kept ones; None: the layer's default.
             forget: number of newest tokens that no longer count as seen (they must not be kept).
         """
-        batch, heads, kept = index.shape
-        room = kept + (self.reserve if reserve is None else reserve)
+        batch, heads, kept_count = index.shape
+        slot_count = kept_count + (self.reserve if reserve is None else reserve)
         old_positions = self.slot_positions()
-        fresh_keys = self._key_storage.new_zeros(batch, heads, room, self._key_storage.shape[-1])
-        fresh_values = self._value_storage.new_zeros(batch, heads, room, self._value_storage.shape[-1])
+        fresh_keys = self._key_storage.new_zeros(batch, heads, slot_count, self._key_storage.shape[-1])
+        fresh_values = self._value_storage.new_zeros(batch, heads, slot_count, self._value_storage.shape[-1])
         for row, one in enumerate(reduce if isinstance(reduce, Sequence) else [reduce] * batch):
-            fresh_keys[row, :, :kept], fresh_values[row, :, :kept] = one(self.keys[row], self.values[row], index[row])
-        positions = index.new_empty(batch, heads, room, dtype=torch.int32)
+            fresh_keys[row, :, :kept_count], fresh_values[row, :, :kept_count] = one(
+                self.keys[row], self.values[row], index[row]
+            )
+        positions = index.new_empty(batch, heads, slot_count, dtype=torch.int32)
         chosen = old_positions.gather(2, index.clamp_min(0))
-        positions[:, :, :kept] = chosen.masked_fill(index < 0, -1)
+        positions[:, :, :kept_count] = chosen.masked_fill(index < 0, -1)
         self._key_storage, self._value_storage, self._position_storage = fresh_keys, fresh_values, positions
-        self.stored = kept
+        self.stored = kept_count
         self.seen -= forget
-        self.ragged = bool((positions[:, :, :kept] < 0).any())
+        self.ragged = bool((positions[:, :, :kept_count] < 0).any())
 
     def forget(self, count: int) -> None:
         """Drop the slots of the `count` newest tokens in every head, because these will be fed again; everything else stays."""
@@ -200,23 +202,23 @@ class CompressedLayer(CacheLayerMixin):
         if positions is None:
             return mask
         batch, heads, _ = positions.shape
-        real = positions >= 0 if self.ragged else None
+        is_entry = positions >= 0 if self.ragged else None
         if mask is None:
-            if real is None:
+            if is_entry is None:
                 return None
             if query.shape[2] != 1:
                 raise UnsupportedError(
                     "the base attention gave no mask for several query tokens on a compressed cache; use "
                     "attention=sdpa or attention=eager"
                 )
-            mask = real[:, :, None]
+            mask = is_entry[:, :, None]
         else:
             index = positions.clamp_min(0).long()[:, :, None].expand(-1, -1, mask.shape[-2], -1)
             mask = mask.expand(batch, heads, -1, -1).gather(-1, index)
-            if real is not None and mask.dtype == torch.bool:
-                mask = mask & real[:, :, None]
-            elif real is not None:
-                mask = mask.masked_fill(~real[:, :, None], torch.finfo(mask.dtype).min)
+            if is_entry is not None and mask.dtype == torch.bool:
+                mask = mask & is_entry[:, :, None]
+            elif is_entry is not None:
+                mask = mask.masked_fill(~is_entry[:, :, None], torch.finfo(mask.dtype).min)
         return mask
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
@@ -269,11 +271,11 @@ class CompressedLayer(CacheLayerMixin):
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))
-        starts = range(0, width, block)
+        block_starts = range(0, width, block)
         for storage in (self._key_storage, self._value_storage):
-            for start in reversed(starts) if right else starts:
-                taken = index[:, :, start : start + block, None].expand(-1, -1, -1, storage.shape[-1])
-                storage[:, :, start : start + taken.shape[2]] = storage.gather(2, taken)
+            for start in reversed(block_starts) if right else block_starts:
+                block_index = index[:, :, start : start + block, None].expand(-1, -1, -1, storage.shape[-1])
+                storage[:, :, start : start + block_index.shape[2]] = storage.gather(2, block_index)
 
     # ------------------------------------------------------------------ audit
     def entries(self) -> Tensor:
@@ -402,9 +404,11 @@ class CompressedCache(Cache):
     def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
         """Return a cache that has copies of `others` (index -> layer that is not compressed) at their indices, and `compressed`,
         in order, at all other indices. rows: how often the only sequence of `others` is repeated."""
-        rest = iter(compressed)
+        remaining_layers = iter(compressed)
         layers = [
-            states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0)) if i in others else next(rest)
+            states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0))
+            if i in others
+            else next(remaining_layers)
             for i in range(len(self.layers))
         ]
         return CompressedCache.of(layers)

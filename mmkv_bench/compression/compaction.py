@@ -59,8 +59,8 @@ class Compaction:
         """Return keys `[Hkv, m, D]` rotated by `moves` `[axes, Hkv, m]`; keys that do not move stay bit for bit."""
         cos, sin = (part.float().view(*keys.shape[:2], -1) for part in self.rope(moves.flatten(1)))
         scale = (cos * cos + sin * sin).rsqrt()  # of scaled rotations (YaRN): the key has its scale already
-        turned = rotate(keys.float(), cos * scale, sin * scale).to(keys.dtype)
-        return torch.where((moves != 0).any(0)[..., None], turned, keys)
+        rotated_keys = rotate(keys.float(), cos * scale, sin * scale).to(keys.dtype)
+        return torch.where((moves != 0).any(0)[..., None], rotated_keys, keys)
 
 
 def _consecutive(positions: Tensor, newest: int) -> Tensor:

@@ -120,8 +120,8 @@ class Compressor:
     @property
     def exceeds_as_printed(self) -> bool:
         """True if more than the budget may be kept, only because the paper's own formula says so."""
-        over = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
-        return bool(over) and all(part.printed for part in over)
+        exceeding_parts = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
+        return bool(exceeding_parts) and all(part.printed for part in exceeding_parts)
 
     @property
     def falls_short(self) -> bool:
@@ -197,8 +197,8 @@ class Compressor:
 
         The version is a sum, so that a later change of one part shows, whatever the versions of the others.
         """
-        parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
-        return 1 + sum(part.method_version(self) - 1 for part in parts if part is not None)
+        all_parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
+        return 1 + sum(part.method_version(self) - 1 for part in all_parts if part is not None)
 
     def version_at(self, budget: Budget | None) -> int:
         """Return the `version` for this budget: one more if the budget is a fraction and the allocator reads the fraction."""
@@ -234,13 +234,19 @@ class Compressor:
             ScoreError: the score has another shape or dtype.
         """
         score = self.eviction.scorer.score(self._seen(observation, entries, seed), entries, seed)
-        wanted = tuple(observation.key.shape[:2])
+        expected_shape = tuple(observation.key.shape[:2])
         allowed = (*SCORE_DTYPES, str(observation.key.dtype)) if self.eviction.scorer.halves else SCORE_DTYPES
-        if not isinstance(score, torch.Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in allowed:
-            got = f"{score.dtype} {list(score.shape)}" if isinstance(score, torch.Tensor) else type(score).__name__
+        if (
+            not isinstance(score, torch.Tensor)
+            or tuple(score.shape) != expected_shape
+            or str(score.dtype) not in allowed
+        ):
+            description = (
+                f"{score.dtype} {list(score.shape)}" if isinstance(score, torch.Tensor) else type(score).__name__
+            )
             raise ScoreError(
-                f"{type(self.scorer).__name__} of {self.name} gave {got} in layer {observation.layer}; a score is "
-                f"torch.float32 or torch.float64 {list(wanted)}, KV heads by tokens"
+                f"{type(self.scorer).__name__} of {self.name} gave {description} in layer {observation.layer}; a score is "
+                f"torch.float32 or torch.float64 {list(expected_shape)}, KV heads by tokens"
             )
         return score
 
@@ -313,20 +319,20 @@ class Compressor:
         _, allocator, selector, _ = self.eviction
         protected = selector.protected(length, budget, token_types)[..., :candidates].to(rows.device)
         caps = allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers, context)
-        together = selector.select(rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types)
-        counts = (together >= 0).sum(-1).tolist()
+        index_rows = selector.select(rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types)
+        counts = (index_rows >= 0).sum(-1).tolist()
         if self.reading != "released" and not self.exceeds_as_printed:
-            kept = sum(counts)
+            kept_count = sum(counts)
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
-            if kept > allowed:
-                raise OverBudgetError(f"{self.name} kept {kept} entries, but the budget allows {allowed}")
-        parts, first = [], 0
+            if kept_count > allowed:
+                raise OverBudgetError(f"{self.name} kept {kept_count} entries, but the budget allows {allowed}")
+        index_by_layer, first = [], 0
         for score, cap in zip(scores, caps, strict=True):
             last = first + len(cap)
             width = max(counts[first:last])  # not the caps: a released selector may exceed them
-            parts.append(together[first:last, together.shape[1] - width :].to(score.device))
+            index_by_layer.append(index_rows[first:last, index_rows.shape[1] - width :].to(score.device))
             first = last
-        return parts
+        return index_by_layer
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         """Return the entries per KV head that these layers may hold together (`Allocator.allowance`), after checking

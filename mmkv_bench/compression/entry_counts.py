@@ -73,23 +73,23 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
         return [account(layer.alone(row, slack), coming) for row, coming in enumerate(fed)]
     counted = layer.entries()
     widths, heads, slot = counted.amax(-1).tolist(), counted.shape[1], layer.slot_nbytes
-    place = 0 if layer.positions is None else layer.positions.element_size()
-    made = []
+    position_bytes = 0 if layer.positions is None else layer.positions.element_size()
+    layer_accounts = []
     for entries, width, count, coming in zip(counted, widths, counted.sum(-1).tolist(), fed, strict=True):
         stored, empty = heads * width, heads * width - count
         read = (stored + heads * (coming + 1)) * slot
-        made.append(
+        layer_accounts.append(
             LayerAccount(
                 entries=entries,
                 reachable=entries,
                 device=stored * slot,
-                metadata=stored * place,
+                metadata=stored * position_bytes,
                 host=0,
-                held=(stored + heads * slack) * (slot + place),
-                padding=empty * (slot + place),
+                held=(stored + heads * slack) * (slot + position_bytes),
+                padding=empty * (slot + position_bytes),
                 read=read,
                 moved=0,
                 useful=read - empty * slot,
             )
         )
-    return made
+    return layer_accounts

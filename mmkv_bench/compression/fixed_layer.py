@@ -45,12 +45,12 @@ class FixedLayer(CompressedLayer):
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
-        made = cls(layer.reserve)
-        made.dtype, made.device, made.is_initialized = layer.dtype, layer.device, True
-        made._key_storage, made._value_storage = layer._key_storage, layer._value_storage
-        made._position_storage = layer._position_storage
-        made.stored, made.seen, made.ragged = layer.stored, layer.seen, layer.ragged
-        return made
+        fixed_layer = cls(layer.reserve)
+        fixed_layer.dtype, fixed_layer.device, fixed_layer.is_initialized = layer.dtype, layer.device, True
+        fixed_layer._key_storage, fixed_layer._value_storage = layer._key_storage, layer._value_storage
+        fixed_layer._position_storage = layer._position_storage
+        fixed_layer.stored, fixed_layer.seen, fixed_layer.ragged = layer.stored, layer.seen, layer.ragged
+        return fixed_layer
 
     def _clear(self) -> None:
         self.fixed = False
@@ -133,8 +133,8 @@ class FixedLayer(CompressedLayer):
         """Tell the compiler which tensors have stable addresses and which dimensions may change."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
-        further = [tensor for tensor in (self._first, self._starts) if tensor is not None]
-        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *further):
+        optional_tensors = [tensor for tensor in (self._first, self._starts) if tensor is not None]
+        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *optional_tensors):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
     # ------------------------------------------------------------------ what the model and the mask builders see
@@ -199,12 +199,12 @@ class FixedLayer(CompressedLayer):
     def sequences(self) -> Sequences:
         """Return the storage in the form that the kernel of `varlen_layer.attend` reads, new tokens included."""
         rows, heads, slots, _ = self._key_storage.shape
-        used = self._length.int().expand(rows * heads)
+        used_slots = self._length.int().expand(rows * heads)
         if self._first is not None:
-            used = used - self._first.flatten().int()
+            used_slots = used_slots - self._first.flatten().int()
         keys, values = (storage.flatten(0, 2) for storage in (self._key_storage, self._value_storage))
         assert self._starts is not None, "the caller checks `back_to_back`"
-        return Sequences(keys, values, self._starts, used.contiguous(), slots, (rows, heads))
+        return Sequences(keys, values, self._starts, used_slots.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:
         """Return the mask of the `new` newest tokens, bool `[B|1, Hkv|1, new, capacity]`, True for the slots that a
@@ -215,8 +215,8 @@ class FixedLayer(CompressedLayer):
         return visible if self._first is None else visible & (slots >= self._first)
 
     def buffers(self) -> list[Tensor]:
-        further = [self._length, self._shown, self._first, self._starts] if self.fixed else []
-        return super().buffers() + [tensor for tensor in further if tensor is not None]
+        optional_tensors = [self._length, self._shown, self._first, self._starts] if self.fixed else []
+        return super().buffers() + [tensor for tensor in optional_tensors if tensor is not None]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.fixed:
@@ -302,8 +302,8 @@ class LayerBuffers:
             self.first = torch.zeros(shape.rows, shape.heads, 1, 1, dtype=torch.int64, device=shape.device)
 
     def tensors(self) -> list[Tensor]:
-        further = [tensor for tensor in (self.first, self.starts) if tensor is not None]
-        return [self.keys, self.values, self.length, self.shown, *further]
+        optional_tensors = [tensor for tensor in (self.first, self.starts) if tensor is not None]
+        return [self.keys, self.values, self.length, self.shown, *optional_tensors]
 
 
 @dataclass
@@ -329,19 +329,19 @@ class Pool:
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
         """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is free."""
-        wanted = tuple(shapes)
-        made = self._free(wanted)
-        if made is None and any(one.shapes == wanted for one in self._sets):
+        requested_shapes = tuple(shapes)
+        buffer_set = self._free(requested_shapes)
+        if buffer_set is None and any(one.shapes == requested_shapes for one in self._sets):
             gc.collect()  # reference cycles of the tracer keep a traced cache alive
-            made = self._free(wanted)
-        if made is None:
-            made = _Set(wanted, self._made(wanted))
+            buffer_set = self._free(requested_shapes)
+        if buffer_set is None:
+            buffer_set = _Set(requested_shapes, self._made(requested_shapes))
         else:
-            self._sets.remove(made)
-        self._sets.append(made)
-        made.user = weakref.ref(user)
-        self._leave(int(SHARE * devices.at(wanted[0].device).total_bytes()))
-        return made.rooms
+            self._sets.remove(buffer_set)
+        self._sets.append(buffer_set)
+        buffer_set.user = weakref.ref(user)
+        self._leave(int(SHARE * devices.at(requested_shapes[0].device).total_bytes()))
+        return buffer_set.rooms
 
     def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
         """Return the most recently used free set of these shapes, or None."""
@@ -367,9 +367,9 @@ class Pool:
 
     def clear(self) -> None:
         """Drop all free sets, and the graphs that were recorded on them."""
-        places = {one.shapes[0].device for one in self._sets}
+        devices_used = {one.shapes[0].device for one in self._sets}
         self._sets = [one for one in self._sets if not one.free]
-        for place in places:
+        for place in devices_used:
             devices.at(place).forget_graphs()
 
 

@@ -95,8 +95,10 @@ class PrefillListener:
             entries = self._entries(length)
             if layer == 0:
                 requested = length if self.budget is None else self.budget.entries_for(length)
-                late = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
-                self.fallbacks.append(self.compressor.fallbacks(requested, length, self._types(prompt, row)) + late)
+                answer_fallbacks = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
+                self.fallbacks.append(
+                    self.compressor.fallbacks(requested, length, self._types(prompt, row)) + answer_fallbacks
+                )
             if entries >= length:
                 scores.append(None)
                 continue
@@ -161,8 +163,8 @@ class PrefillListener:
             complete.append(entries >= lengths.reduced)
             if complete[-1]:
                 heads = prompt.cache.compressed[layers[0]].keys.shape[1]
-                every = torch.arange(lengths.candidates).expand(heads, -1)
-                index = [every] * len(layers)
+                all_indices = torch.arange(lengths.candidates).expand(heads, -1)
+                index = [all_indices] * len(layers)
             else:
                 scores = [self.scores[layer][row] for layer in layers]
                 index = self.compressor.select(

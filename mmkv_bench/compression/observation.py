@@ -48,8 +48,8 @@ class Needs:
     states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], as long as `queries`
 
     def __or__(self, other: Needs) -> Needs:
-        mine, theirs = vars(self), vars(other)
-        return Needs(**{name: max(mine[name], theirs[name]) for name in mine})  # flags are 0 and 1
+        own_needs, other_needs = vars(self), vars(other)
+        return Needs(**{name: max(own_needs[name], other_needs[name]) for name in own_needs})  # flags are 0 and 1
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ class Observation:
                 " tokens; feed every prefill chunk once, in order, with all keys so far"
             )
         if chunk.reach is not None or self.reach is not None:
-            before = torch.arange(self._seen) if self.reach is None else self.reach
-            after = torch.arange(self._seen, total) if chunk.reach is None else chunk.reach
-            self.reach = torch.cat([before, after])
+            earlier_reach = torch.arange(self._seen) if self.reach is None else self.reach
+            later_reach = torch.arange(self._seen, total) if chunk.reach is None else chunk.reach
+            self.reach = torch.cat([earlier_reach, later_reach])
         if self._queries is not None:
             skip = max(0, QUERY_MOMENTS_SKIP - self._shown)
             self._queries.add(chunk.query[:, skip:], (chunk.cos[skip:], chunk.sin[skip:]))
@@ -238,14 +238,14 @@ class Observation:
         The stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window
         stays causal.
         """
-        kept, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
-        whole = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
+        kept_count, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
+        unchanged_count = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
         if self._tail is not None:
-            self._tail = self._tail[:, self._tail.shape[1] - min(whole, self._tail.shape[1]) :]
+            self._tail = self._tail[:, self._tail.shape[1] - min(unchanged_count, self._tail.shape[1]) :]
         if self._columns is not None:
             self._columns = self._columns.gather(1, index)
         self._key = self._value = None  # they would keep the evicted entries alive
-        self._seen, self._rounds = kept, self._rounds + 1
+        self._seen, self._rounds = kept_count, self._rounds + 1
 
     # ---- after the last chunk
 
@@ -407,10 +407,10 @@ class Observation:
     def _whole(self, name: str, axis: int) -> Tensor:
         """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not copied."""
         self._complete(self._key)
-        pieces = self._pieces[name]
-        if len(pieces) > 1:
-            pieces[:] = [torch.cat(pieces, axis)]
-        return pieces[0]
+        parts = self._pieces[name]
+        if len(parts) > 1:
+            parts[:] = [torch.cat(parts, axis)]
+        return parts[0]
 
     def _complete(self, value: T | None) -> T:
         if value is None or self._seen != self.length:

@@ -174,12 +174,12 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
         if key not in accepted:
             allowed = sorted(set(accepted) - {RATIO})
             raise ConfigError(f"{where}: {name} has no argument {key!r}; {nearest(str(key), allowed)}")
-    given = dict(args)
+    arguments = dict(args)
     for key in filter(_is_press, args):
         inner, inner_args = _inner(args[key], f"{where}.{key}")
-        given[key] = build(library, inner, inner_args, f"{where}.{key}", name)
+        arguments[key] = build(library, inner, inner_args, f"{where}.{key}", name)
     try:
-        return classes[name](**given)
+        return classes[name](**arguments)
     except Exception as error:  # a press asserts what it accepts
         raise ConfigError(f"{where}: kvpress' {name} cannot be built: {type(error).__name__}: {error}") from error
 
@@ -212,8 +212,8 @@ def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[s
             effective_args[key] = {"press": inner, "args": effective(library, inner, inner_args)}
         elif key in args:
             value = args[key]
-            real = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
-            effective_args[key] = float(value) if real else value
+            is_whole_number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+            effective_args[key] = float(value) if is_whole_number else value
         elif key != RATIO and (default is None or isinstance(default, (bool, int, float, str))):
             effective_args[key] = default
     return effective_args

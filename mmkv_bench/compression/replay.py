@@ -93,14 +93,14 @@ class Replay:
         last = last_positions(self._until(received.position_ids), self.end, received.embeds.device)
 
         def embedded(ids: tuple[int, ...]) -> Tensor:
-            made: Tensor = embed(torch.tensor([ids], dtype=torch.int64, device=received.embeds.device))
-            return made
+            embeds: Tensor = embed(torch.tensor([ids], dtype=torch.int64, device=received.embeds.device))
+            return embeds
 
         for first in range(start, self.end, chunk):
-            stop, before = min(first + chunk, self.end), slice(max(start, first - OVERLAP), first)
+            stop, context_before = min(first + chunk, self.end), slice(max(start, first - OVERLAP), first)
             parts = [embedded(self.words.whole)] if first == start else [embedded(self.words.part)]
-            again = [before, slice(first, stop)]
-            parts += [received.embeds[:, before], embedded(self.words.tail), received.embeds[:, first:stop]]
+            fed_slices = [context_before, slice(first, stop)]
+            parts += [received.embeds[:, context_before], embedded(self.words.tail), received.embeds[:, first:stop]]
             fed = torch.cat(parts, 1)
             layers = [
                 _Beside(layer, self.end, _told(read, number, first, stop)) for number, layer in enumerate(self.layers)
@@ -110,7 +110,7 @@ class Replay:
                 position_ids=following(last, 1, fed.shape[1], 1),
                 past_key_values=CompressedCache.of(layers),
                 use_cache=True,
-                **self._added(again, [part.shape[1] for part in parts]),
+                **self._added(fed_slices, [part.shape[1] for part in parts]),
             )
 
     def _until(self, positions: Tensor | None) -> Tensor | None:

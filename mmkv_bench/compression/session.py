@@ -121,10 +121,10 @@ class Session:
 
     def _check(self, packs: bool) -> None:
         if self.has_states and (self.fixed or self.base == flash.FLASH):
-            given = "decode=compiled" if self.fixed else f"attention={self.base}"
+            setting_text = "decode=compiled" if self.fixed else f"attention={self.base}"
             raise UnsupportedError(
                 f"{type(self.model).__name__} has {states.SLIDING} or {states.LINEAR} layers, which do not "
-                f"support {given}; allowed for this model: decode=eager, attention=sdpa or eager"
+                f"support {setting_text}; allowed for this model: decode=eager, attention=sdpa or eager"
             )
         for module in self.attentions:
             if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
@@ -151,8 +151,8 @@ class Session:
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:
-        busy = [module for module in self.attentions if module in SESSIONS]
-        if busy:
+        attached_modules = [module for module in self.attentions if module in SESSIONS]
+        if attached_modules:
             raise ConfigError("this model already has a session attached; leave it before attaching another")
         name = register(self.base)
         self._stock = self.text.config._attn_implementation

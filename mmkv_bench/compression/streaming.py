@@ -29,11 +29,11 @@ class StreamLayer(CompressedLayer):
 
     def copied(self) -> Self:
         """Return an independent copy of the layer."""
-        made = copy.copy(self)
-        made._key_storage, made._value_storage = self._key_storage.clone(), self._value_storage.clone()
+        layer_copy = copy.copy(self)
+        layer_copy._key_storage, layer_copy._value_storage = self._key_storage.clone(), self._value_storage.clone()
         if self._position_storage is not None:
-            made._position_storage = self._position_storage.clone()
-        return made
+            layer_copy._position_storage = self._position_storage.clone()
+        return layer_copy
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.stored + query_length, self.seen - self.stored
@@ -96,8 +96,8 @@ class StreamListener:
                 index, tokens = index.to(target.device), target.slot_positions()[0][:, :stored]
                 target.retain(index[None], self._reduce, self.room, self.asked)
                 if self.compaction is not None:
-                    moves = self.compaction.moves(layer, tokens, index)
-                    target.replace(self.compaction.rotated(target.keys[0], moves)[None], target.values)
+                    rotations = self.compaction.moves(layer, tokens, index)
+                    target.replace(self.compaction.rotated(target.keys[0], rotations)[None], target.values)
             self.rounds += layer == 0
             self.evicted += (stored - target.stored) * index.shape[0]
         observation.retain(index)
@@ -129,11 +129,11 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
         UnsupportedError: the method needs the whole prompt or later tokens, or may hold more than the cap in a KV head.
         ConfigError: a fraction of an unknown length, or a cap that is too small.
     """
-    why = _unfit(compressor)
-    if why is not None:
+    reason = _unfit(compressor)
+    if reason is not None:
         raise UnsupportedError(
             f"protocol=stream keeps at most the budget in every KV head after each chunk, but {compressor.name} "
-            f"{why}; leave the method out, or use protocol=query_agnostic"
+            f"{reason}; leave the method out, or use protocol=query_agnostic"
         )
     if compressor.unbudgeted or budget is None:
         return
@@ -143,20 +143,22 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
             "a whole number of entries, as budget=256"
         )
     if not compressor.resamples and _reduced(compressor, budget.entries):
-        least = next((cap for cap in range(budget.entries, _SEARCHED) if not _reduced(compressor, cap)), _SEARCHED)
+        smallest_cap = next(
+            (cap for cap in range(budget.entries, _SEARCHED) if not _reduced(compressor, cap)), _SEARCHED
+        )
         raise ConfigError(
-            f"budget={budget} is below the {least} entries that {compressor.name} needs for its protected tokens "
-            f"and its observation window, and a stream's cap is never exceeded; give budget={least} or more"
+            f"budget={budget} is below the {smallest_cap} entries that {compressor.name} needs for its protected tokens "
+            f"and its observation window, and a stream's cap is never exceeded; give budget={smallest_cap} or more"
         )
 
 
 def check_turns(compressor: Compressor) -> None:
     """Refuse methods that cannot run in a conversation. Raises UnsupportedError."""
-    why = "evicts nothing" if compressor.resamples else _unfit(compressor)
-    if why is not None:
+    reason = "evicts nothing" if compressor.resamples else _unfit(compressor)
+    if reason is not None:
         raise UnsupportedError(
             f"protocol=turns cuts every KV head back to the budget after each answer, but {compressor.name} "
-            f"{why}; leave the method out, or use protocol=query_aware"
+            f"{reason}; leave the method out, or use protocol=query_aware"
         )
 
 

@@ -236,11 +236,11 @@ class VarlenLayer(CompressedLayer):
         row_heads = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[row_heads]]
         size, start = sum(lengths) + heads * slack, int(self._starts[row * heads])
-        alike = len(set(lengths)) == 1
-        layer: CompressedLayer = CompressedLayer(self.reserve) if alike else VarlenLayer(self.reserve)
+        equal_lengths = len(set(lengths)) == 1
+        layer: CompressedLayer = CompressedLayer(self.reserve) if equal_lengths else VarlenLayer(self.reserve)
         for name in ("_key_storage", "_value_storage", "_position_storage"):
             flat = getattr(self, name)[start : start + size]
-            setattr(layer, name, flat.view(1, heads, lengths[0] + slack, *flat.shape[1:]) if alike else flat)
+            setattr(layer, name, flat.view(1, heads, lengths[0] + slack, *flat.shape[1:]) if equal_lengths else flat)
         layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
         layer.stored, layer.seen = max(lengths), self.seen
         if isinstance(layer, VarlenLayer):

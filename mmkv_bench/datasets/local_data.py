@@ -26,10 +26,13 @@ OTHER_MEDIA = ("video", "audio")  # words in names of columns whose {bytes, path
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Files of one split.
+    """Data files of one split in a local folder.
 
-    kind    `parquet`: `files` are the parquet parts; `saved`: save_to_disk wrote the folder; `other`: `datasets` detects
-            the format
+    Attributes:
+        kind: `parquet` for parquet parts, `saved` for a folder of `save_to_disk`, `other` for formats that the library
+            `datasets` detects itself (JSON, CSV, text).
+        split: upstream name of the split.
+        files: the files of the split; () for `saved`.
     """
 
     folder: Path
@@ -38,7 +41,7 @@ class LocalFiles:
     files: tuple[Path, ...] = ()
 
     def source(self) -> dict[str, Any]:
-        """Return the keys for a task's YAML that make the task read these files."""
+        """Return the keys of a task's YAML with which lmms-eval reads these files."""
         if self.kind == "parquet":
             files = {self.split: [str(file) for file in self.files]}
             return {"dataset_path": "parquet", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
@@ -52,10 +55,11 @@ def media_root(folder: Path) -> str | None:
 
 
 def find(folder: Path, config: str | None, split: str) -> LocalFiles:
-    """Find the files of a split.
+    """Find the data files of a split in a dataset's local folder.
 
     config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
-    Raises MissingDataError: the folder is empty, or has only other splits."""
+    Raises MissingDataError: the folder is empty, or has only other splits.
+    """
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
         if split not in splits:
@@ -117,9 +121,10 @@ def count_rows(files: Sequence[Path]) -> int:
 
 
 def require_readable(files: LocalFiles) -> None:
-    """Read enough of each file to detect damage: the first and last row groups of parquet files, JSON files entirely.
+    """Raise MissingDataError if the rows of a file cannot be read.
 
-    Raises MissingDataError: the rows of a file cannot be read."""
+    Only the first and the last row group of a parquet file are read, but the whole of a JSON file.
+    """
     import pyarrow.parquet as pq
 
     for file in files.files:
@@ -147,16 +152,21 @@ def _damaged(file: Path, error: Exception) -> MissingDataError:
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError if `rows`, the split's number of rows, is 0. None: the number is unknown."""
+    """Raise MissingDataError if a split has no rows.
+
+    rows: the split's number of rows; None if the number is unknown, which is accepted.
+    """
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
 
 def picture_features(files: Sequence[str]) -> datasets.Features | None:
-    """Return features that decode columns of plain {bytes, path}, or lists of them, as pictures.
+    """Return `datasets` features in which the files' picture columns are decoded; None if no column has to be changed.
 
-    Files written by `datasets` declare their picture columns. Files written by pandas or pyarrow do not, so the task
-    would get dicts. Return None if no column has to be changed. As in `datasets`, the first file's schema holds for all."""
+    Picture columns hold {bytes, path} or lists of {bytes, path}. Files written by `datasets` declare their picture columns.
+    Files written by pandas or pyarrow do not, so a task would get dicts instead of pictures.
+    The schema of the first file is used for all files, as in `datasets`.
+    """
     import pyarrow.parquet as pq
     from datasets import Features, Image, List
 
@@ -205,7 +215,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
 
 
 def _named(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Return the files whose names contain the split, preferably the exact name in the configuration's folder."""
+    """Return the files whose names contain the split. Files in the configuration's folder with the exact name come first."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):

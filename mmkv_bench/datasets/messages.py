@@ -21,7 +21,7 @@ WORD = "<image>"  # a dataset's placeholder for an image in a text
 
 
 class Conversation(NamedTuple):
-    """Messages with placeholders, and the media that fill the placeholders in reading order."""
+    """A prompt: chat messages with placeholders for media, and the images and videos in the order of the placeholders."""
 
     messages: list[dict[str, Any]]
     images: list[Image.Image]
@@ -83,9 +83,10 @@ def stated(error: BaseException) -> str:
 
 
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
-    """Return the video as a path, as frames, or as {"video": path, "start_time", "end_time"} if a time is given.
+    """Return the video of a message part: a path, frames, or {"video": path, "start_time", "end_time"} if a time span is given.
 
-    lmms-eval gives the times either beside the path (start_time) or in a dict with the path (video_start)."""
+    lmms-eval states the span either beside the path (`start_time`) or in a dict with the path (`video_start`).
+    """
     fields = dict(part)
     if isinstance(medium, dict):
         fields |= medium
@@ -103,14 +104,17 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
 
 
 def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Conversation:
-    """Return the prompt with the placeholder `<image>` in its texts replaced or removed.
+    """Return the prompt with the text `<image>` in its messages replaced or removed.
 
     Args:
-        use: `interleave`: the message's next image takes the place of each placeholder; images of a message without
-            placeholders stay in place. `remove`: placeholders are removed, images stay in place. None: nothing changes.
+        use: what happens to `<image>`.
+            `interleave`: each `<image>` is replaced by the message's next image. A message without `<image>` does not change.
+            `remove`: each `<image>` is deleted, and images keep their positions.
+            None: nothing changes.
+        dataset: the dataset's name, for messages.
 
     Raises:
-        DataError: `use` is `interleave`, and a message has a different number of placeholders than of images.
+        DataError: `use` is `interleave`, and a message has a different number of `<image>` than of images.
     """
     if use is None:
         return prompt
@@ -141,11 +145,12 @@ def _placed(parts: Sequence[dict[str, Any]], use: str, dataset: str) -> list[dic
 
 
 def with_question(messages: Sequence[dict[str, Any]], context: str, question: str) -> list[dict[str, Any]]:
-    """Return the messages with the text after the document replaced by `question`.
+    """Return the messages of a prompt with `question` in place of the text after the document.
 
-    The document ends with the text `context` in the last message, or with the last image or video there.
+    The document ends with the text `context` in the last message, or with the last image or video of that message.
 
-    Raises DataError: the last message has neither."""
+    Raises DataError: the last message has neither.
+    """
     turns = [dict(turn, content=list(turn["content"])) for turn in messages]
     parts = turns[-1]["content"]
     for place in reversed(range(len(parts))):
@@ -163,9 +168,10 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
 
 
 def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
-    """Return the text that `with_question` would replace: everything after the document.
+    """Return the text after the document in the last message, which `with_question` would replace.
 
-    Raises DataError: the last message does not end with one text after the document."""
+    Raises DataError: the last message does not end with one text after the document.
+    """
     parts = messages[-1]["content"]
     if parts and parts[-1]["type"] == "text":
         text = parts[-1]["text"]
@@ -180,9 +186,11 @@ def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
 
 
 def prompt_hash(prompt: Conversation) -> str:
-    """Return a sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
+    """Return a sha256 (hex) over a prompt's text, the positions of its media, and the size and pixels of every image.
 
-    For a video given as a path the file's content is hashed, not its name or folder. For decoded frames the values are."""
+    A video given as a path is hashed by the content of its file, without name and folder. Decoded frames are hashed by their
+    pixels.
+    """
     digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
     for image in prompt.images:
         digest.update(f"image {image.width}x{image.height}".encode())

@@ -47,20 +47,20 @@ def task_file(spec: TaskSpec) -> Path:
 
 
 def includes(path: Path) -> list[Path]:
-    """Return the files that a task's YAML file includes."""
+    """Return the YAML files that a task's YAML file includes (key `include`)."""
     named = [Path(path.parent, name) for name in INCLUDE_LINE.findall(_text(path))]
     return [file for file in named if file.is_file()]
 
 
 @cache
 def own_tasks() -> dict[str, Path]:
-    """Map each task of this project to its YAML file; the pages tasks are left out."""
+    """Map the name of each task of this project to its YAML file. The pages tasks are left out."""
     return {name: path for name, path in _index(OWN_FOLDER)[0].items() if path.parent.name != "pages"}
 
 
 @cache
 def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
-    """Return the tasks of the installed lmms-eval with their YAML files, and the names of its groups and tags."""
+    """Return two values for the installed lmms-eval: task name -> YAML file, and the names of its groups and tags."""
     return _index(lmms_eval_folder() / "tasks")
 
 
@@ -73,7 +73,7 @@ def lmms_eval_folder() -> Path:
 
 
 def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
-    """Return the tasks below a folder with their files, and the names of groups and tags, read from the YAML text."""
+    """Read the YAML files below a folder. Return two values: task name -> YAML file, and the names of groups and tags."""
     tasks: dict[str, Path] = {}
     groups: set[str] = set()
     for path in sorted(folder.rglob("*.yaml")):

@@ -134,9 +134,8 @@ def _declaration(need: str, number: str | None, made: Compressor, path: str, lin
     """Return the instruction to declare an undeclared need. If a parameter of the class has the needed number, the
     instruction names the parameter."""
     text = Path(path).expanduser().read_text(encoding="utf-8")
-    enclosing_nodes: list[Any] = [
-        n for n in ast.walk(ast.parse(text)) if getattr(n, "lineno", line + 1) <= line <= n.end_lineno
-    ]  # type: ignore[attr-defined]
+    nodes: list[Any] = list(ast.walk(ast.parse(text)))
+    enclosing_nodes = [node for node in nodes if getattr(node, "lineno", line + 1) <= line <= node.end_lineno]
     name = next((node.name for node in enclosing_nodes if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
     part = made.allocator if name == type(made.allocator).__name__ else made.scorer
     arguments = [argument for node in enclosing_nodes if isinstance(node, ast.Call) for argument in node.args]

@@ -1,10 +1,10 @@
 """Render messages with a model's chat template, and refuse messages that the template does not render correctly.
 
-A chat template is its publisher's program. Some templates take a message's content as a list of parts, others only as one
-string. Given the wrong form, a template may fail (`+` with a list), write Python's repr of the list, or silently drop the
-text. Probes detect the form of a template, and whether a prompt is rendered whole: see `Template.of`.
+A chat template is a program of the model's publisher. Some templates take a message's content as a list of parts, others
+only as one string. Given the other form, a template may fail (`+` with a list), write Python's repr of the list, or drop
+the text without an error. So each template is probed with test messages: see `Template.of`.
 
-Templates that write today's date would make different prompts tomorrow, so they always get `DATE`.
+A template that writes today's date would make another prompt tomorrow. Such templates always get the date `DATE`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ _SHOWN = 300  # characters of a rendered prompt in a message
 
 
 def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
-    """Render messages with the template at `DATE`. answering: add the start of the next answer.
+    """Return the messages rendered by the template at date `DATE`, as text.
 
-    Raises DataError: the template refuses the messages."""
+    Args:
+        processor: the processor whose `apply_chat_template` is called.
+        source: the template's text.
+        answering: add the start of the next answer.
+
+    Raises DataError: the template refuses the messages.
+    """
     from jinja2.exceptions import TemplateError
 
     date = {"chat_template": _dated(source)} if "strftime_now" in source else {}
@@ -43,9 +49,10 @@ def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], a
 
 
 def _dated(source: str) -> str:
-    """Return the template with a macro `strftime_now`, which hides the clock that transformers passes.
+    """Return the template's text with a macro `strftime_now` in front, which replaces the clock that transformers passes.
 
-    Jinja drops the line break after the macro, so the template still begins a line."""
+    Jinja drops the line break after the macro, so the template still begins a line.
+    """
     chain = ""
     for code in _DIRECTIVES:
         text = DATE.strftime(f"%{code[-1]}")
@@ -55,7 +62,7 @@ def _dated(source: str) -> str:
 
 
 def parts_of(content: Any) -> list[dict[str, Any]]:
-    """Return a message's content as a list of parts."""
+    """Return a message's content as a list of parts ({"type", ...}); a string becomes one text part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
@@ -72,7 +79,10 @@ def text_of(content: Any) -> str:
 
 
 def in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message for the template, changed if the template would move media after a text: see `rendered`."""
+    """Return the message in the form that the template renders without moving media. Most messages do not change.
+
+    A template that writes media before text gets the message as one text with its media markers; see `rendered`.
+    """
     parts = parts_of(message["content"])
     message = {**message, "content": parts}
     kinds = [part["type"] for part in parts]
@@ -85,7 +95,7 @@ def in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping
 
 
 def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
-    """Tell whether a template writes an image or video before the text that precedes it in the message."""
+    """Tell whether a template writes an image or video (`kind`) before a text that precedes it in the message."""
     marker = getattr(processor, f"{kind}_token", None)
     text_with_marker = _with(processor, source, role, kind) if marker else ""
     return (
@@ -96,7 +106,10 @@ def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
 
 
 def _written(processor: Any, source: str, role: str, kind: str) -> str:
-    """Return the text that a template which moves media writes for an image or video."""
+    """Return the marker text that the template writes for an image or video (`kind`) of a message.
+
+    Only called for templates that write media before text.
+    """
     text_without_media, text_with_media = _with(processor, source, role), _with(processor, source, role, kind)
     differing = (
         place for place, pair in enumerate(zip(text_without_media, text_with_media, strict=False)) if pair[0] != pair[1]
@@ -111,7 +124,7 @@ def _with(processor: Any, source: str, role: str, *kinds: str) -> str:
 
 
 def short(text: str) -> str:
-    """Shorten a rendered prompt to fit into a one-line message."""
+    """Shorten a rendered prompt so that it fits into a one-line message."""
     return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}")
 
 
@@ -121,16 +134,16 @@ _REPR = re.compile(r"""['"](type|text|content)['"]\s*:""")
 
 @dataclass(frozen=True)
 class Template:
-    """The form in which one processor's chat template takes messages.
+    """The form in which a processor's chat template takes messages, found by probing.
 
     Attributes:
-        takes_text: whether the template takes a user's content as one string rather than a list of parts.
-        probe: the rendering of one user message `PROBE`, with everything that the template adds.
-        add_special_tokens: argument of the tokenizer, so that a prompt begins with one beginning-of-text token, as in the chat
-            methods of transformers; None: the tokenizer's default is right.
+        takes_text: True if the template takes a user's content as one string, False if as a list of parts.
+        probe: the rendering of one user message `PROBE`, with all that the template adds.
+        add_special_tokens: argument for the tokenizer with which a prompt begins with one beginning-of-text token, as in the
+            chat methods of transformers; None: the tokenizer's default is right.
         source: the template's text.
-        roles: `takes_text` of other roles, probed at first use: some templates write a user's parts well but Python's repr of
-            a system turn.
+        roles: role -> `takes_text` of this role's messages, probed at first use. Some templates render a user's list of parts
+            correctly, but write Python's repr of a system message.
     """
 
     takes_text: bool
@@ -141,12 +154,13 @@ class Template:
 
     @classmethod
     def of(cls, processor: Any) -> Template:
-        """Return the template of a processor; it is probed once.
+        """Return the template of a processor; it is probed at the first call.
 
         Raises:
-            UnsupportedError: there is no template, or there are several and none is called default; the template drops,
-                repeats or escapes a message's text; the prompt begins with two beginning-of-text tokens, or with none although
-                the tokenizer has one; or the prompt ends the turn that the model has to begin.
+            UnsupportedError: there is no template, or several and none is called default.
+                The template drops, repeats or escapes a message's text.
+                The prompt begins with two beginning-of-text tokens, or with none although the tokenizer has one.
+                The prompt ends the turn that the model has to begin.
         """
         source = getattr(processor, "chat_template", None)
         if isinstance(source, Mapping):
@@ -172,19 +186,19 @@ _templates: WeakKeyDictionary[Any, Template] = WeakKeyDictionary()
 
 
 def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: bool = True) -> str:
-    """Render messages with the processor's chat template, media in the messages' positions.
+    """Return messages rendered by the processor's chat template, as text, with media where the messages have them.
 
-    Some templates (LLaVA-1.5's on the hub) always write a message's images before its text. If that would move an image, the
-    template gets the message as text, in which the template's own image placeholder takes the image's position.
+    Some templates (LLaVA-1.5's on the hub) always write a message's images before its text. If this would move an image, the
+    template gets the message as one text, in which the template's image placeholder is at the image's position.
 
     Args:
-        messages: Hugging Face's chat format, content as parts or text.
+        messages: messages in Hugging Face's chat format, with content as parts or text.
         answering: add the start of the next answer.
 
     Raises:
-        UnsupportedError: see `Template.of`; the template takes text and the message has media; a user's texts or media are not
-            in the prompt, whole and in order; or the text of a role is lost.
-        DataError: the template refuses these messages (a system turn, for example).
+        UnsupportedError: see `Template.of`. Or the template takes text, and the message has media. Or the prompt lacks a
+            user's text or medium, or has them in another order. Or the text of another role is lost.
+        DataError: the template refuses these messages (for example a system message).
     """
     template = Template.of(processor)
     turns: list[Mapping[str, Any]] = []
@@ -212,13 +226,19 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
-    """Return keyword arguments that make a processor put one beginning-of-text token before rendered text, if it has one."""
+    """Return keyword arguments that pass a rendered text to a processor, with one beginning-of-text token in front.
+
+    No such token is added if the tokenizer has none.
+    """
     adds = Template.of(processor).add_special_tokens
     return {} if adds is None else {"add_special_tokens": adds}
 
 
 def check_media(name: str, processor: Any) -> None:
-    """Raise UnsupportedError if the template does not write a prompt's images or videos once each and in order."""
+    """Raise UnsupportedError if the template does not write each image and video of a prompt once and in order.
+
+    name: the model's name, for messages.
+    """
     for kind, layouts in (("image", ("it", "tit", "iit")), ("video", ("it",))):
         marker = getattr(processor, f"{kind}_token", None)
         if getattr(processor, f"{kind}_processor", None) is None or not marker:
@@ -273,7 +293,14 @@ def _probed(processor: Any, source: str) -> Template:
 def _form(
     processor: Any, source: str, turns: Sequence[tuple[str, str]], user: bool | None = None, answering: bool = True
 ) -> tuple[bool | None, str | Exception, str | Exception]:
-    """Return whether a template takes text (None if neither form is rendered correctly), and its renderings of parts and text."""
+    """Render turns in both forms of content. Return three values.
+
+    1. True if the template takes text, False if it takes parts, None if neither form is rendered correctly.
+    2. The rendering of parts, or the error.
+    3. The rendering of text, or the error.
+
+    turns: (role, text) pairs. user, answering: see `_attempt`.
+    """
     parts, text = (_attempt(processor, source, turns, form, user, answering) for form in (False, True))
     takes_text = None
     reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may mention such keys
@@ -285,7 +312,7 @@ def _form(
 
 
 def _takes_text(processor: Any, template: Template, role: str) -> bool:
-    """Tell whether the template takes the content of this role's messages as text."""
+    """Tell whether the template takes the content of this role's messages as text; otherwise it takes parts."""
     if role == "user":
         return template.takes_text
     if role not in template.roles:
@@ -313,8 +340,14 @@ def _attempt(
     user: bool | None = None,
     answering: bool = True,
 ) -> str | Exception:
-    """Render turns (role, text), or return the error. takes_text: pass contents as text, not as parts; user: the same for user
-    turns (None: as `takes_text`)."""
+    """Return the rendering of turns, or the error of the template.
+
+    Args:
+        turns: (role, text) pairs.
+        takes_text: pass contents as text (True) or as parts (False).
+        user: `takes_text` for user turns; None: as for the others.
+        answering: add the start of the next answer.
+    """
     messages = []
     for role, words in turns:
         as_text = user if role == "user" and user is not None else takes_text
@@ -328,10 +361,13 @@ def _attempt(
 
 
 def _check_end(processor: Any, template: Template, last: list[int]) -> None:
-    """Raise UnsupportedError if the prompt ends a turn: the model would answer with the end of the text or invent a turn.
+    """Raise UnsupportedError if the prompt ends a turn, because the model would then answer nothing or invent a turn.
 
-    A template may render the same with and without `add_generation_prompt`. Then prompt and answer are rendered together: any
-    text between the two is missing in the prompt."""
+    A template may ignore `add_generation_prompt`. Then prompt and answer are rendered together, and a text between the two
+    shows that the prompt lacks the start of the answer.
+
+    last: ids of the prompt's last tokens.
+    """
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt, takes_text, eos_text = template.probe, template.takes_text, tokenizer.eos_token
     missing_texts = [str(eos_text)] if eos_text and prompt.rstrip().endswith(eos_text) else []

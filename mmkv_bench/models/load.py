@@ -37,10 +37,10 @@ TEMPLATE_S = 20.0
 
 @dataclass
 class LoadedModel:
-    """A model in eval mode with everything needed to prompt it.
+    """A model in eval mode with all that is needed to prompt it.
 
-    `processor` is the tokenizer for text models. `device` is the device of the inputs. `prompt_format` is the chat template's
-    rendering of one user message `chat_template.PROBE`.
+    `processor` is the tokenizer if the model takes only text. `device` is the device of the inputs. `prompt_format` is the
+    chat template's rendering of one user message `chat_template.PROBE`.
     """
 
     name: str
@@ -80,16 +80,16 @@ def load_config(path: str, revision: str | None = None) -> Any:
 
 
 def load_model(settings: Model, path: str, revision: str | None = None) -> LoadedModel:
-    """Load weights and processor.
+    """Load a model's weights and processor, with the attention of its text layers wrapped (`set_attention`).
 
     Args:
-        settings: the run's `model` node. Its attention is wrapped (`set_attention`); the vision tower keeps transformers'.
+        settings: the run's `model` node.
         path: local folder, GGUF file or hub id.
         revision: commit of a hub id.
 
     Raises:
-        ConfigError, UnsupportedError: see `load_config`; also no CUDA device, weights without safetensors, or a limit that
-            the family's processor does not have.
+        ConfigError, UnsupportedError: see `load_config`. Or there is no CUDA device, the weights are not safetensors, or the
+            family's processor lacks a limit that is set.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
@@ -133,7 +133,7 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
 
 
 def limit(processor: Any, settings: Model) -> None:
-    """Set a processor's pixel limits to those of a run's `model` node. Raises the errors of `apply_limits`."""
+    """Set the pixel limits of a processor to those of a run's `model` node. Raises the errors of `apply_limits`."""
     frames = settings.frames or DEFAULT_FRAMES
     apply_limits(processor, settings.min_pixels, settings.max_pixels, settings.video_max_pixels, frames)
 
@@ -156,7 +156,10 @@ def adapter_files(setting: str) -> list[Path]:
 
 
 def _merged(model: nn.Module, setting: str) -> Any:
-    """Add an adapter's products to the model's weights; layers and their classes do not change. Raises ConfigError."""
+    """Return the model with a LoRA adapter added to its weights. Layers and classes do not change. Raises ConfigError.
+
+    setting: `model.adapter`.
+    """
     from peft import PeftModel
 
     folder = adapter_files(setting)[0].parent
@@ -195,9 +198,10 @@ def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torc
 
 
 def _fits(path: str, revision: str | None) -> bool:
-    """Tell whether the weights and one more shard fit into free memory, so that the weights can be read instead of memory-mapped.
+    """Tell whether free memory holds the weights and one more shard, so that weights are read instead of memory-mapped.
 
-    Mapped weights would change with their file."""
+    Memory-mapped weights would change if their file changed.
+    """
     import psutil
 
     folder = Path(path) if Path(path).is_dir() else cached_folder(path, revision)
@@ -207,9 +211,11 @@ def _fits(path: str, revision: str | None) -> bool:
 
 @contextmanager
 def _explained(path: str, revision: str | None, name: str | None = None) -> Iterator[None]:
-    """Turn errors of libraries into a ConfigError that names the model; a config may say anything, and they raise what they like.
+    """Inside the block, turn any error of a library into a ConfigError that names the model.
 
-    name: the model's, if a package that its processor needs may be missing."""
+    A config may contain anything, so libraries raise errors of many types.
+    name: the model's name if its processor may need a missing package; otherwise None.
+    """
     try:
         yield
     except (MMKVError, MemoryError):
@@ -223,9 +229,10 @@ def _explained(path: str, revision: str | None, name: str | None = None) -> Iter
 
 
 def set_attention(model: Any, attention: str) -> None:
-    """Set the attention of a model's text layers outside a compression session. Inside, the session runs the requested one.
+    """Set the attention of a model's text layers for use outside of a compression session; a session sets its own.
 
-    For flash-attn this is sdpa, because transformers would look for its own kernels."""
+    attention: the run's setting. For flash-attn the layers get sdpa, because transformers would look for its own kernels.
+    """
     stock = "sdpa" if attention == "flash_attention_2" else attention
     is_text_model = model.config is text_model(model).config
     model.set_attn_implementation(stock if is_text_model else {"text_config": stock})
@@ -264,7 +271,7 @@ SMALL = 50_000_000
 
 
 def quiet_libraries() -> None:
-    """Reduce the logging of the Hugging Face libraries, whether they are imported already or later."""
+    """Reduce the logging of the Hugging Face libraries, also of those that are imported later."""
     for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry; we report the last error
@@ -281,9 +288,11 @@ def quiet_transformers() -> None:
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
-    """Return the number of threads of a run: `model.threads` if set, else `OMP_NUM_THREADS` if set, else torch's default.
+    """Return the number of CPU threads of a run.
 
-    Without these settings, a small model on a CPU gets one thread."""
+    It is `setting` (`model.threads`) if given, else `OMP_NUM_THREADS` if set. Otherwise a small model on a CPU gets one thread,
+    and other models get torch's default.
+    """
     import torch
 
     if setting is not None:
@@ -295,7 +304,7 @@ def threads_for(loaded: LoadedModel, setting: int | None) -> int:
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Set torch's number of threads inside the block, and restore it afterwards for a caller in Python."""
+    """Inside the block, let torch use this number of threads; the previous number is restored afterwards."""
     import torch
 
     previous_threads = torch.get_num_threads()

@@ -51,17 +51,17 @@ SAMPLING = {"do_sample_frames", "fps", "num_frames"}
 
 
 def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
-    """Build the processor of the model that `hf_config` describes.
+    """Build the processor of the model that `hf_config` describes, from settings alone.
 
     Args:
         hf_config: transformers config of the whole model.
-        settings: see the module's docstring.
+        settings: the keys described in the module's docstring.
 
     Returns:
         The family's processor, or the tokenizer of a text model, with a chat template.
 
     Raises:
-        ConfigError: a setting is missing, useless for the family, or has other ids than the config; or a package that the
+        ConfigError: a setting is missing, has no use in the family, or has other ids than the config. Or a package that the
             processor needs is not installed.
     """
     import transformers
@@ -127,7 +127,10 @@ def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
 
 
 def _check_ids(hf_config: Any, processor: Any) -> None:
-    """Check that the processor uses the visual token ids of the config, because the model replaces these by features."""
+    """Raise ConfigError if the processor's ids of visual tokens differ from the config's.
+
+    The model replaces the tokens with the config's ids by features.
+    """
     for name in ("image_token_id", "video_token_id"):
         expected, token_ids = getattr(hf_config, name, None), getattr(processor, f"{name}s", None) or [None]
         if expected is not None and token_ids != [None] and expected not in token_ids:
@@ -200,7 +203,7 @@ def build_tokenizer(
 
 
 def words() -> Iterator[str]:
-    """Yield made-up words without end, two or more syllables of a consonant and a vowel each; all words differ."""
+    """Yield made-up words without end, all different. Each has two or more syllables of a consonant and a vowel."""
     yield from map("".join, product(_SYLLABLES, repeat=2))
     for longer in count(2):  # no longer word begins with the first syllable, as no number begins with 0
         yield from map("".join, product(_SYLLABLES[1:], *[_SYLLABLES] * longer))

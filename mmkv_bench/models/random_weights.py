@@ -73,9 +73,11 @@ def build(
 
 
 def values(name: str, count: int, device: torch.device, start: int = 0) -> Tensor:
-    """Return float32 `[count]`: entries `start`, `start + 1`, ... of a parameter, uniform on [-sqrt(3), sqrt(3)) (deviation 1).
+    """Return `count` float32 entries of a parameter's random values, from entry `start` on.
 
-    An entry is a 32-bit integer hash of its index, keyed by `name` and `SEED`."""
+    Entries are uniform on [-sqrt(3), sqrt(3)), so their standard deviation is 1. An entry is a 32-bit integer hash of its index,
+    keyed by the parameter's `name` and `SEED`.
+    """
     import torch
 
     first, second = _keys(name)
@@ -87,7 +89,10 @@ def values(name: str, count: int, device: torch.device, start: int = 0) -> Tenso
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Apply a bijective hash to int32 in place: every input bit affects every output bit. Multiplications wrap around."""
+    """Hash int32 values in place. The hash is bijective, and every input bit affects every output bit.
+
+    Multiplications wrap around.
+    """
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -103,7 +108,10 @@ def _keys(name: str) -> tuple[int, int]:
 
 
 def _fill(model: nn.Module, device_of: Any) -> None:
-    """Replace every parameter without storage (meta device) by a parameter with values. Tied parameters stay tied."""
+    """Replace every parameter on the meta device by one with random values. Tied parameters stay tied.
+
+    device_of: parameter name -> device.
+    """
     import torch
 
     text_module_ids = {id(module) for module in text_model(model).modules()}
@@ -121,7 +129,13 @@ def _fill(model: nn.Module, device_of: Any) -> None:
 
 
 def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: bool) -> tuple[float, float]:
-    """Return (mean, standard deviation) of a parameter's entries."""
+    """Return (mean, standard deviation) of the random entries of a parameter.
+
+    Args:
+        module: the module that owns the parameter.
+        prefix, key: name of the module in the model, and of the parameter in the module.
+        in_text: whether the module belongs to the text model.
+    """
     import torch
 
     last = prefix.rpartition(".")[2]
@@ -148,7 +162,10 @@ def _set(parameter: Tensor, name: str, mean: float, deviation: float) -> None:
 
 
 def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any] | None:
-    """Return accelerate's device map as module -> device; names (`auto`, `balanced`, `sequential`) are resolved."""
+    """Return accelerate's device map as module name -> device; None without a map.
+
+    The map's names (`auto`, `balanced`, `sequential`) are resolved to devices.
+    """
     if device_map is None:
         return None
     from accelerate import infer_auto_device_map
@@ -177,9 +194,10 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 
 
 def _place(places: Mapping[str, Any], name: str) -> Any:
-    """Return a parameter's device: that of the innermost module in the map that contains the parameter.
+    """Return the device of a parameter: the device of the innermost module in the map that contains it.
 
-    Raises ConfigError: no entry of the map contains the parameter."""
+    Raises ConfigError: no module of the map contains the parameter.
+    """
     while name not in places:
         if not name:
             raise ConfigError("model.device_map has no device for some weights; name every module, or write auto")

@@ -59,13 +59,14 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 
 
 def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
-    """Sample `count` >= 1 evenly spaced frames of a local file, between seconds `start` and `end` if given.
+    """Sample `count` >= 1 evenly spaced frames of a local video file, between seconds `start` and `end` if given.
 
-    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) equals the
-    number of frames that decode; otherwise, or for a span, twice. Only the sampled frames are kept in memory.
+    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) states the
+    number of frames that decode. Otherwise, or for a span, it is decoded twice. Only the sampled frames are kept in memory.
 
-    Raises DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing size,
-    or frames of more than 8 GiB. The message names the file without its folder."""
+    Raises DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing
+    size, or frames of more than 8 GiB. The message names the file without its folder.
+    """
     import numpy as np
 
     name = os.path.basename(os.fspath(path))
@@ -103,7 +104,10 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
 
 @contextmanager
 def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoStream]]:
-    """Yield the container and its first video stream; errors of PyAV inside the block become a DataError."""
+    """Yield the container and its first video stream. An error of PyAV inside the block becomes a DataError.
+
+    name: the file's name, for messages.
+    """
     import av
     from av.stream import Disposition
 
@@ -124,7 +128,7 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
 
 
 def _announced(path: str | os.PathLike, name: str) -> int:
-    """Guess the number of frames: the header's, or the number of packets, which is read without decoding."""
+    """Return the expected number of frames: the header's number, or the number of packets, read without decoding."""
     with _opened(path, name) as (container, stream):
         return int(stream.frames or sum(packet.size > 0 for packet in container.demux(stream)))
 
@@ -132,7 +136,12 @@ def _announced(path: str | os.PathLike, name: str) -> int:
 def _decode(
     path: str | os.PathLike, name: str, wanted: Collection[int], end: float | None
 ) -> tuple[list[np.ndarray], list[float], float | None]:
-    """Decode up to second `end`; return the wanted frames, the time of every frame, and the stream's frame rate."""
+    """Decode a video up to second `end`. Return three values.
+
+    1. The frames whose indices are in `wanted`.
+    2. The time of every frame in seconds.
+    3. The stream's frame rate; None if unknown.
+    """
     frames, times, wanted = [], [], set(wanted)
     with _opened(path, name) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
@@ -161,10 +170,13 @@ def _decode(
 
 
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
-    """Raise DataError if the video is truncated: fewer frames than the share `COMPLETE` of those that its header states decode.
+    """Raise DataError for a truncated video: fewer frames decode than `COMPLETE` times the number that its header states.
 
-    If the header states no number of frames, and the video is the file's only stream, durations are compared instead.
-    Headers that state neither (gif, transport streams, raw streams) are not checked."""
+    Durations are compared instead if the header states no number of frames and the video is the file's only stream.
+    Headers that state neither (gif, transport streams, raw streams) are not checked.
+
+    times: seconds of each decoded frame. last: duration of the last frame in seconds. name: the file's name, for the message.
+    """
     import av
 
     announced: float = stream.frames

@@ -79,12 +79,12 @@ class Entropy(Allocator):
         if not self.dynamic:
             return None
         if self.entropy == "full":
-            found = causal_entropy(obs.queries, obs.key, obs.scaling, obs.sinks, obs.reach)
+            entropy = causal_entropy(obs.queries, obs.key, obs.scaling, obs.sinks, obs.reach)
         elif obs.token_types is None or _modalities(obs.token_types) < 2:
-            found = UNDEFINED
+            entropy = UNDEFINED
         else:
-            found = cross_modal_entropy(obs.queries, obs.key, obs.scaling, obs.token_types)
-        return torch.tensor([found], dtype=torch.float64)
+            entropy = cross_modal_entropy(obs.queries, obs.key, obs.scaling, obs.token_types)
+        return torch.tensor([entropy], dtype=torch.float64)
 
     # ---- all layers
 
@@ -113,8 +113,8 @@ class Entropy(Allocator):
             if context is None:
                 raise ValueError("the layers' entropies are missing; give the context with their summaries")
             entropies = [float(context.summaries[i]) for i in range(n_layers)]
-        every = self.layer_caps(entropies, budget, candidates)
-        return same_in_heads(scores, [every[layer] for layer in layers])
+        layer_budgets = self.layer_caps(entropies, budget, candidates)
+        return same_in_heads(scores, [layer_budgets[layer] for layer in layers])
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         if not self.dynamic or self.entropy == "full" or _modalities(types) == 2:

@@ -184,8 +184,8 @@ def _caps(
     floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
     if rounding == "nearest":
         floor = Fraction(math.floor(floor))
-    spread = (base - floor) * len(exact) / total if total else Fraction(0)
-    shares = [spread * score + floor for score in exact]
+    entries_per_score = (base - floor) * len(exact) / total if total else Fraction(0)
+    shares = [entries_per_score * score + floor for score in exact]
     if rounding == "nearest":
         return tuple(min(round(share), room) for share in shares)
     entries = math.floor(sum(shares))  # the whole budget, or less if no head has a score

@@ -208,12 +208,12 @@ class Hybrid(Allocator):
         division = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
-        text = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
-        wanted = min(text + window - min(context.refed, window), context.candidates)
-        whole = min(self.chunk, context.candidates)
+        text_count = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
+        text_entries = min(text_count + window - min(context.refed, window), context.candidates)
+        chunk_tokens = min(self.chunk, context.candidates)
         names = {
-            "text_over_budget": bool((division.entries[~division.dynamic] < wanted).any()),
-            "chunk_reduced": bool((division.entries[division.dynamic] < whole).any()),
+            "text_over_budget": bool((division.entries[~division.dynamic] < text_entries).any()),
+            "chunk_reduced": bool((division.entries[division.dynamic] < chunk_tokens).any()),
             "infeasible_allocation": division.clipped,
             "budget_unused": int(division.entries.sum()) < (context.budget - context.refed) * division.entries.numel(),
         }
@@ -250,11 +250,13 @@ class Hybrid(Allocator):
         requested = ceil(_exact(self.r) * budget * n_dynamic)
         # What static heads cannot hold (everything, if there are none) goes to the dynamic heads.
         granted = min(max(requested, total - n_static * candidates), total)
-        each = self._readable(granted // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
-        rest = max(total - each * n_dynamic, 0)
+        entries_per_layer = self._readable(granted // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
+        static_entries = max(total - entries_per_layer * n_dynamic, 0)
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
-        static = water_fill(self._weights(sparsity[~dynamic].tolist()), min(rest, n_static * candidates), candidates)
-        entries = torch.full(dynamic.shape, each)
+        static = water_fill(
+            self._weights(sparsity[~dynamic].tolist()), min(static_entries, n_static * candidates), candidates
+        )
+        entries = torch.full(dynamic.shape, entries_per_layer)
         entries[~dynamic] = torch.tensor(static, dtype=torch.int64)
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
@@ -264,9 +266,9 @@ class Hybrid(Allocator):
         if share >= candidates or share == 0:
             return min(share, candidates)
         if self.power != "none":
-            below, above = 1 << share.bit_length() - 1, 1 << (share - 1).bit_length()
-            nearer_above = above - share < share - below and self._whole(above, candidates) <= most
-            share = above if self.power == "up" or (self.power == "nearest" and nearer_above) else below
+            lower_power, upper_power = 1 << share.bit_length() - 1, 1 << (share - 1).bit_length()
+            nearer_above = upper_power - share < share - lower_power and self._whole(upper_power, candidates) <= most
+            share = upper_power if self.power == "up" or (self.power == "nearest" and nearer_above) else lower_power
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:

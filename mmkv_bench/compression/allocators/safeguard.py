@@ -50,6 +50,6 @@ class Safeguard(Allocator):
         if budget >= candidates:
             return torch.full((heads,), candidates, dtype=torch.int64, device=score.device)
         floor = self.floor(budget)
-        others = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
-        best = others.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
-        return (best // others.shape[1]).bincount(minlength=heads) + floor
+        scores_above_floor = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
+        best = scores_above_floor.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
+        return (best // scores_above_floor.shape[1]).bincount(minlength=heads) + floor

@@ -43,13 +43,13 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
         exact, unfilled = [Fraction(1)] * len(exact), [i for i, weight in enumerate(exact) if weight == 0]
     while unfilled:
         level = rest / sum(exact[i] for i in unfilled)
-        full = [i for i in unfilled if level * exact[i] >= caps[i]]
-        for i in full or unfilled:
-            shares[i] = Fraction(caps[i]) if full else level * exact[i]
-        if not full:
+        full_heads = [i for i in unfilled if level * exact[i] >= caps[i]]
+        for i in full_heads or unfilled:
+            shares[i] = Fraction(caps[i]) if full_heads else level * exact[i]
+        if not full_heads:
             break
-        rest -= sum(caps[i] for i in full)
-        unfilled = [i for i in unfilled if i not in set(full)]
+        rest -= sum(caps[i] for i in full_heads)
+        unfilled = [i for i in unfilled if i not in set(full_heads)]
     return largest_remainder(shares)
 
 

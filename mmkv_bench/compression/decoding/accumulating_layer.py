@@ -95,8 +95,8 @@ class AccumulatingLayer(CompressedLayer):
         """Remove from every head the entry with the least gathered attention; of equal entries the later one. recents:
         int64 `[Hkv]`, number of last entries of each head that stay."""
         slot = torch.arange(self.stored, device=self.device)
-        open_ = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
-        weight = self.gathered.masked_fill(~open_, torch.inf)
+        is_evictable = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
+        weight = self.gathered.masked_fill(~is_evictable, torch.inf)
         victim = self.stored - 1 - weight.flip(-1).argmin(-1)
         self.drop(victim[None])
         self.gathered = self.gathered.gather(1, slot[:-1] + (slot[:-1] >= victim[:, None]))

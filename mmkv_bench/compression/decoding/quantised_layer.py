@@ -44,9 +44,9 @@ class _Store:
     def append(self, new: Tensor) -> None:
         """Append the tokens `[Hkv, n, D]` to the rest, in full precision."""
         heads, n, dim = new.shape
-        short = max(self.left) + n - self.rest.shape[1]
-        if short > 0:
-            self.rest = torch.cat([self.rest, self.rest.new_zeros(heads, short, dim)], 1)
+        missing_slots = max(self.left) + n - self.rest.shape[1]
+        if missing_slots > 0:
+            self.rest = torch.cat([self.rest, self.rest.new_zeros(heads, missing_slots, dim)], 1)
         for rows, left in _alike(self.left):
             self.rest[rows, left : left + n] = new[rows]
         self.left = [left + n for left in self.left]
@@ -55,12 +55,12 @@ class _Store:
         """Quantise the first `excess[h]` tokens of every head's rest, in whole units."""
         if not any(excess):
             return
-        done = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
-        for rows, (units, amount) in _alike(done):
+        written_units = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
+        for rows, (units, amount) in _alike(written_units):
             if amount:
                 self._write(rows, units, self.rest[rows, :amount])
                 self.rest[rows, : self.rest.shape[1] - amount] = self.rest[rows, amount:].clone()
-        self.units = [units + amount // self.unit for units, amount in done]
+        self.units = [units + amount // self.unit for units, amount in written_units]
         self.left = [left - amount for left, amount in zip(self.left, excess, strict=True)]
         self.rest = self.rest[:, : max(self.left)].clone()  # frees what was quantised
 
@@ -161,9 +161,9 @@ class QuantisedLayer(CompressedLayer):
         none = start.kept_key[..., :0]
         layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
         layer.acts_from, layer._residual, layer._before = start.acts_from, residual, before
-        real = start.index >= 0
-        keys = [key[kept] for key, kept in zip(start.kept_key, real, strict=True)]
-        values = [value[kept] for value, kept in zip(start.kept_value, real, strict=True)]
+        is_entry = start.index >= 0
+        keys = [key[kept] for key, kept in zip(start.kept_key, is_entry, strict=True)]
+        values = [value[kept] for value, kept in zip(start.kept_value, is_entry, strict=True)]
         layer._keys = _Store(keys, bits, group, group, start.reserve)
         layer._values = _Store(values, bits, value_group, 1, start.reserve)
         layer._flush()

@@ -187,8 +187,8 @@ class RetrievalLayer(CompressedLayer):
         for kind, heads in self.runs:
             if kind == dynamic:
                 kv_heads, rows = slice(heads[0], heads[-1] + 1), slice(heads[0] * group, (heads[-1] + 1) * group)
-                part = visible if visible is None or visible.shape[1] == 1 else visible[:, kv_heads]
-                outputs[heads[0]] = kernel(query[:, rows], key[:, kv_heads], value[:, kv_heads], part)
+                head_mask = visible if visible is None or visible.shape[1] == 1 else visible[:, kv_heads]
+                outputs[heads[0]] = kernel(query[:, rows], key[:, kv_heads], value[:, kv_heads], head_mask)
         return outputs
 
     def attend(

@@ -88,11 +88,11 @@ def column_sums(
         return fused.column_sums(query, key, scaling, offset, sinks)
     heads, total, _ = key.shape
     query = query.view(heads, -1, *query.shape[1:])
-    by_head = None if sinks is None else sinks.view(heads, -1)
+    sinks_by_head = None if sinks is None else sinks.view(heads, -1)
     sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
     for first, last in head_blocks(heads, query.shape[1] * total, key.device):
-        some = None if by_head is None else by_head[first:last]
-        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset, some, reach)
+        block_sinks = None if sinks_by_head is None else sinks_by_head[first:last]
+        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset, block_sinks, reach)
     return sums
 
 
@@ -104,11 +104,11 @@ def _add_column_sums(
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
     for start, end in row_blocks(rows, heads * group * total, key.device):
-        n, sees = end - start, range(offset + start, offset + end) if reach is None else reach[start:end]
-        seen = int(sees[-1]) + 1  # keys that the last row of the block sees
+        n, visible_ends = end - start, range(offset + start, offset + end) if reach is None else reach[start:end]
+        seen = int(visible_ends[-1]) + 1  # keys that the last row of the block sees
         block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
         scores = torch.bmm(block, keys[:, :, :seen])
-        hide(scores.view(heads, group, n, seen), sees)
+        hide(scores.view(heads, group, n, seen), visible_ends)
         weight = exponentials(scores, masked=True, sinks=by_row(sinks, n))
         sums[:, :seen] += torch.bmm(weight.unsqueeze(1), scores).squeeze(1)
 
@@ -161,11 +161,11 @@ def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, fi
             n, seen = stop - start, width - rows + stop
             block = query[head:end, :, start:stop].reshape(end - head, group * n, dim).float() * scaling
             scores = torch.bmm(block, keys[:, :, :seen])
-            future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
-            scores.view(end - head, group, n, seen)[..., seen - n :].masked_fill_(future, float("-inf"))
+            future_mask = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
+            scores.view(end - head, group, n, seen)[..., seen - n :].masked_fill_(future_mask, float("-inf"))
             weight = exponentials(scores, masked=True)
-            paid = (scores[..., stretch] * weight.unsqueeze(-1)).amax(1)
-            torch.maximum(largest[head:end], paid, out=largest[head:end])
+            largest_scores = (scores[..., stretch] * weight.unsqueeze(-1)).amax(1)
+            torch.maximum(largest[head:end], largest_scores, out=largest[head:end])
     return largest
 
 
@@ -189,12 +189,12 @@ def half_window(
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads
-    parts = []
+    masses = []
     for first, last in row_blocks(heads, group * rows * total, key.device):
         keys = key[first:last].repeat_interleave(group, 0)
         # Divided, as in the releases: multiplying by the factor sometimes changes the last digit.
         logits = torch.bmm(tail[first * group : last * group], keys.transpose(1, 2)) / (1 / scaling)
         hide(logits, range(total - rows, total) if reach is None else reach)
-        some = None if sinks is None else sinks[first * group : last * group, None]
-        parts.append(softmax(logits, some).to(key.dtype).mean(1))
-    return torch.cat(parts)
+        block_sinks = None if sinks is None else sinks[first * group : last * group, None]
+        masses.append(softmax(logits, block_sinks).to(key.dtype).mean(1))
+    return torch.cat(masses)

@@ -90,14 +90,14 @@ def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
     others stay bit for bit.
     """
     middle = length / 2
-    turned = slice(0, omega + 1) if omega < middle else slice(None)
-    spectrum[..., turned] *= turns[turned]
-    parts = torch.view_as_real(spectrum)
-    edge = parts[..., omega, 0] if omega <= middle else parts[..., length - omega, 1]
+    frequency_slice = slice(0, omega + 1) if omega < middle else slice(None)
+    spectrum[..., frequency_slice] *= turns[frequency_slice]
+    real_and_imaginary = torch.view_as_real(spectrum)
+    edge = real_and_imaginary[..., omega, 0] if omega <= middle else real_and_imaginary[..., length - omega, 1]
     energy = _energy(edge) * (2 / length)
-    parts[..., :omega, 0] = 0
-    parts[..., length - omega + 1 :, 1] = 0
-    spectrum[..., turned] *= turns[turned].conj()
+    real_and_imaginary[..., :omega, 0] = 0
+    real_and_imaginary[..., length - omega + 1 :, 1] = 0
+    spectrum[..., frequency_slice] *= turns[frequency_slice].conj()
     return energy
 
 

@@ -64,8 +64,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     with devices.at(key.device).current():
         peak, weight = _softmax(query, key, scaling, shape, offset, sinks)
         grid = (-(-seen // shape["KEYS"]), heads)
-        given = (query, key, peak, weight, sums, query.shape[1], seen, offset, *numbers)
-        kernels.column_sums[grid](*given, **shape, **_OPTIONS)
+        kernel_arguments = (query, key, peak, weight, sums, query.shape[1], seen, offset, *numbers)
+        kernels.column_sums[grid](*kernel_arguments, **shape, **_OPTIONS)
     return sums
 
 
@@ -88,8 +88,8 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
         peak, weight = _softmax(query, key, scaling, _shape(query, key, count), None, sinks)
         grid = (-(-seen // shape["KEYS"]), groups, heads * mass.shape[1])
         members = share // mass.shape[1]
-        given = (query, key, peak, weight, mass, count, seen, size, *numbers)
-        kernels.group_mass[grid](*given, MEMBERS=members, **shape, **_OPTIONS)
+        kernel_arguments = (query, key, peak, weight, mass, count, seen, size, *numbers)
+        kernels.group_mass[grid](*kernel_arguments, MEMBERS=members, **shape, **_OPTIONS)
     return mass
 
 
@@ -112,15 +112,17 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
     target = tau * rows.sum(-1, dtype=torch.float64)
     highest = rows.amax(-1).view(torch.int32)
     threshold = torch.empty(len(rows), dtype=torch.float32, device=mass.device)
-    cut = torch.empty(len(rows), dtype=torch.int32, device=mass.device)
+    last_indices = torch.empty(len(rows), dtype=torch.int32, device=mass.device)
     mask = torch.empty(heads, width, dtype=torch.float32, device=mass.device)
     block = min(BLOCK, _power(width))
     with devices.at(mass.device).current():
-        given = (rows, target, highest, threshold, cut, width)
-        kernels.covering_set[len(rows),](*given, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
-        part = min(block, 256)
-        grid = (-(-width // part), heads)
-        kernels.votes[grid](rows, threshold, cut, mask, width, len(rows) // heads, BLOCK=part, **_OPTIONS)
+        kernel_arguments = (rows, target, highest, threshold, last_indices, width)
+        kernels.covering_set[len(rows),](*kernel_arguments, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
+        block_size = min(block, 256)
+        grid = (-(-width // block_size), heads)
+        kernels.votes[grid](
+            rows, threshold, last_indices, mask, width, len(rows) // heads, BLOCK=block_size, **_OPTIONS
+        )
     return mask
 
 
@@ -138,12 +140,12 @@ def _softmax(
     heads, count, _ = query.shape
     seen = key.shape[1]
     blocks = -(-count // shape["ROWS"])
-    most = max(1, seen // (8 * shape["KEYS"]))  # a part has at least 8 tiles of keys
-    parts = min(max(1, PROGRAMS // (blocks * heads)), most)
+    max_parts = max(1, seen // (8 * shape["KEYS"]))  # a part has at least 8 tiles of keys
+    parts = min(max(1, PROGRAMS // (blocks * heads)), max_parts)
     reach = -(-seen // (parts * shape["KEYS"])) * shape["KEYS"]
     peak, total = torch.empty(2, parts, heads, count, dtype=torch.float32, device=key.device)
-    given = (query, key, peak, total, count, seen, offset or 0, reach, *_numbers(query, key, scaling))
-    kernels.row_softmax[blocks, heads, parts](*given, CAUSAL=offset is not None, **shape, **_OPTIONS)
+    kernel_arguments = (query, key, peak, total, count, seen, offset or 0, reach, *_numbers(query, key, scaling))
+    kernels.row_softmax[blocks, heads, parts](*kernel_arguments, CAUSAL=offset is not None, **shape, **_OPTIONS)
     highest = peak.amax(0)
     if sinks is None:
         return highest, (total * (peak - highest).exp2_()).sum(0).reciprocal_()

@@ -23,12 +23,12 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     order = order[flat[order].argsort(stable=True)]
     low, high = order[:-1], order[1:]
     differ = (flat[low] != flat[high]) | (second[low] != second[high])
-    place = torch.nn.functional.pad(differ.cumsum(0), (1, 0))
+    group_start = torch.nn.functional.pad(differ.cumsum(0), (1, 0))
     # Non-negative floats order like their bit patterns: no entry may come below the one before it, plus one if they differ.
     bits = flat[order].view(torch.int64)
-    apart = torch.empty_like(bits)
-    apart[order] = (bits - place).cummax(0).values + place
-    return torch.where(score.isfinite(), apart.view(torch.float64).view_as(score), score)
+    separated = torch.empty_like(bits)
+    separated[order] = (bits - group_start).cummax(0).values + group_start
+    return torch.where(score.isfinite(), separated.view(torch.float64).view_as(score), score)
 
 
 HALVINGS = 10  # of the interval around the threshold; leaves a few undecided keys per row
@@ -76,10 +76,10 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
     threshold = candidates.gather(-1, last)
     above = above.unsqueeze(-1) + (candidates * (candidates > threshold)).sum(-1, keepdim=True, dtype=torch.float64)
     # How many of the keys AT the threshold belong to the set; the lower indices do.
-    wanted = (target.unsqueeze(-1) - above) / threshold.double()
-    wanted = wanted.ceil().clamp_min(1) if cover == "left" else wanted.floor()
+    needed_count = (target.unsqueeze(-1) - above) / threshold.double()
+    needed_count = needed_count.ceil().clamp_min(1) if cover == "left" else needed_count.floor()
     at_threshold = mass == threshold
-    return (mass > threshold) | (at_threshold & (at_threshold.cumsum(-1, dtype=torch.int32) <= wanted))
+    return (mass > threshold) | (at_threshold & (at_threshold.cumsum(-1, dtype=torch.int32) <= needed_count))
 
 
 def at_slots(entries: Tensor, index: Tensor) -> Tensor:

@@ -52,13 +52,13 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
     """
     n = curves.shape[1]
     tolerance = 0 if steps else Fraction(Decimal(str(delta))) * n
-    low, high, used = 0.0, 1.0, 0
+    low, high, steps_used = 0.0, 1.0, 0
     while True:
-        p, used = (low + high) / 2, used + 1
+        p, steps_used = (low + high) / 2, steps_used + 1
         counts = prefix_counts(curves, p)
         excess = int(counts.sum()) - total
-        if abs(excess) <= tolerance or used == (steps or HALVINGS):
-            return counts.tolist(), used
+        if abs(excess) <= tolerance or steps_used == (steps or HALVINGS):
+            return counts.tolist(), steps_used
         low, high = (p, high) if excess < 0 else (low, p)
 
 
@@ -86,13 +86,13 @@ def scaled(
     positive = [weight for weight in weights if weight > 0]
     # Between two of these factors the sum is a straight line; the wanted factor lies on one of them.
     corners = sorted({Fraction(bound) / weight for weight in positive for bound in (least, most)})
-    above = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
-    if above == len(corners):  # all layers with a weight are full: the others share the rest
+    upper_index = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
+    if upper_index == len(corners):  # all layers with a weight are full: the others share the rest
         fixed = most * len(positive)
         return [most if weight else (total - fixed) / (len(weights) - len(positive)) for weight in weights]
-    if above == 0:
+    if upper_index == 0:
         return clipped(corners[0])
-    low, high = corners[above - 1], corners[above]
+    low, high = corners[upper_index - 1], corners[upper_index]
     start, end = sum(clipped(low)), sum(clipped(high))
     return clipped(low + (high - low) * (total - start) / (end - start))
 
@@ -129,8 +129,8 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
         *zip(map(_exact, grid), ratios, strict=True),
         (Fraction(1), [1.0] * layers),
     ]
-    above = next(i for i, (at, _) in enumerate(points) if at >= rho)
-    (left, low), (right, high) = points[max(above - 1, 0)], points[above]
+    upper_index = next(i for i, (at, _) in enumerate(points) if at >= rho)
+    (left, low), (right, high) = points[max(upper_index - 1, 0)], points[upper_index]
     share = (rho - left) / (right - left) if right > left else Fraction(0)
     return [_exact(a) + (_exact(b) - _exact(a)) * share for a, b in zip(low, high, strict=True)]
 

@@ -110,15 +110,15 @@ def adjusted_mass(
     Yields:
         float32 ``[Hkv, m, b, T]``, ``T - 1`` columns with ``drop_last`` (nothing when no column is left).
     """
-    keep = key.shape[1] - int(drop_last)
-    if keep == 0:
+    key_count = key.shape[1] - int(drop_last)
+    if key_count == 0:
         return
     size = query.shape[1] // groups
     options: dict[str, Any] = {"per_query_head": per_query_head, "rounding": rounding, "sinks": sinks}
     for mass in group_mass(query, key, scaling, groups, **options):
-        mass = mass[..., :keep]
+        mass = mass[..., :key_count]
         if anchor is not None:
-            mass = mass + anchor[:, None, None, :keep]
+            mass = mass + anchor[:, None, None, :key_count]
             mass = mass if rounding is None else mass.to(rounding).float()
             mass = mass / (1 + size)
             mass = mass if rounding is None else mass.to(rounding).float()
@@ -184,11 +184,11 @@ def _by_heads(
     """Yield (KV heads, ``adjusted_mass``) for a few heads at a time, so that blocks stay small; fused kernels take all
     heads at once."""
     share = query.shape[0] // key.shape[0]
-    fused = _fused(key, adjust.get("rounding"))
+    uses_kernel = _fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)
-    for first, last in [(0, key.shape[0])] if fused else together:
+    for first, last in [(0, key.shape[0])] if uses_kernel else together:
         anchors = None if anchor is None else anchor[first:last]
         members = slice(first * share, last * share)
-        given = {"anchor": anchors, "sinks": None if sinks is None else sinks[members], **adjust}
-        for mass in adjusted_mass(query[members], key[first:last], scaling, groups, **given):
+        block_arguments = {"anchor": anchors, "sinks": None if sinks is None else sinks[members], **adjust}
+        for mass in adjusted_mass(query[members], key[first:last], scaling, groups, **block_arguments):
             yield slice(first, last), mass

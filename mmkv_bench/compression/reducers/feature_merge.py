@@ -24,9 +24,9 @@ class FeatureMerge(Reducer):
     merges = True
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        place, pruned = pruned_places(index, key.shape[1])
+        slot_by_token, pruned = pruned_places(index, key.shape[1])
         target = self._most_similar(key, index).masked_fill_(~pruned, index.shape[1])
-        return cluster_means(key, index, place, target), cluster_means(value, index, place, target)
+        return cluster_means(key, index, slot_by_token, target), cluster_means(value, index, slot_by_token, target)
 
     @staticmethod
     def _most_similar(key: Tensor, index: Tensor) -> Tensor:

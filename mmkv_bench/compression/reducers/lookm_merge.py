@@ -70,14 +70,14 @@ class LookMMerge(Reducer):
         return ("nothing_merged",) if self.merges and has_no_visual else ()
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        kept = Evict().reduce(key, value, index)
-        real = index >= 0
-        if not self.merges or types is None or not bool((types > 0).any()) or not bool(real.any()):
-            return kept
-        rows, valid = _evicted(index, real, len(types))
+        kept_entries = Evict().reduce(key, value, index)
+        is_entry = index >= 0
+        if not self.merges or types is None or not bool((types > 0).any()) or not bool(is_entry.any()):
+            return kept_entries
+        rows, valid = _evicted(index, is_entry, len(types))
         if rows.shape[1] == 0:
-            return kept
-        cosine, slot = _nearest_kept(key, rows, kept[0], real)
+            return kept_entries
+        cosine, slot = _nearest_kept(key, rows, kept_entries[0], is_entry)
         plain = self.merge != "weighted" and bool(valid.all())  # every weight is 1
         weight = cosine if self.merge == "weighted" else torch.ones_like(cosine)
         if self.sources == "misaligned" and self.merge != "pivot":
@@ -87,7 +87,7 @@ class LookMMerge(Reducer):
         count = torch.zeros(index.shape, device=key.device).scatter_add_(1, slot, valid.float())
         merged_key, merged_value = (
             self._merged(old, new, rows, slot, None if plain else weight, count)
-            for old, new in zip((key, value), kept, strict=True)
+            for old, new in zip((key, value), kept_entries, strict=True)
         )
         return merged_key, merged_value
 
@@ -133,10 +133,10 @@ class LookMMerge(Reducer):
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the real ones, because some heads may
     evict fewer than e."""
-    kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
-    kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
+    is_kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
+    is_kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.
-    lost = ~kept[:, :n] & real.any(-1, keepdim=True)
+    lost = ~is_kept[:, :n] & real.any(-1, keepdim=True)
     counts = lost.sum(-1, keepdim=True)
     rows = lost.sort(dim=-1, descending=True, stable=True).indices[:, : int(counts.max())]
     return rows, torch.arange(rows.shape[1], device=rows.device) < counts
@@ -149,11 +149,11 @@ def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tupl
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)
     for first, last in head_blocks(len(key), kept.shape[1], key.device):
-        some = slice(first, last)
+        block = slice(first, last)
         for start, end in row_blocks(rows.shape[1], (last - first) * kept.shape[1], key.device):
-            evicted = torch.nn.functional.normalize(at_slots(key[some], rows[some, start:end]).float(), dim=-1)
-            alike = torch.bmm(evicted, units[some])
+            evicted = torch.nn.functional.normalize(at_slots(key[block], rows[block, start:end]).float(), dim=-1)
+            similarity = torch.bmm(evicted, units[block])
             if padded:
-                alike.masked_fill_(~real[some, None], -torch.inf)
-            cosine[some, start:end], slot[some, start:end] = alike.max(-1)
+                similarity.masked_fill_(~real[block, None], -torch.inf)
+            cosine[block, start:end], slot[block, start:end] = similarity.max(-1)
     return cosine, slot

@@ -38,8 +38,8 @@ class EvenFramesScorer(Scorer):
         number = tokens if obs.frames is None else obs.frames.number[tokens]
         first = _power(number)
         second = _power((number >> first.clamp_max(62)) >> 1)  # orders odd multiples of one power
-        worth = first.double() + second.double() / 64
-        return torch.where(number < 0, _TEXT, worth)
+        frame_score = first.double() + second.double() / 64
+        return torch.where(number < 0, _TEXT, frame_score)
 
 
 def _power(number: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ class ExpectedAttentionScorer(Scorer):
         key, value = obs.key[:, self.sinks :], obs.value[:, self.sinks :]
         second = stored(covariance) if self.covariance else None
         logits = expected_logits(key, stored(mean), second, obs.scaling)
-        learned = None if obs.sinks is None else obs.sinks.view(-1, obs.groups)
-        score = stored(stored(softmax(stored(logits), learned)).mean(1)) + self.epsilon
+        learned_sinks = None if obs.sinks is None else obs.sinks.view(-1, obs.groups)
+        score = stored(stored(softmax(stored(logits), learned_sinks)).mean(1)) + self.epsilon
         if self.value_norm:
             score = stored(score * stored(value.float().norm(dim=-1)))
         first = score.amax(-1, keepdim=True).expand(-1, self.sinks)

@@ -96,24 +96,24 @@ class PressScorer(Scorer):
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         library, made = presses.load(), self._made(obs, budget)
         scoring = made.press if self.press in presses.POOLED else made
-        wraps = len(presses.chain(library, scoring)) > 1
-        score = self._ask(obs, scoring, seed) if wraps else self._innermost(obs, budget, seed)
+        is_wrapped = len(presses.chain(library, scoring)) > 1
+        score = self._ask(obs, scoring, seed) if is_wrapped else self._innermost(obs, budget, seed)
         if self.press == presses.CRITICAL_ADA and self.allocator is not None:
             score = _critical_ada(library, made, score, self.allocator, obs, budget)
         protected = self._protected(obs, budget, seed)
-        over = protected.sum(-1, keepdim=True) > budget
-        stay = _latest(protected, budget)
-        score = torch.where(over & stay, score.amax(-1, keepdim=True), score)
-        return torch.where(over & protected & ~stay, score.amin(-1, keepdim=True), score)
+        exceeds_budget = protected.sum(-1, keepdim=True) > budget
+        kept_protected = _latest(protected, budget)
+        score = torch.where(exceeds_budget & kept_protected, score.amax(-1, keepdim=True), score)
+        return torch.where(exceeds_budget & protected & ~kept_protected, score.amin(-1, keepdim=True), score)
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        over = self._protected(obs, budget, seed).sum(-1) > budget
-        return ("press_reduced",) if bool(over.any()) else ()
+        exceeds_budget = self._protected(obs, budget, seed).sum(-1) > budget
+        return ("press_reduced",) if bool(exceeds_budget.any()) else ()
 
     def _made(self, obs: Observation, budget: int) -> Any:
-        made = presses.build(presses.load(), self.press, self.args, _ARGS)
-        made.compression_ratio = 1 - (budget + 0.5) / obs.length
-        return made
+        press = presses.build(presses.load(), self.press, self.args, _ARGS)
+        press.compression_ratio = 1 - (budget + 0.5) / obs.length
+        return press
 
     def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Return the entries with the press's highest score, which it always keeps, bool ``[Hkv,T]``."""
@@ -185,9 +185,9 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def _latest(protected: Tensor, budget: int) -> Tensor:
     """Return the last token and the latest protected ones, at most ``budget`` in all: bool like ``protected [Hkv,T]``."""
-    wanted = protected.clone()
-    wanted[:, -1] = True
-    return wanted & (wanted.flip(-1).cumsum(-1).flip(-1) <= budget)
+    latest_protected = protected.clone()
+    latest_protected[:, -1] = True
+    return latest_protected & (latest_protected.flip(-1).cumsum(-1).flip(-1) <= budget)
 
 
 def _critical_ada(
@@ -202,11 +202,13 @@ def _critical_ada(
     shares = allocator.layer(score, budget)[:, None]
     first = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
     norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()
-    product = (score + made.epsilon) * norm
+    value_weighted_scores = (score + made.epsilon) * norm
     chosen = _ranks(score) < first
-    rest = ~chosen & (_ranks(product.masked_fill(chosen, -torch.inf)) < shares - first)
-    span = (product.amax() - product.amin()).clamp_min(torch.finfo(product.dtype).tiny)
-    return torch.where(chosen, 5, (product - product.amin()) / span + 2 * rest)
+    second_part = ~chosen & (_ranks(value_weighted_scores.masked_fill(chosen, -torch.inf)) < shares - first)
+    span = (value_weighted_scores.amax() - value_weighted_scores.amin()).clamp_min(
+        torch.finfo(value_weighted_scores.dtype).tiny
+    )
+    return torch.where(chosen, 5, (value_weighted_scores - value_weighted_scores.amin()) / span + 2 * second_part)
 
 
 def _ranks(score: Tensor) -> Tensor:

@@ -140,11 +140,13 @@ class MMShiftScorer(Scorer):
             raise ConfigError(
                 "layer_gamma has no effect with expansion=global; allowed: expansion=layer, or layer_gamma=[]"
             )
-        lacking = [f"centring={self.centring}"] if self.centring == "global" else []
-        lacking += ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
-        if lacking and self.calibration is None:
+        conflicting_settings = [f"centring={self.centring}"] if self.centring == "global" else []
+        conflicting_settings += (
+            ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
+        )
+        if conflicting_settings and self.calibration is None:
             raise ConfigError(
-                f"{' and '.join(lacking)} needs statistics of other prompts; make them with `python -m mmkv_bench "
+                f"{' and '.join(conflicting_settings)} needs statistics of other prompts; make them with `python -m mmkv_bench "
                 "calibrate mmshift` and give calibration=auto or the file's path"
             )
 
@@ -164,13 +166,13 @@ class MMShiftScorer(Scorer):
 
     @property
     def needs(self) -> Needs:
-        some = self.modality != "unified" or self.last_tokens > 0
+        needs_states = self.modality != "unified" or self.last_tokens > 0
         scalar = self.statistics == "scalar"
         return Needs(
             tail_queries=1,
-            hidden_moments=not some and not scalar,
-            hidden_scalars=not some and scalar,
-            states=some or self.plain_layers > 0,
+            hidden_moments=not needs_states and not scalar,
+            hidden_scalars=not needs_states and scalar,
+            states=needs_states or self.plain_layers > 0,
         )
 
     @cached_property

@@ -113,5 +113,5 @@ class WindowScorer(Scorer):
         tail = tail.view(obs.key.shape[0], obs.groups, *tail.shape[1:])
         sinks = None if obs.sinks is None else obs.sinks.view(obs.key.shape[0], obs.groups)
         for member in range(obs.groups):
-            some = None if sinks is None else sinks[:, member]
-            yield window_mass(tail[:, member], obs.key, obs.scaling, some, obs.tail_reach(w))
+            member_sinks = None if sinks is None else sinks[:, member]
+            yield window_mass(tail[:, member], obs.key, obs.scaling, member_sinks, obs.tail_reach(w))
