@@ -115,13 +115,14 @@ class SessionReport:
     """Counts of one prompt right after its reduction; names and units are those of result rows (docs/rows.md).
 
     Attributes:
-        method, reading: method and reading that compressed the prompt.
+        method, reading: method and reading (`paper` or `released`) that compressed the prompt.
         budget: the budget as given, `64` or `20%`; None without a budget.
-        prompt_tokens: T.
+        prompt_tokens: T, tokens of the prompt.
         budget_entries: C, entries per KV head.
-        kept: entries per layer and KV head, `[layers][Hkv]`.
+        kept: kept entries per layer and KV head, `[layers][Hkv]`.
         entries_asked: min(C, T) times the number of layers and heads.
-        entries_planned, entries_resident: selected and stored entries, over all layers and heads.
+        entries_planned: selected entries, over all layers and heads.
+        entries_resident: stored entries, over all layers and heads.
         entries_reachable: stored entries and entries that can be fetched from the host.
         bytes_device, bytes_host: bytes of keys and values on the device and in host memory.
         bytes_metadata: bytes of positions and scales.
@@ -153,7 +154,7 @@ class SessionReport:
 
     @property
     def audit(self) -> str:
-        """Verdict: whether the stored entries are the selected entries and within the budget."""
+        """Return a sentence on whether the selected entries are stored, and whether they are within the budget."""
         if self.entries_resident != self.entries_planned:
             return f"failed: {self.entries_resident} entries are stored, but {self.entries_planned} were selected"
         if self.entries_asked is None:
@@ -186,7 +187,7 @@ class SessionReport:
 
 
 def counted(session: sessions.Session, compressor: Compressor, budget: Budget | None, protocol: str) -> SessionReport:
-    """Make the report of a session that has just compressed one prompt (batch size 1), counted as in the rows of a run."""
+    """Return the report of a session that has just compressed one prompt (batch size 1), counted as in the rows of a run."""
     prompt = session.prompt
     assert prompt is not None, "a prompt has just been reduced"
     length = prompt.length(0)
@@ -249,7 +250,7 @@ class Attached:
 
     @property
     def cache(self) -> CompressedCache | None:
-        """The latest prompt's cache, inside the `with` block; `past_key_values=session.cache` appends tokens to it."""
+        """Cache of the latest prompt, inside the `with` block. `past_key_values=session.cache` appends tokens to it."""
         return self._session.cache
 
     def new_cache(self) -> CompressedCache:
@@ -284,7 +285,7 @@ class Attached:
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse, before every forward of the text model, inputs that would be compressed wrongly or silently not at all."""
+        """Raise before a forward of the text model whose inputs would be compressed wrongly, or not at all."""
         model_input = kwargs.get("inputs_embeds")
         if model_input is None:
             model_input = args[0] if args else kwargs["input_ids"]
@@ -317,7 +318,7 @@ class Attached:
             )
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Count the stored tensors after the forward that reduced a prompt."""
+        """Make the report after the forward that compressed a prompt."""
         if torch.compiler.is_compiling():  # a decode step
             return
         prompt = self._session.prompt
@@ -356,8 +357,10 @@ def _refuse_more_than_a_prefill(compressor: Compressor) -> None:
 
 
 class _OfFolder:
-    """Finder of the calibration that a method reads for an attached model. The model is known only by the folder that its
-    config names; the folder is read when a calibration is needed."""
+    """Finder of the calibration that a method needs for an attached model.
+
+    The model is identified by the folder that its config names. The folder is read when a calibration is needed.
+    """
 
     def __init__(self, config: Any):
         self.path = str(getattr(config, "name_or_path", "") or "")

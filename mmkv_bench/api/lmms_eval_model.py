@@ -74,7 +74,7 @@ class MMKV(Respondent):
 
     @cached_property
     def answering(self) -> Answering:
-        """The generate stage of a run of one cell, before its first answer."""
+        """The part of a run that generates answers, for a run of one cell (model, method, budget and dataset)."""
         from mmkv_bench.run.generate import Answering, compiled_step
 
         plan = self.plan
@@ -86,7 +86,7 @@ class MMKV(Respondent):
 
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
-    """Plan a run of one cell; its dataset is not used."""
+    """Return the plan of a run of one cell; the plan's dataset is not used. The arguments are those of `MMKV`."""
     from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validated
 

@@ -22,9 +22,9 @@ OF_SCORES = ("budget", "front", "position", "questions")
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """Kind and filters of a picture. The fields are the flags of `mmkv-bench plot`; None takes everything or the default.
+    """Kind and filters of a picture. The fields are the flags of `mmkv-bench plot`; None: no filter, or the flag's default.
 
-    rows: folder of rows; costs: folder of efficiency rows, for `front`.
+    rows: folder of rows. costs: folder of efficiency rows, for `front`.
     """
 
     kind: str
@@ -66,7 +66,7 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Return an option in the command's form: lists of strings, a folder as a path."""
+    """Return an option in the command's form: lists of strings, and a folder as a path."""
     if name == "costs" and value is not None:
         return Path(getattr(value, "folder", value))
     if name in ("dataset", "protocol", "reading", "methods", "budgets", "cost", "name") and value is not None:
@@ -75,7 +75,7 @@ def _listed(name: str, value: Any) -> Any:
 
 
 def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
-    """Return the picture, and sentences about lines that are left out.
+    """Return the requested picture, and sentences about lines that it leaves out.
 
     Raises:
         ConfigError: filters of scores for a picture without scores, or rows with nothing to draw.
@@ -93,7 +93,7 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
 
 
 def _figure(request: PlotRequest) -> Figure:
-    """Return the picture of a kind other than `front`; the kinds without a function of their own are diagnostics."""
+    """Return the picture of any kind but `front`. Kinds without a function of their own are diagnostics."""
     from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
     from mmkv_bench.tables.figure import accuracy_figure
 
@@ -106,7 +106,7 @@ def _figure(request: PlotRequest) -> Figure:
 
 
 def _rename(figure: Figure, names: Sequence[str]) -> None:
-    """Give lines of the picture other names; text in parentheses after a name stays.
+    """Give lines of a picture other names, in place. Text in parentheses after a name stays.
 
     Args:
         names: `line=name`.
@@ -198,17 +198,17 @@ def _costs(request: PlotRequest, usual: Sequence[str]) -> list[Cost]:
 
 
 def _axes(request: PlotRequest, default: str) -> list[str]:
-    """Return the kinds of budgets (`entries`, `fraction`) among the requested budgets; [default] if there are none."""
+    """Return the kinds of the requested budgets (`entries`, `fraction`); [default] if no budget is requested."""
     return [name for name in request.budgets or () if name in AXES] or [default]
 
 
 def _numbers(request: PlotRequest) -> list[str]:
-    """Return the requested budgets that are numbers, such as `64`, not kinds of budgets."""
+    """Return the requested budgets that are numbers, such as `64`. Kinds of budgets are left out."""
     return [name for name in request.budgets or () if name not in AXES]
 
 
 def _score_tables(request: PlotRequest) -> list[ScoreTable]:
-    """Return the tables of scores, one per dataset.
+    """Return the tables of scores that the request selects, one per dataset.
 
     Raises:
         ConfigError: a dataset has several tables, or there is no table.

@@ -57,7 +57,7 @@ class StoredRows:
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """One row per pass of `scenario=efficiency` and phase, not aggregated; empty for other runs."""
+        """One row per phase and timed pass of `scenario=efficiency`, not aggregated; empty for other runs."""
         return self._store.timings(self.names).to_pandas()
 
     @cached_property
@@ -67,7 +67,7 @@ class StoredRows:
 
     @property
     def names(self) -> list[str]:
-        """Hashes of the cells."""
+        """Hashes of the selected cells (model, method, budget and dataset each)."""
         return list(self.cells["cell"])
 
     def __repr__(self) -> str:
@@ -188,7 +188,9 @@ class Tables(_Printed, list[ScoreTable]):
         return latex(tables_of_scores(self), notes="all")
 
     def frame(self) -> pd.DataFrame:
-        """Return one row per table cell: context, method, budget, score, interval, rank, audit; unrounded."""
+        """Return the tables' numbers, unrounded, with one row per table cell: context, method, budget, score, interval, rank,
+        audit.
+        """
         return frame(self)
 
 
@@ -288,7 +290,7 @@ def _cells(root: Path) -> pd.DataFrame:
 
 
 def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
-    """Return the mask of the cells with one of these budgets or without a budget."""
+    """Return a boolean mask of the rows in `cells` that have one of these budgets, or no budget."""
     from mmkv_bench.compression.budget import Budget
 
     selected = cells["budget_kind"] == "none"

@@ -76,7 +76,10 @@ class Gemma4Text(TextModel):
 
 
 def _layer(text: Any, kind: str, reads: bool, count: int) -> Layer:
-    """Return the `count` layers of this kind that read another layer's keys (`reads`) or store their keys."""
+    """Return `count` layers of one kind as a `Layer`.
+
+    reads: the layers read another layer's keys and values (True), or store their own (False).
+    """
     hidden, beside, (kv_heads, width) = text.hidden_size, text.hidden_size_per_layer_input, _heads(text, kind)
     queries = text.num_attention_heads * width
     projections = 0 if reads else 1 if kind == FULL and text.attention_k_eq_v else 2
@@ -92,7 +95,7 @@ def _layer(text: Any, kind: str, reads: bool, count: int) -> Layer:
 
 
 def _heads(text: Any, kind: str) -> tuple[int, int]:
-    """Return the number of KV heads of a layer of this kind, and their width."""
+    """Return the number of KV heads of a layer of this kind, and the width of a head."""
     layers = getattr(text, "per_layer_config", None)
     if layers is not None:  # a transformers config
         layer = layers[text.layer_types.index(kind)]

@@ -39,8 +39,15 @@ class InternVL(Family):
 
 
 def tile_grid(size: Size, tile: int, least: int, most: int) -> tuple[int, int]:
-    """Return (columns, rows) of the grid with the nearest aspect ratio. Among equally near grids, return the largest one
-    that the image fills by more than half. tile: pixels of a tile; least, most: numbers of tiles."""
+    """Return (columns, rows) of the grid of tiles whose aspect ratio is nearest to the image's.
+
+    Among equally near grids, the largest is taken that the image fills by more than half.
+
+    Args:
+        size: width and height of the image in pixels.
+        tile: side of a tile in pixels.
+        least, most: smallest and largest number of tiles.
+    """
     width, height = size
     grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
     best, best_distance = (1, 1), math.inf

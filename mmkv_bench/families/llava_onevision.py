@@ -82,7 +82,7 @@ class LlavaVideo(LlavaOneVision):
 
 
 def _most_tiles(aspect: str) -> int:
-    """Return the number at the end of a setting such as `anyres_max_9`: the largest number of tiles."""
+    """Return the largest number of tiles, which is the number at the end of a setting such as `anyres_max_9`."""
     return int(aspect.removeprefix("anyres_max_"))
 
 

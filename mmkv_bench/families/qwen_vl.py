@@ -35,7 +35,7 @@ class QwenVL(Family):
         return math.ceil(frames / pair) * _squares(size, side, min_pixels, max_pixels)
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        """Return an even grid over each image."""
+        """Return the boxes of all visual tokens, which form an even grid over each image."""
         merge = prompt.config.vision_config.spatial_merge_size
         grids = [(int(h) // merge, int(w) // merge) for _, h, w in prompt.inputs["image_grid_thw"].tolist()]
         return [box for image, (h, w) in enumerate(grids) for box in grid(image, even(h), even(w))]
@@ -78,23 +78,32 @@ class Qwen3VL(QwenVL):
 
 
 def area(part: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the smallest and the largest image area in pixels from a processor's settings, under either of the two key
-    names that checkpoints use."""
+    """Return the smallest and the largest area of an image in pixels, from the settings of an image or video processor.
+
+    Checkpoints use one of two key names for each limit.
+    """
     size = part.get("size") or {}
     return part.get("min_pixels") or size["shortest_edge"], part.get("max_pixels") or size["longest_edge"]
 
 
 def _side(part: Mapping[str, Any]) -> int:
-    """Return the side in pixels of the square that becomes a token."""
+    """Return the side in pixels of the square of an image that becomes one token."""
     return part["patch_size"] * part["merge_size"]
 
 
 def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_pairs: int = 1) -> int:
-    """Count the squares of one scaled image or frame: sides are rounded to whole squares, then scaled until the area is
-    within the limits `low` and `high`.
+    """Count the squares of one scaled image or frame; each becomes a visual token.
 
-    As in transformers' video processor, the limits are compared with the rounded area times `whole_pairs`, but the
-    scale is computed from the unrounded area times `frames`."""
+    Sides are rounded to whole squares, then scaled until the area is within the limits.
+
+    As in transformers' video processor, the limits are compared with the rounded area times `whole_pairs`, but the scale is
+    computed from the unrounded area times `frames`.
+
+    Args:
+        size: width and height in pixels.
+        side: side of a square in pixels.
+        low, high: smallest and largest area in pixels.
+    """
     width, height = size
     if max(size) > 200 * min(size):
         raise UnsupportedError(

@@ -69,7 +69,7 @@ REFUSED = {model_type: reason for reason, refused in _REASONS.items() for model_
 
 @cache
 def families() -> dict[str, Family]:
-    """Map `model_type` to family, for all files of this folder that have a list `FAMILIES`."""
+    """Return all supported families by `model_type`, from the list `FAMILIES` of each file in this folder."""
     modules = (
         import_module(f"{mmkv_bench.families.__name__}.{module.name}")
         for module in pkgutil.iter_modules(mmkv_bench.families.__path__)
@@ -91,7 +91,7 @@ def family(model_type: str) -> Family:
 
 
 def family_of_processor(processor: Any) -> Family | None:
-    """Return the family of a processor; None for tokenizers and processors of other classes."""
+    """Return the family whose processor class this is; None for tokenizers and other processors."""
     by_class = {one.processor: one for one in families().values()}
     class_names = (base.__name__ for base in type(processor).__mro__)
     return next((by_class[name] for name in class_names if name in by_class), None)
@@ -124,13 +124,17 @@ def token_boxes(
 ) -> list[Box | None]:
     """Return the box of every visual token of a prompt with images and no video, in prompt order.
 
+    A box is the rectangle of an image that the token shows.
+
     Args:
-        config: the whole model's config; processor: the processor that made `inputs`, the tensors of one prompt.
+        config: the whole model's config.
+        processor: the processor that made `inputs`.
+        inputs: tensors of one prompt.
         sizes: sizes of the prompt's images, in order.
         visual: number of visual tokens of the prompt.
 
     Returns:
-        `visual` boxes; None for a token that shows no part of an image: a newline, or nothing but padding.
+        `visual` boxes; None for a token that shows no part of an image (a newline, or only padding).
 
     Raises:
         UnsupportedError: the family has no rule for boxes, or the processor's settings cut images differently.
@@ -156,7 +160,10 @@ def check_chunks(known: Family) -> None:
 
 
 def check_no_states(known: Family, states: bool) -> None:
-    """Raise UnsupportedError if layers keep a window or a recurrent state: `protocol=stream` cannot evict from them."""
+    """Raise UnsupportedError for `protocol=stream` if layers of the model keep a window or a recurrent state.
+
+    `protocol=stream` cannot evict from such layers. states: whether the model has such layers.
+    """
     if states:
         raise UnsupportedError(
             f"protocol=stream evicts while it prefills, but {known.name} has layers that keep a window or a "
@@ -181,12 +188,12 @@ def apply_limits(
     video_max_pixels: int | None = None,
     frames: int | None = None,
 ) -> None:
-    """Set a processor's pixel limits to the limits of a run.
+    """Set a processor's pixel limits to those of a run.
 
     Args:
         min_pixels, max_pixels: limits of the area that an image is scaled to, before it is cut into patches.
-        video_max_pixels: largest area of one frame; frames: number of frames of a video, by which the limit is
-            multiplied for processors that limit whole videos.
+        video_max_pixels: largest area of one frame.
+        frames: number of frames of a video. Processors that limit whole videos get `video_max_pixels` times `frames`.
 
     Raises:
         ConfigError: a processor without such limits, or limits that exclude each other.

@@ -63,8 +63,10 @@ class SmolVLM(Family):
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """Return the images unchanged, and a smaller longest edge for the image processor: a whole number of tiles, at
-        least one."""
+        """Return two values: the images, unchanged, and a smaller longest edge as argument of the image processor.
+
+        The longest edge is a whole number of tiles, at least one.
+        """
         image_processor = processor.image_processor
         tile = _edge(image_processor.max_image_size)
         return list(images), {
@@ -73,8 +75,10 @@ class SmolVLM(Family):
 
 
 def tile_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
-    """Return (columns, rows) of tiles of an image scaled to this longest edge, in the processor's floating-point
-    arithmetic."""
+    """Return (columns, rows) of the tiles of an image whose longer side is scaled to `longest` pixels.
+
+    size: width and height of the image. tile: side of a tile in pixels. The floating-point arithmetic is the processor's.
+    """
     width, height = (max(side + side % 2, 2) for side in _scaled(size, longest))
     padded_side = math.ceil(max(width, height) / tile) * tile
     columns, rows = (math.ceil(side / tile) for side in _scaled((width, height), padded_side))
@@ -82,7 +86,7 @@ def tile_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
 
 
 def _scaled(size: Size, longest: int) -> Size:
-    """Return the sides of an image whose longer side becomes `longest` pixels, the other rounded down."""
+    """Return the sides of an image scaled so that the longer one has `longest` pixels; the other one is rounded down."""
     aspect = size[0] / size[1]
     return (longest, int(longest / aspect)) if aspect >= 1 else (int(longest * aspect), longest)
 

@@ -1,4 +1,7 @@
-"""Diagnosis of broken promises for `mmkv-bench check`: the line in the user's file, the fault, and what to write there."""
+"""Find the cause of a broken promise for `mmkv-bench check`: the line in the user's file, the fault, and what to write there.
+
+A promise is what every method has to keep, such as finite scores; `invariants.py` checks each one.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,10 @@ class Finding:
     """The cause of a broken promise.
 
     Attributes:
-        place: `path:line`, or the file. fault: what is wrong. fix: what to write, "" if unknown.
-        error: text of the exception, if there was one. Promises broken by the same error have one cause.
+        place: `path:line`, or the path of the file.
+        fault: what is wrong.
+        fix: what to write instead; "" if unknown.
+        error: text of the exception, if there was one. Promises broken by equal errors have one cause.
     """
 
     place: str
@@ -75,17 +80,20 @@ class Finding:
         return f"{self.place}: {self.fault}" + (f"; {self.fix}" if self.fix else "")
 
     def again(self, other: Finding) -> bool:
-        """Tell whether another promise was broken by the same error."""
+        """Tell whether `other`, the finding of another promise, has the same error as cause."""
         return bool(self.error) and (self.error == other.error or self.error in other.fault)
 
 
 def hidden(check: Check, broken: Collection[Check]) -> bool:
-    """Tell whether a promise cannot be checked because one of the promises in `broken` is broken."""
+    """Tell whether a check has no meaning, because it depends on a promise in `broken`."""
     return any(one in broken for one in (invariants.scores_are_finite, *_NEEDED.get(check, ())))
 
 
 def tried(check: Check, made: Compressor, path: str) -> Finding | None:
-    """Run one check; return what is wrong, or None if the promise is kept."""
+    """Run one check of a method; return the cause if the promise is broken, None if it is kept.
+
+    made: the compressor built from the user's file. path: the file.
+    """
     try:
         fault = check(made)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
@@ -106,8 +114,11 @@ def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
-    """Return the finding for an exception. It names the last line of the user's file in the traceback or, if the result
-    of a method was refused, the line of this method."""
+    """Return the finding for an exception that a check raised.
+
+    It names the last line of the user's file in the traceback. If the result of a method was refused, it names the line of this
+    method.
+    """
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
     undeclared_need, wrong_score = _UNDECLARED.search(text), _SCORED.search(text)
@@ -131,8 +142,15 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 
 
 def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
-    """Return the instruction to declare an undeclared need. If a parameter of the class has the needed number, the
-    instruction names the parameter."""
+    """Return the instruction to declare a need (a field of `Needs`) that a scorer or allocator reads undeclared.
+
+    If a parameter of the class has the needed number as its value, the instruction names this parameter.
+
+    Args:
+        need: the field of `Needs`.
+        number: the smallest sufficient value, as text; None for a field that is True or False.
+        line: line of the file that reads the undeclared value.
+    """
     text = Path(path).expanduser().read_text(encoding="utf-8")
     nodes: list[Any] = list(ast.walk(ast.parse(text)))
     enclosing_nodes = [node for node in nodes if getattr(node, "lineno", line + 1) <= line <= node.end_lineno]
@@ -157,8 +175,10 @@ def _declaration(need: str, number: str | None, made: Compressor, path: str, lin
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:
-    """Return the line of a part's method in a file, or the line of its class if the class inherits the method; None if the
-    file does not define the class."""
+    """Return the line on which a part's class defines `method`, or the line of the class if it inherits the method.
+
+    None if the file does not define the class.
+    """
     tree = ast.parse(Path(path).expanduser().read_bytes())
     name = type(part).__name__
     cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)

@@ -70,8 +70,10 @@ def summaries(made: Compressor, layers: Sequence[Observation], budget: int, seed
 
 
 def select(made: Compressor, problem: Problem, layers: Sequence[Observation] | None = None) -> list[Tensor]:
-    """Let a method score an observed prompt, divide the budget and select entries, as a run does; return the kept
-    indices per layer."""
+    """Return the kept indices per layer that a method selects for an observed prompt, as a run would.
+
+    layers: an observation per layer; None: those of the problem.
+    """
     layers, budget = problem.observe(made.needs) if layers is None else layers, problem.budget
     return _divide(made, problem, layers, scores(made, layers, budget), summaries(made, layers, budget))
 
@@ -126,8 +128,10 @@ def _miscounted(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | 
 
 
 def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
-    """Return what is wrong with the form of kept indices, or None. Allowed: int64 per layer; in every head ascending after
-    the padding, and below `candidates`."""
+    """Return what is wrong with the form of kept indices, or None.
+
+    The form is int64 per layer. In every head, indices are below `candidates` and ascend after the padding (-1).
+    """
     if {(len(kept), index.shape[0], index.dtype) for index in kept} != {(layers, heads, torch.int64)}:
         return f"indices of {[(tuple(index.shape), index.dtype) for index in kept]}"
     for row in (row for index in kept for row in index.tolist()):
@@ -197,8 +201,10 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
 
 
 def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
-    """Return (parameter, scorer) pairs: the scorer itself under the name "", then copies with one number changed, for
-    every change that the scorer accepts."""
+    """Return (parameter, scorer) pairs: ("", the scorer itself), then copies of the scorer with one parameter changed.
+
+    Changes that the scorer refuses are left out.
+    """
     copies = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)
@@ -281,7 +287,7 @@ def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
 
 @cache
 def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
-    """Return the embedded model, its family, rules and tokenizer, and `PAGES` encoded pages."""
+    """Return (model, facts, decoding rules, tokenizer, pages) of the embedded model, with `PAGES` encoded pages."""
     quiet_transformers()
     loaded = load_model(Model(name="tiny", device="cpu"), resolve_path("pkg://mmkv_bench/tiny/weights"))
     pages = []

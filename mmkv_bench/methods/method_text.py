@@ -37,21 +37,22 @@ _KERNEL = ("/dev/", "/proc/", "/sys/")
 
 
 class OwnFileReadError(ConfigError, PermissionError):
-    """A user's method file tried to open another file. It is a PermissionError, too, so libraries that only probe for an optional
-    file continue without it."""
+    """Raised if a user's method file opens another file.
+
+    It is a PermissionError, too, so libraries that only try to read an optional file continue without it.
+    """
 
 
 # ---------------------------------------------------------------- the text
 def settings_prefix(method: str) -> str:
-    """Return the command-line prefix of the settings of a method with this name."""
+    """Return the prefix of a method's settings on the command line, for example `methods.custom.`."""
     return f"methods.{CUSTOM}" if method == CUSTOM else f"variants.{method}"
 
 
 def check(path: str | None, method: str = CUSTOM) -> None:
-    """Refuse a file that is missing, is not Python or imports what is not allowed, without running it.
+    """Raise ConfigError for a method file that is missing, is not Python or imports what is not allowed; it is not run.
 
-    Raises:
-        ConfigError: see `method_file.load`.
+    path: the file. method: the method's name in the run, for messages.
     """
     file, text = read(path, method)
     check_text(str(file.resolve()), text, str(path))
@@ -102,8 +103,10 @@ def check_text(file: str, text: str, path: str) -> None:
 
 
 def _outside(node: ast.AST) -> tuple[str, str] | None:
-    """Return how a syntax node depends on code or data outside of the file, and what to write instead; None if it does
-    not depend on any."""
+    """Return how a syntax node depends on code or data outside of the file, and what to write instead.
+
+    None if it does not depend on any.
+    """
     if isinstance(node, ast.Name) and node.id in BUILTINS:
         return f"uses {node.id}", "write the code itself"
     name = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
@@ -125,7 +128,7 @@ def _outside(node: ast.AST) -> tuple[str, str] | None:
 
 
 def _places(spec: ModuleSpec) -> list[Path]:
-    """Return the folders of a top-level package, or the file of a module; nothing for built-in modules."""
+    """Return the folders of a top-level package, or the file of a module; [] for built-in modules."""
     packages = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
     return packages or ([Path(spec.origin).resolve()] if spec.has_location and spec.origin else [])
 
@@ -133,7 +136,7 @@ def _places(spec: ModuleSpec) -> list[Path]:
 # ---------------------------------------------------------------- files that are opened
 @cache
 def refuse_openings() -> None:
-    """Install, once per process, the hook that refuses files opened by method files."""
+    """Install the hook that refuses files opened by method files; only once per process."""
     sys.addaudithook(_on_event)
 
 
@@ -157,7 +160,7 @@ def _on_event(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _method_file() -> str | None:
-    """Return the method file whose code is on the stack of this thread, or None."""
+    """Return the path of the method file whose code is being run by this thread; None if there is none."""
     frame = sys._getframe(2)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(PREFIX):

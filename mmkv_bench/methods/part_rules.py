@@ -1,7 +1,7 @@
 """Rules on which parts of a method make sense together.
 
-Each rule has a sentence that says what is refused, why, and what is allowed instead. Parts that no rule
-mentions can be combined with all others: they interact only through scores, caps and indices.
+Each rule has a sentence with what is refused, why, and what is allowed instead. Parts that no rule mentions can be combined
+with all others: they interact only through scores, caps (entries per head) and indices.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 def refuse(compressor: Compressor) -> None:
-    """Raise CompatibilityError with the sentence of the first rule that a method's parts break."""
+    """Raise CompatibilityError if the parts of a method make no sense together, with the sentence of the first broken rule."""
     for objection in objections(compressor):
         raise CompatibilityError(f"{compressor.name}: {objection}")
 
 
 def objections(c: Compressor) -> Iterator[str]:
-    """Yield the sentence of each rule that the built parts of a method break."""
+    """Yield a sentence for each rule that the parts of a compressor break."""
     yield from _of_parts_without_effect(c)
     if c.scorer is not None:
         yield from _of_scores(c, c.scorer)
@@ -125,8 +125,10 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[str]:
 
 
 def _protects(selector: Selector) -> bool:
-    """Tell whether a selector keeps some tokens whatever their scores. For `TopK` its parameters are enough, so torch
-    is not needed."""
+    """Tell whether a selector keeps some tokens independently of their scores.
+
+    For `TopK` its parameters are enough, so torch is not imported.
+    """
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
     return bool(selector.protected(8, 4, None).any())
@@ -182,7 +184,10 @@ def _of_decoding(c: Compressor) -> Iterator[str]:
 
 
 def _of_retrieval(c: Compressor) -> Iterator[str]:
-    """HybridKV's retrieval needs HybridKV's head classes, and would read entries again that a reducer has merged."""
+    """Yield a sentence for each broken rule about policies that read evicted entries again.
+
+    HybridKV's retrieval needs HybridKV's head classes. It must not read entries again that a reducer has merged.
+    """
     fetching = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
     dividing = c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
     if c.decoding is not None and c.decoding.retrieves and c.reducer is not None and c.reducer.merges:
@@ -205,7 +210,10 @@ def _of_retrieval(c: Compressor) -> Iterator[str]:
 
 
 def visual_parts(compressor: Compressor) -> list[str]:
-    """Return the names of the parts that treat visual tokens and text differently; they make no sense for a text model."""
+    """Return the class names of the parts that treat visual tokens and text differently.
+
+    Such parts make no sense for a text model.
+    """
     parts = (compressor.scorer, compressor.allocator, compressor.selector)
     visual = [part for part in parts if part is not None and part.needs_visual]
     scorer, allocator, selector = parts

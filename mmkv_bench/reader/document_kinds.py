@@ -1,4 +1,4 @@
-"""The kinds of documents, from invoices to boards that change: their content and their questions."""
+"""The kinds of documents, from invoices to notice boards that change: their content and their questions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ BOARDS = {
 
 
 def _make(draw: Draw, kind: str, longest: int = 9) -> str:
-    """Draw a word, name or value of a kind; a word has at most `longest` characters."""
+    """Draw a random text of a kind: a word, a name or a value. A word has at most `longest` characters."""
     if kind in ("goods", "places", "first_names", "last_names"):
         return draw.word(kind, longest)
     return (
@@ -85,13 +85,16 @@ def _make(draw: Draw, kind: str, longest: int = 9) -> str:
 
 
 def document(split: str, number: int, form: str, extra: Sequence[str] = ()) -> Document:
-    """Return a document of a split; equal arguments give equal documents. extra: further words of the split for `Draw`."""
+    """Return document `number` of a split; equal arguments give equal documents.
+
+    form: one of `FORMS`. extra: further words of the split that may replace names, see `Draw`.
+    """
     draw = Draw(f"reader {split} {number} {form}", split, extra)
     return board(draw) if form == "video" else paper(draw, form)
 
 
 def paper(draw: Draw, form: str) -> Document:
-    """Draw the pages of an invoice, list, form, receipt or notes, and all questions about the pages."""
+    """Draw the pages of an invoice, list, form, receipt or notes, with all questions about the pages."""
     side, pages = FORMS[form]
     width, kinds = (
         WIDTH[side],
@@ -133,7 +136,10 @@ def paper(draw: Draw, form: str) -> Document:
 
 
 def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width) -> None:
-    """Add an entry with a key and one to three values to `body`, on one line or two, and its questions to `questions`."""
+    """Add an entry with a key and one to three values to `body`, on one line or two, and its questions to `questions`.
+
+    Both lists, and the set `taken` of used keys, are changed in place.
+    """
     key_kind, makers = ("goods", {"price": "sum"}) if kind == "receipt" else TABLES[kind][1:]
     key = _make(draw, key_kind)
     while key.lower() in taken:
@@ -161,7 +167,7 @@ def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width
 
 
 def _field(draw, body, questions, label, value, width) -> None:
-    """Add a label with its value to `body`, on one line or two, and a question about it to `questions`."""
+    """Add a label with its value to `body`, on one line or two, and a question about it to `questions`, in place."""
     entry = 100 + len(body)
     if len(label) + len(value) + 2 <= width and draw.share() < 0.8:
         body.append(Line((label + draw.one((":", "")), value)))
@@ -171,7 +177,7 @@ def _field(draw, body, questions, label, value, width) -> None:
 
 
 def _note(draw, body, questions, taken) -> None:
-    """Add a note on two lines (whom to see, when and where) to `body`, and its questions to `questions`."""
+    """Add a note on two lines (whom to see, when and where) to `body`, and its questions to `questions`, in place."""
     person = draw.person(13)
     while person.lower() in taken:
         person = draw.person(13)
@@ -187,7 +193,7 @@ def _note(draw, body, questions, taken) -> None:
 
 
 def board(draw: Draw) -> Document:
-    """Draw a board of three entries in eight frames, one of which changes once, and the questions about the board."""
+    """Draw a notice board of three entries in eight frames, and the questions about it. One entry changes once."""
     kind = draw.one(tuple(BOARDS))
     title, key_kind, field, maker = BOARDS[kind]
     rows: list[list[str]] = []

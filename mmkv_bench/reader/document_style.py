@@ -35,7 +35,10 @@ class Style:
 
 
 def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
-    """Draw a style with which `lines` lines fit on a page; the widths of lines are adjusted when they are drawn."""
+    """Draw a random style with which `lines` lines fit on a page. The widths of lines are adjusted when they are drawn.
+
+    seed: any text. typefaces: paths of font files to choose from. form: form of the document, one of `FORMS`.
+    """
     draw = random.Random(f"style {seed}")
     number = lambda low, high: low + draw.random() * (high - low)  # noqa: E731
     side = FORMS[form][0]
@@ -64,7 +67,7 @@ def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
 
 @cache
 def _noise() -> np.ndarray:
-    """Return fine and smooth noise for pages, [2, 512, 512] float32 around 0. All pages share it."""
+    """Return fine and smooth noise for the background of all pages, [2, 512, 512] float32 around 0."""
     fine_noise = np.random.Generator(np.random.PCG64(1)).random((512, 512), dtype=np.float32) * 2 - 1
     smooth_noise = (
         fine_noise + np.roll(fine_noise, 1, 0) + np.roll(fine_noise, 1, 1) + np.roll(fine_noise, (1, 1), (0, 1))
@@ -73,8 +76,14 @@ def _noise() -> np.ndarray:
 
 
 def backdrop_of(draw: random.Random, side: int, look: Style) -> np.ndarray:
-    """Draw a page's background (gradient, ruled lines, boxes, logo, noise) as darkness, (side, side) float32, 0 (paper) to 1
-    (ink).
+    """Draw a page's background: gradient, ruled lines, boxes, logo and noise.
+
+    Args:
+        draw: source of random numbers.
+        side: side of the page in pixels.
+
+    Returns:
+        Darkness, (side, side) float32, from 0 (paper) to 1 (ink).
     """
     shade = np.zeros((side, side), dtype=np.float32)
     if draw.random() < 0.5:
@@ -117,8 +126,11 @@ def backdrop_of(draw: random.Random, side: int, look: Style) -> np.ndarray:
 
 
 def inked(cover: np.ndarray, backdrop: np.ndarray, look: Style, draw: random.Random) -> np.ndarray:
-    """Draw text in ink over the backdrop: return a picture (side, side, 3) uint8. cover: how much of a pixel the glyphs cover, 0
-    to 255.
+    """Return a picture of text in ink over a background, (side, side, 3) uint8.
+
+    Args:
+        cover: how much of each pixel the glyphs cover, 0 to 255.
+        backdrop: the background's darkness, see `backdrop_of`.
     """
     mix = cover * np.float32((0.8 + 0.2 * draw.random()) / 255)
     mix += backdrop * (1 - mix)

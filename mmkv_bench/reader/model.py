@@ -29,7 +29,10 @@ SIDES = {"pages": 448, "frames": 224}
 
 
 def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return SmolLM2's configuration and its weights in float32, with the names of LlamaForCausalLM; takes about 30 s."""
+    """Return configuration and float32 weights of SmolLM2, with the names of LlamaForCausalLM. Reading takes about 30 s.
+
+    gguf: SmolLM2's file.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -38,7 +41,10 @@ def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-    """Return SmolVLMForConditionalGeneration in float32 with a language model's weights and a random tower."""
+    """Return a SmolVLMForConditionalGeneration in float32, with a language model's weights and a random vision tower.
+
+    base: the result of `language_model`.
+    """
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     text = {
@@ -59,7 +65,7 @@ def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
 
 
 def tower_weights(model: Any) -> dict[str, Any]:
-    """Return the parameters of tower and connector by name, not copied."""
+    """Return the parameters of vision tower and connector by name. They are not copied."""
     return {
         name: value
         for name, value in model.named_parameters()
@@ -68,10 +74,12 @@ def tower_weights(model: Any) -> dict[str, Any]:
 
 
 def write_folders(gguf: Path, out: Path) -> None:
-    """Write the folders of `SIDES` with config, weights in float32, processor and tokenizer; the folders share one weights file
-    by hard links.
+    """Write one model folder for each of `SIDES`, with config, float32 weights, processor and tokenizer.
 
-    The LoRA is merged into the weights in float64 and rounded once, so every machine writes the same bytes.
+    The folders share one weights file by hard links. The LoRA is merged into the weights in float64 and rounded once, so every
+    machine writes the same bytes.
+
+    gguf: the language model's file. out: parent of the folders.
     """
     import os
 

@@ -1,8 +1,8 @@
 """Draw documents as square pictures of 14 px patches, and label each patch with its glyph.
 
 There is an atlas of glyphs per typeface and size. Glyphs are pasted at whole pixels, so a page takes a few milliseconds. A
-glyph's cell is at least 15 px wide, so it covers the centre of at least one column of patches; on average it takes 1.4 columns
-and two rows. Typefaces, sizes, spacing, colours, papers, rules, boxes and logos depend on the seed.
+glyph's cell is at least 15 px wide, so it covers the centre of at least one column of patches. On average it covers 1.4
+columns and two rows. Typefaces, sizes, spacing, colours, papers, rules, boxes and logos depend on the seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NARROWEST = 15
 
 @dataclass(frozen=True)
 class Glyph:
-    """Coverage of a sign, 0 to 255, its offset from the pen on the baseline, and the width of its cell in pixels."""
+    """The picture of a sign.
+
+    It has the coverage of pixels (0 to 255), the offset from the pen on the baseline, and the width of its cell in pixels.
+    """
 
     ink: np.ndarray
     left: int
@@ -36,7 +39,7 @@ class Glyph:
 
 @lru_cache(maxsize=400)
 def atlas(path: str, size: int) -> dict[str, Glyph]:
-    """Return all glyphs of a typeface; size: pixels of an em."""
+    """Return all glyphs of a typeface, by sign. path: a font file. size: pixels of an em."""
     from PIL import ImageFont
 
     font = ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
@@ -49,11 +52,14 @@ def atlas(path: str, size: int) -> dict[str, Glyph]:
 
 
 def draw_document(paper: Document, seed: str, typefaces: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return pictures (n, side, side, 3) uint8 and labels (n, side / 14, side / 14) int16 of a document.
+    """Return pictures of a document's pages, and for each patch the glyph that it shows.
 
     Args:
         seed: text that determines the style.
         typefaces: paths of font files, of which one is chosen.
+
+    Returns:
+        Pictures (n, side, side, 3) uint8, and labels (n, side / 14, side / 14) int16.
     """
     side, count = FORMS[paper.form]
     lines = max(len(page) for page in paper.pages)
@@ -71,7 +77,10 @@ def draw_document(paper: Document, seed: str, typefaces: list[str]) -> tuple[np.
 
 
 def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: Style, shift: tuple[int, int]) -> None:
-    """Draw the lines of a page into `cover`, and write the glyphs of patches into `labels`; both arrays are changed."""
+    """Draw the lines of a page into `cover`, and the numbers of their glyphs into `labels`; both are changed in place.
+
+    cover: coverage of each pixel, 0 to 255. labels: glyph of each patch. shift: offset of the text in pixels.
+    """
     side = cover.shape[0]
     glyphs = atlas(look.typeface, look.size)
     stops = _stops(page, glyphs, look, side) if look.columns else None
@@ -101,14 +110,17 @@ def _write(cover: np.ndarray, labels: np.ndarray, page: tuple[Line, ...], look: 
 
 
 def _width(cells: tuple[str, ...], glyphs: dict[str, Glyph], tracking: float, gap: float) -> float:
-    """Return the width in pixels of cells side by side on one line."""
+    """Return the width in pixels of a line with these cells side by side.
+
+    tracking: pixels between glyphs. gap: pixels of a space.
+    """
     signs = "".join(cells).replace(" ", "")
     spaces = sum(cell.count(" ") for cell in cells) + len(cells) - 1
     return sum(max(glyphs[sign].advance + tracking, NARROWEST) for sign in signs) + gap * spaces
 
 
 def _stops(page, glyphs, look: Style, side: int) -> list[float]:
-    """Return the left edges of a page's columns in pixels. A column is as wide as its widest cell."""
+    """Return the left edges of the columns of a page's table, in pixels. A column is as wide as its widest cell."""
     widest: list[float] = []
     for line in page:
         if line.heading or line.indent:
@@ -124,7 +136,7 @@ def _stops(page, glyphs, look: Style, side: int) -> list[float]:
 
 
 def _paste(cover: np.ndarray, glyph: Glyph, x: int, baseline: int) -> None:
-    """Draw one glyph; parts outside the picture are cut off."""
+    """Draw one glyph into `cover`, in place. Parts outside the picture are cut off."""
     glyph_height, glyph_width = glyph.ink.shape
     left, top = x + glyph.left, baseline + glyph.top
     covered = cover[max(top, 0) : top + glyph_height, max(left, 0) : left + glyph_width]
@@ -136,7 +148,10 @@ def _paste(cover: np.ndarray, glyph: Glyph, x: int, baseline: int) -> None:
 
 
 def _label(labels: np.ndarray, left: float, right: float, baseline: int, size: int, sign: str) -> None:
-    """Label the patches whose centres are in a glyph's cell: its columns, and the rows between cap height and baseline."""
+    """Label, in place, the patches whose centres are in a glyph's cell.
+
+    The cell has the columns from `left` to `right`, and the rows between cap height and baseline.
+    """
     x0, x1 = int(left / PATCH + 0.5), int(right / PATCH + 0.5)  # first patch whose centre is at or right of the edge
     y0, y1 = int((baseline - 0.74 * size - 2) / PATCH + 0.5), int((baseline + 3) / PATCH + 0.5)
     labelled_patches = labels[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)]

@@ -1,4 +1,4 @@
-"""Samples for a reader: one scored question per document, the same on every machine.
+"""Samples for the reader model: one scored question per document, the same on every machine.
 
 The splits `dev` and `test` share no name, word, value or typeface with each other or with training.
 """
@@ -29,7 +29,10 @@ FORMS_OF = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A document with (question, answer) turns, of which only the last is scored. look: seed of the document's style."""
+    """A sample: a document with (question, answer) turns, of which only the last is scored.
+
+    look: seed of the document's style.
+    """
 
     paper: Document
     turns: list[tuple[str, str]]
@@ -37,7 +40,7 @@ class Trial:
 
 
 def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
-    """Return sample `number` of a task. form: form of its document; None takes the form of `FORMS_OF`."""
+    """Return sample `number` of a task. form: form of its document; None: the form that `FORMS_OF` gives this number."""
     form = form or FORMS_OF[task][number % len(FORMS_OF[task])]
     for name in count(number, 10**6):  # skip documents without a fitting question
         paper = document(split, name, form)
@@ -47,7 +50,7 @@ def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
 
 
 def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
-    """Return the (question, answer) turns of a sample, the scored one last. Empty if the document has no such question."""
+    """Return the (question, answer) turns of a sample, the scored one last; [] if the document has no question of the task."""
     kind = {"second": "value", "text": "value"}.get(task, task)
     draw = random.Random(f"question {'value' if task == 'text' else task} {number}")
     fitting_questions = [question for question in paper.questions if question.task == kind]

@@ -19,7 +19,9 @@ SHIPPED = {
 
 @cache
 def typefaces(split: str, folder: str | None = None) -> list[str]:
-    """Return the font files of a split, sorted by name. folder: the folder of training's typefaces, for `train`.
+    """Return the font files of a split, sorted by name.
+
+    split: `train`, `dev` or `test`. folder: the folder of training's typefaces, only for `train`.
 
     Raises:
         FileNotFoundError: the folder has no fonts.
