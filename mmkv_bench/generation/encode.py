@@ -24,14 +24,14 @@ from mmkv_bench.protocols import Lengths, Protocol
 
 @dataclass
 class EncodedPrompt:
-    """An encoded prompt.
+    """A prompt as the tensors that a model reads, with what is known about its tokens.
 
     Attributes:
         identity: dataset and sample id; seeds every random stream of the sample.
         inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
         types: int `[1, T]`, 0 text, 1 image, 2 video.
         question_text_before_cut: tokens of the message's text before its last image or video.
-        controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
+        controls: control tokens written in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut after its visual tokens.
         template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
@@ -88,9 +88,9 @@ class DocumentPrompts:
         first: number of the question for which `query_first` compresses.
         generic: the document with a fixed instruction in place of a question; None if there is none or no protocol needs it.
         paraphrases: each question in other words; empty if there are none or no protocol needs them.
-        turns: for each question of `order` but the first, the tokens between the answer before it and its own answer, int64
-            `[1, n]`; empty unless the questions are turns of a conversation.
-        waiting: numbers of the questions that will be asked next with the same cells and measures, and may be answered now.
+        turns: tokens of a conversation, int64 `[1, n]` for each question of `order` but the first: those between the previous
+            answer and the answer to this question. Empty unless the questions are turns of a conversation.
+        waiting: numbers of the next questions with the same cells and measures, which may be answered together with this one.
     """
 
     identity: str
@@ -113,7 +113,7 @@ class DocumentPrompts:
         return max(prompt.length for prompt in self.questions)
 
     def scoring(self, rule: Protocol, context: int) -> tuple[EncodedPrompt, ...]:
-        """Return the prompts whose scores decide what stays of the first `context` tokens."""
+        """Return the prompts from which entries are scored, for a protocol that keeps a part of the first `context` tokens."""
         match rule.knows:
             case "first":
                 return (self.questions[self.first],)
@@ -126,7 +126,10 @@ class DocumentPrompts:
         return (replace(self.questions[0].context(context), identity=self.identity),)
 
     def known(self, rule: Protocol) -> str:
-        """Return the column `question_known`: numbers of known questions, or `none`, `generic`, `paraphrase`."""
+        """Return which questions the compression knows under a protocol, as in the rows' column `question_known`.
+
+        It is the numbers of the known questions, or `none`, `generic` or `paraphrase`.
+        """
         match rule.knows:
             case "first":
                 return str(self.first)
@@ -136,7 +139,9 @@ class DocumentPrompts:
 
 
 def from_tensors(identity: str, inputs: dict[str, Tensor], family: ModelFacts, encode_s: float = 0.0) -> EncodedPrompt:
-    """Return a processor's output for one sample as a prompt.
+    """Return a processor's output for one sample as an `EncodedPrompt`.
+
+    encode_s: seconds that encoding took.
 
     Raises:
         UnsupportedError: more than one row, or padding.
@@ -265,7 +270,7 @@ def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _parts(messages: Sequence[dict]) -> list[dict]:
-    """Return text and media placeholders of all messages."""
+    """Return the text and media parts of all messages in one list."""
     contents = [message["content"] for message in messages]
     texts = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
     return [part for parts in texts for part in parts]
@@ -285,7 +290,10 @@ def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], image
 
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
-    """Return the advice on a prompt that is too long: fewer frames, fewer pixels if the family scales images, or a cut."""
+    """Return advice on a prompt that is too long, as the end of a sentence; "" if there is none.
+
+    It names the settings that lower the number of frames, or of pixels if the family scales images.
+    """
     family = family_of_processor(processor)
     by_area = family is not None and family.pixel_limits
     token_limit_keys = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
@@ -296,8 +304,11 @@ def _shorter(processor, images: Sequence, videos: Sequence) -> str:
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:
-    """Refuse a prompt without exactly one marker per image and video. If its text contains a marker such as `<image>`, the model
-    would put an image's features there."""
+    """Raise UnsupportedError unless the prompt has exactly one media marker (such as `<image>`) per image and video.
+
+    The model would put an image's features at a marker that is part of the text.
+    text: the rendered prompt. images, videos: their numbers.
+    """
     for kind, wanted in (("image", images), ("video", videos)):
         marker = getattr(processor, f"{kind}_token", None)
         count = text.count(marker) if marker else wanted
@@ -317,8 +328,8 @@ def _check_markers(processor, text: str, images: int, videos: int) -> None:
 def _images(processor, images: Sequence) -> list:
     """Return images in the form that the processor takes.
 
-    A processor that counts images per prompt (LLaVA-OneVision) gets a list per prompt: it cuts a single image into
-    tiles but takes each of several images whole, as the model was trained.
+    A processor that counts images per prompt (LLaVA-OneVision) gets a list per prompt. It cuts a single image into tiles, but
+    takes each of several images whole, as in the model's training.
     """
     per_prompt = "batch_num_images" in getattr(processor.image_processor, "model_input_names", ())
     return [list(images)] if per_prompt else list(images)
@@ -353,7 +364,10 @@ PART = "\n\nRepeat the part of the previous context exactly, starting with "
 
 
 def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt) -> ReplayText:
-    """Return the token ids that are fed before and after the prompt's context when it is fed again."""
+    """Return the token ids to feed before and after the prompt's context if the context is fed again.
+
+    text: the rendered prompt.
+    """
     tokenizer, ids = getattr(processor, "tokenizer", processor), prompt.input_ids[0].tolist()
     parts = _parts([message for message in messages if message["role"] != "system"])
     texts = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
@@ -377,22 +391,21 @@ def _marker(processor, kind: str) -> str | None:
 
 
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
-    """Return control tokens that are spelled in the messages' text."""
+    """Return the control tokens that occur as text in the messages."""
     controls = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     texts = [part["text"] for part in _parts(messages) if part["type"] == "text"]
     return tuple(sorted(token for token in controls if any(token in text for text in texts)))
 
 
 def _cut(prompt: EncodedPrompt, family: ModelFacts) -> int:
-    """Return the number of tokens before the place where protocols that cut divide the prompt."""
+    """Return the number of tokens before the cut, for protocols that cut the prompt into context and question."""
     return context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
 
 
 def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
-    """Check that the questions about a document come after equal contexts.
+    """Raise DataError if the prompts of a document's questions differ in their tokens before the question.
 
-    Raises:
-        DataError: the tokens before the cut differ, so that no single compression of them serves all questions.
+    A single compression of these tokens then cannot serve all questions.
     """
     context_ends = [_cut(prompt, family) for prompt in prompts]
     contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, context_ends, strict=True)]
@@ -404,11 +417,12 @@ def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
 
 
 def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) -> Lengths:
-    """Return the prompt's lengths under a protocol.
+    """Return a prompt's lengths under a protocol: tokens that are prefilled, that may be evicted, and that are fed again.
 
     Raises:
-        UnsupportedError: the protocol cuts the prompt, but it has no visual tokens or nothing after them; or visual
-            tokens would be fed again, whose embeddings only the vision tower computes.
+        UnsupportedError: the protocol cuts the prompt, but the prompt has no visual tokens or nothing after them. Or visual
+            tokens
+            would be fed again, whose embeddings only the vision tower computes.
     """
     context_end = _cut(prompt, family) if protocol.cuts else None
     if context_end is not None and context_end >= prompt.length:
@@ -425,7 +439,9 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
 
 
 def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
-    """Return the token ids between an answer to a prompt and the next answer, template and question, int64 `[1, n]`.
+    """Return the token ids between an answer and the next answer of a conversation, int64 `[1, n]`.
+
+    They are the chat template's tokens and the next question.
 
     Args:
         messages: the prompt, in Hugging Face's chat format.

@@ -1,11 +1,12 @@
 """Prefill once, fork many: every cell of a run answers a sample from one shared prefill.
 
-The prefilled cache is read-only. `full` (and every cell whose prompt fits its budget) decodes from the cache itself and
-appends to its slack; the entries of other cells are gathered into batches that decode together. A fork that fails, runs
-out of memory or time, or meets NaN ends alone: its batch is halved until the failing fork is by itself.
+A cell is one configuration (model, method, budget, protocol, dataset). A fork is what a cell continues with after the prefill.
+The prefilled cache is read-only. `full`, and every cell whose prompt fits its budget, decodes from the cache itself and
+appends to its slack. The entries of other cells are gathered into batches that decode together. A fork that fails, runs out
+of memory or time, or meets NaN ends alone: its batch is halved until it is by itself.
 
-Several questions of one document may be answered together, with a row of a batch for each question and cell. Results of questions
-that have not been asked yet are kept until they are.
+Several questions of one document may be answered together, with a row of a batch for each question and cell. Results of
+questions that have not been asked yet are stored until they are.
 """
 
 from __future__ import annotations
@@ -159,7 +160,10 @@ class Engine:
         return blank(cell, prompt, fork_batch=self.fork_batch)
 
     def _prefill_of(self, lengths: Lengths) -> tuple[int, int]:
-        """Return (tokens to prefill, tokens after which states are saved, or 0): protocols with equal keys share a prefill."""
+        """Return a key of the prefill that lengths need; protocols with equal keys share a prefill.
+
+        The key is the number of tokens to prefill, and the number of tokens after which recurrent states are saved (0: never).
+        """
         return lengths.prefilled, lengths.candidates if self.session.has_states else 0
 
     # ------------------------------------------------------------------ one document
@@ -173,7 +177,8 @@ class Engine:
     ) -> None:
         """Answer the prompt with every cell, for a protocol that compresses a document once and serves all its questions.
 
-        The answers are added to `results`. cells: all of one protocol.
+        The answers are added to `results`.
+        lengths: the prompt's lengths under this protocol. cells: cells of this protocol.
         """
         document, protocol_rules = prompt.document, protocol(cells[0].protocol)
         assert document is not None, "a prompt with its document"
@@ -232,11 +237,11 @@ class Engine:
     def _decoded_with(
         self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures, cells: int
     ) -> tuple[int, ...]:
-        """Return the numbers of the waiting questions to answer together with the current one: as many as fill a batch, with
-        `cells` rows each. An interruption then loses no more than a batch.
+        """Return the numbers of the waiting questions that are answered together with the current one.
 
-        There are none if each question has a compression or a reference answer of its own, or if layers keep a window or
-        a state, whose rows must have been shown equally many tokens.
+        There are as many as fill a batch, with `cells` rows each. An interruption then loses no more than a batch. There are none
+        if
+        each question has a compression or a reference answer of its own, or if layers keep a window or a recurrent state.
         """
         answers_separately = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
         return () if answers_separately else document.waiting[: -(-self.fork_batch // cells) - 1]
@@ -249,7 +254,10 @@ class Engine:
         meter: Meter,
         reserve: int,
     ) -> Prefilled:
-        """Return the prefill of the first source, with scores and summaries that are means over all. They share the context."""
+        """Prefill a document with each of several questions; return the first prefill, with scores averaged over all.
+
+        sources: prompts that begin with the same context. Summaries of allocators are averaged like scores.
+        """
         name = cells[0].protocol
         lengths_of_sources = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
         if len(sources) == 1:
@@ -274,7 +282,10 @@ class Engine:
         results: Results,
         extras: ExtraMeasures,
     ) -> None:
-        """Prefill the prompt, or its context, once and answer it with all cells; fill `results`."""
+        """Answer a prompt with all cells from one prefill of the prompt, or of its context; fill `results`.
+
+        lengths: protocol -> the prompt's lengths; all protocols share the prefill.
+        """
         meter, end = Meter(self.device), next(iter(lengths.values())).prefilled
         prefix = prompt if end == prompt.length else prompt.context(end)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
@@ -321,7 +332,9 @@ class Engine:
     def _planned(
         self, group: PrefillGroup, cells: Sequence[CellSpec], results: Results
     ) -> tuple[list[Fork], list[Fork]]:
-        """Return two lists of forks: those that evict or quantise entries, and those that use the full cache unchanged."""
+        """Return two lists of the cells' forks: those that evict or quantise entries, and those that use the full cache
+        unchanged.
+        """
         forks: list[Fork] = []
         full_forks: list[Fork] = []
         prefilled = group.prefilled
@@ -349,7 +362,7 @@ class Engine:
         return forks, full_forks
 
     def _prefill_again(self, fork: Fork) -> None:
-        """Replace the fork's entries, if any are evicted, by those of a prefill that sees only them."""
+        """Replace a fork's entries by those of a second prefill that sees only the kept entries. No change if all are kept."""
         fork.cell.compressor.check_only_evicts(fork.cell.protocol)
         if fork.index is not None:
             group, kept = fork.group, [index[None] for index in fork.index]
@@ -360,7 +373,10 @@ class Engine:
 
     # ------------------------------------------------------------------ decoding
     def _decode(self, forks: list[Fork], measuring: Mapping[PrefillGroup, ForkMeasures]) -> None:
-        """Decode a batch; on any fault halve it until the failing fork is alone."""
+        """Decode a batch of forks and fill their results. If anything fails, the batch is halved until the failing fork is alone.
+
+        measuring: for each prefill, the measures to take besides the answers.
+        """
         meter = forks[0].group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
         decoded: list[Decoded] = []
@@ -442,5 +458,5 @@ def _fill_cut(result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, lengths
 
 
 def as_row(result: ForkResult) -> dict:
-    """Return the result as columns of a response row."""
+    """Return a result as a mapping from columns of a response row to values."""
     return dataclasses.asdict(result)

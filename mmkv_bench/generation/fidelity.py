@@ -89,7 +89,7 @@ def forced(
 
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
-    """Lend a cache that no decode policy changes; afterwards drop the tokens that were fed to it."""
+    """Lend a cache that no decode policy changes. After the block the tokens that were fed to it are dropped."""
     seen_before, states = [layer.seen for layer in cache.compressed], cache.copied_states()
     try:
         yield cache
@@ -161,7 +161,7 @@ NOTHING = ExtraMeasures()
 
 
 class ForkMeasures:
-    """Measures of all cells that share one prefill."""
+    """Takes the measures of all cells (method and budget each) that share one prefill, and writes them into the results."""
 
     def __init__(self, group: PrefillGroup, extras: ExtraMeasures):
         self.group, self.prefilled, self.extras = group, group.prefilled, extras
@@ -170,10 +170,11 @@ class ForkMeasures:
         self.answers: dict[str, tuple[Sequence[int], Tensor]] = {}
 
     def full(self, protocol: str, whole: Sequence[Fork], wanted: bool) -> None:
-        """Record the full cache's distributions, and measure the cells that keep everything.
+        """Record the next-token distributions of the full cache, and measure the cells that keep all entries.
 
         Args:
-            whole: decoded forks of this protocol that keep everything; if none, the full cache's answer is decoded here.
+            whole: decoded forks of this protocol that keep all entries. If there are none, the full cache's answer is decoded
+                here.
             wanted: whether forks of this protocol will be compared with the full cache.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]
@@ -199,11 +200,11 @@ class ForkMeasures:
     def forks(
         self, forks: Sequence[Fork], cache: CompressedCache | None, gather: Callable[[], CompressedCache]
     ) -> None:
-        """Measure a batch of forks before it decodes.
+        """Measure a batch of forks before it is decoded.
 
         Args:
-            cache: their reduced entries, one row each; None if decode policies act on them.
-            gather: returns another copy of the forks' entries, which policies may change.
+            cache: the forks' reduced entries, one row each; None if decode policies act on them.
+            gather: function that returns another copy of the forks' entries, which policies may change.
         """
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
         # A batch that failed while decoding comes again in halves: earlier measurements stay.
@@ -225,7 +226,11 @@ class ForkMeasures:
         gather: Callable[[], CompressedCache],
         protocol: str,
     ) -> None:
-        """Call `fill` with the batch's cache and restore the cache; if there is none, call it with a copy, token by token."""
+        """Call `fill` with the batch's cache and restore the cache afterwards.
+
+        If there is no cache, `fill` gets a copy of the entries and feeds token by token.
+        gather: function that returns the copy.
+        """
         if cache is None:
             fill(results, gather(), len(results), protocol, stepwise=True)
             return
@@ -246,9 +251,9 @@ class ForkMeasures:
     def _fill_fidelity(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
     ) -> None:
-        """Fill KL and agreement, and the likelihood of a continuation.
+        """Fill KL divergence and top-1 agreement of each result and, for a continuation, the likelihood.
 
-        results: one per row, or several that share the only row.
+        results: one per row of the cache, or several that share its only row. stepwise: feed one token per forward pass.
         """
         tokens, full = self.answers[protocol]
         fed = torch.tensor(tokens, device=self.group.prompt.input_ids.device)
@@ -303,7 +308,10 @@ class ForkMeasures:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Keep the block out of the run's time and peaks; a fault in it is logged and ignored."""
+        """Exclude the block from the run's times and memory peaks. An error in it is logged and ignored.
+
+        what: the measure, for the log.
+        """
         with self.group.meter.aside():
             failed = False
             limit = self.group.timeout_s

@@ -1,7 +1,8 @@
 """Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache.
 
+A cell is one configuration (method, budget, protocol); its fork is what it continues with after the shared prefill.
 Methods that know the full cache's answer get it from a separate decode, so that collecting attention neither slows nor
-endangers the cell `full`; the whole time of this decode counts as the scorer's.
+endangers the cell `full`. The whole time of this decode counts as the scorer's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SMALL = 512  # slots: forks up to this length decode in one batch, longer ones w
 
 @dataclass
 class Fork:
-    """What one cell continues with after a prefill that several cells share.
+    """What one cell (method, budget, protocol) continues with after a prefill that several cells share.
 
     Attributes:
         index: per layer int64 `[Hkv, m]` kept entries; None if everything stays and the full cache is borrowed.
@@ -50,7 +51,7 @@ class Fork:
 
     @property
     def chosen(self) -> list[Tensor]:
-        """`index` of a fork that does not borrow the full cache."""
+        """`index` of a fork that evicts entries; not for one that borrows the full cache."""
         assert self.index is not None, "a fork that keeps everything borrows the full cache"
         return self.index
 
@@ -63,7 +64,10 @@ class Fork:
 
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
-    """Select the entries that the cell keeps and return its fork; the method's own errors are raised."""
+    """Select the entries that a cell keeps, and return its fork. Errors of the method are raised.
+
+    result: gets fallbacks and other columns that the selection determines.
+    """
     lengths = prefilled.lengths[cell.protocol]
     if cell.keeps_all(lengths.reduced):
         return Fork(cell, None, result)
@@ -111,10 +115,10 @@ def check_time(fork: Fork, timeout_s: float | None) -> None:
 
 
 def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
-    """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
+    """Yield decode batches of forks: one protocol and length bucket each, at most `rows` rows and `limit_bytes` bytes.
 
     Forks of several questions about one document share batches, in the questions' order. Forks with decode policies do not,
-    because their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row as
+    because their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row is as
     long as the longest, slack and positions included. A fork that exceeds the limit alone still gets a batch.
     """
     groups: dict[tuple, list[Fork]] = {}
@@ -154,7 +158,7 @@ def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
 
 
 def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
-    """Copy the forks' reduced entries into one cache, one row per fork, with `reserve` slots for new tokens."""
+    """Return a cache with the forks' reduced entries, copied, one row per fork. reserve: slots for new tokens."""
     seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
     policies = [fork.cell.compressor.decoding for fork in forks]  # either all forks of a batch have policies, or none
@@ -180,7 +184,10 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
 def _rows(
     forks: Sequence[Fork], layer: int, key: Tensor, value: Tensor, types: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return per fork its keys and values `[Hkv, m, D]` and their indices `[Hkv, m]` in one layer."""
+    """Return, for each fork, what it keeps in one layer: keys and values `[Hkv, m, D]` and indices `[Hkv, m]`.
+
+    key, value: the full cache's entries of this layer. types: token types.
+    """
     chosen = [fork.chosen[layer] for fork in forks]
     if all(fork.again is None and type(fork.cell.compressor.reducer) is Evict for fork in forks):
         widths = [index.shape[1] for index in chosen]  # unchanged entries: gathered for all forks at once
@@ -204,7 +211,10 @@ def _start(
     row: tuple[Tensor, Tensor, Tensor],
     reserve: int,
 ) -> Start:
-    """Return the state from which the fork's decode policy starts in one layer."""
+    """Return the state from which the decode policy of a fork starts in one layer.
+
+    key, value: the full cache's entries of this layer. row: what the fork keeps, see `_rows`. reserve: slots for new tokens.
+    """
     cell, lengths = fork.cell, prefilled.lengths[fork.cell.protocol]
     scores = prefilled.scores[score_key(cell, lengths)][layer] if cell.evicts(lengths.reduced) else None
     return Start(
@@ -226,7 +236,7 @@ def _start(
 
 
 def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache:
-    """Copy the full cache into one like a fork's that evicts nothing, whose layers store the positions of their slots."""
+    """Return a copy of the full cache in the form of a fork's cache: its layers store the positions of their slots."""
     seen, layers = prefilled.lengths[protocol].candidates, []
     for source in prefilled.cache.compressed:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
@@ -237,10 +247,10 @@ def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache
 
 @contextlib.contextmanager
 def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
-    """Lend the full cache for decoding; afterwards it is restored.
+    """Lend the full cache for decoding, and restore it after the block.
 
-    New tokens go to its slack. Tokens that will be fed again are dropped meanwhile. Every borrower gets fresh copies of
-    the layers that are not compressed.
+    New tokens are appended to its slack. Tokens that will be fed again are dropped meanwhile. The layers that are not compressed
+    are copied for every borrower.
     """
     layers, lengths = prefilled.cache.compressed, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
@@ -313,7 +323,10 @@ def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec
 
 
 def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
-    """Map each protocol to {score key: one cell with that score}, for scores that exist and need the answer."""
+    """Map each protocol to {score key: one cell with this score}, for scores that need the full cache's answer.
+
+    Only scores that exist are included.
+    """
     cells_by_protocol: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned

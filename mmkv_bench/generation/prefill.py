@@ -1,4 +1,7 @@
-"""Prefill a prompt once for all cells of a sample: the full cache stays, and every scorer reads it once."""
+"""Prefill a prompt once for all cells (method and budget each) of a sample.
+
+The full cache stays in memory, and every scorer reads it once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Key: TypeAlias = tuple[type, *tuple[Hashable, ...]]
 
 
 def score_key(cell: CellSpec, lengths: Lengths) -> Key:
-    """Return the key of a cell's score; cells with equal keys share one score per layer."""
+    """Return the key of the score of a cell's method; cells with equal keys share one score per layer."""
     scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
@@ -41,16 +44,16 @@ def score_key(cell: CellSpec, lengths: Lengths) -> Key:
 
 
 def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
-    """Return the key of a cell's allocator summary, shared like a score; None if the allocator makes none."""
+    """Return the key of the summary that a cell's allocator makes of a layer; None if it makes none. Shared like a score."""
     allocator = cell.compressor.eviction.allocator
     key = allocator.summary_key(cell.entries(lengths.reduced), lengths.prefilled)
     return None if key is None else (type(allocator), key)
 
 
 class Recording:
-    """The listener of a shared prefill: keeps only each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
+    """Listener of a shared prefill. It stores each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
 
-    A scorer or allocator that fails ends only the cells that use it: its exception is kept under its key.
+    An error of a scorer or allocator ends only the cells that use it: the exception is stored under the key of its score.
     """
 
     def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths], now: Callable[[], float]):
@@ -93,7 +96,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
-        """Time the block; an error in it ends only the cells of `key`."""
+        """Measure the block's time. An error in it ends only the cells whose score has this `key`."""
         start = self.now()
         try:
             yield
@@ -104,7 +107,11 @@ class Recording:
         self.seconds[key] += self.now() - start
 
     def replay(self, text: nn.Module, words: ReplayText, prompt: PromptBatch) -> None:
-        """Replace the scores of scorers that feed the context again (`needs.replay`), each charged the time of its own replay."""
+        """Replace the scores of scorers that need the context fed again (`needs.replay`).
+
+        Each scorer is charged the time of its own replay.
+        text: the text model. words: token ids fed before and after the context.
+        """
         for key, cell in self._alive(self.scorers):
             scorer, lengths = cell.compressor.eviction.scorer, self.lengths[cell.protocol]
             if scorer.needs.replay:
@@ -162,7 +169,7 @@ class Prefilled:
         return self.prompt.length
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
-        """Return `selector.order` of a score's first `candidates` columns, for all layers; sorted once for all budgets."""
+        """Return `selector.order` of a score's first `candidates` columns, for all layers. It is sorted once for all budgets."""
         # If `order` is a static function, no parameter changes the order. As a method, it may use parameters.
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
@@ -171,8 +178,10 @@ class Prefilled:
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
-        """Return position ids of `count` text tokens (`following`). offset: of the first from the last prefilled token; at most 0
-        if fed again."""
+        """Return position ids of `count` text tokens in `rows` rows, see `following`.
+
+        offset: distance of the first of them from the last prefilled token; at most 0 for tokens that are fed again.
+        """
         return following(self.last_positions, offset, count, rows)
 
 
@@ -341,15 +350,14 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
 
 
 def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol: str) -> None:
-    """Replace scores and allocators' summaries of the first prefill by their means over all prefills, and its times by
-    their sums.
+    """Replace the first prefill's scores and summaries by their means over all prefills, and its times by their sums.
 
-    Columns of scores after the context are dropped. A score that failed for one prompt counts as failed. Scores of a replay know
-    no question and stay those of the first prefill.
+    Columns of scores after the context are dropped. A score that failed for one prompt counts as failed. Scores of a replay are
+    independent of the question, so they stay those of the first prefill.
 
     Args:
         made: prefills of prompts that begin with the same context.
-        cells: all under `protocol`.
+        cells: cells of `protocol`.
     """
     lengths = [one.lengths[protocol] for one in made]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
@@ -384,7 +392,7 @@ class PrefillGroup:
 
     Attributes:
         prompt: the whole prompt; `prefilled.prompt` is the prefilled part.
-        longest: tokens of the longest answer that is fed, the dataset's reference answer included.
+        longest: tokens of the longest text that is fed as an answer, the dataset's reference answer included.
     """
 
     model: nn.Module
@@ -407,12 +415,14 @@ class PrefillGroup:
         return slack(self.longest, self.prefilled.lengths[protocol].fed)
 
     def room(self, protocol: str) -> int:
-        """Return the most slots that the fed prompt tokens and a new answer take, for a cell of this protocol."""
+        """Return the largest number of slots that fed prompt tokens and a new answer take, for a cell of this protocol."""
         return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
 
     def lead(self, protocol: str) -> tuple[Tensor, int]:
-        """Return the prompt tokens that are fed before the answer, int64 `[1, fed]`, and the offset of the first fed token from
-        the last prefilled one. If `fed` is 0, the first fed token is the answer's."""
+        """Return the prompt tokens to feed before the answer, int64 `[1, fed]`, and the offset of the first fed token.
+
+        The offset is counted from the last prefilled token. If `fed` is 0, the first fed token is the answer's.
+        """
         lengths = self.prefilled.lengths[protocol]
         return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
 

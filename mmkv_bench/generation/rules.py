@@ -92,10 +92,9 @@ REFUSED: Mapping[str, tuple] = {
 
 
 def check(config: GenerationConfig) -> None:
-    """Refuse a generation config with a setting that the shared decode loop cannot reproduce.
+    """Raise UnsupportedError for a generation config with a setting that the shared decode loop cannot reproduce.
 
-    Raises:
-        UnsupportedError: names the setting and its value.
+    The message names the setting and its value.
     """
     for name in vars(GenerationConfig()):
         value = getattr(config, name, None)
@@ -193,7 +192,7 @@ class DecodeRules:
         return rules
 
     def processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
-        """Return stock processors in stock's order; they read `[R, length]` ids and `[R, V]` float32 logits."""
+        """Return stock logits processors in stock's order. They read ids `[R, length]` and logits `[R, V]` in float32."""
         config, eos = self.config, torch.tensor(self.eos, device=device)
         processors = LogitsProcessorList()
         if config.repetition_penalty is not None and config.repetition_penalty != 1.0:

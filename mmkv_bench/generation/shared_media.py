@@ -30,7 +30,7 @@ class SharedMedia:
         self._read: dict[str, Any] | None = None
 
     def media(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the processor's arguments for the media, which are read at the first call."""
+        """Return the processor's arguments for the media. `read` makes them, at the first call only."""
         if self._read is None:
             self._read = read()
         return self._read
@@ -56,5 +56,5 @@ class _Repeating:
 
 
 def _leaves(media: Any) -> list[Any]:
-    """Return the pictures and frames in nested lists, in order."""
+    """Return the pictures and frames of nested lists in one list, in order."""
     return [leaf for one in media for leaf in _leaves(one)] if isinstance(media, list | tuple) else [media]

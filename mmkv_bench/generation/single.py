@@ -48,7 +48,10 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 
 class _Watch(LogitsProcessor):
-    """A clock of decode steps, which also ends a generation past its deadline; logits are not changed."""
+    """Stopping criterion that records the time of each decode step and ends a generation past its deadline.
+
+    Logits are not changed.
+    """
 
     def __init__(self, meter: Meter, deadline: float | None):
         self.meter, self.deadline = meter, deadline
@@ -63,7 +66,10 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """The output of a single run: `sequences` int64 `[B, T + new]`, per new token `logits` float32 `[B, V]`, the session."""
+    """Output of a single run.
+
+    `sequences` int64 `[B, T + new]`; `logits` float32 `[B, V]` for each new token; and the session.
+    """
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
@@ -88,7 +94,7 @@ def generate_alone(
     replay: ReplayText = NO_WORDS,
     **generation,
 ) -> SingleRunOutput:
-    """Generate with one compressor attached, through stock `generate()`.
+    """Generate an answer with one compressor attached, through stock `generate()`.
 
     Args:
         inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
@@ -179,7 +185,7 @@ def stays_eager(compressor: Compressor, evicts: bool) -> bool:
 
 
 def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
-    """Return the most tokens of an answer; without a limit, the slots that are reserved by default."""
+    """Return the largest number of tokens of an answer. Without a limit it is the number of slots reserved by default."""
     limit = generation.get("max_new_tokens", model.generation_config.max_new_tokens)
     return DEFAULT_RESERVE if limit is None else int(limit)
 
@@ -188,7 +194,9 @@ def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
 def answer_of_full(
     model: PreTrainedModel, inputs: dict[str, Tensor], protocol: str = DEFAULT, *, context: int | None = None, **options
 ) -> AnswerAttention:
-    """Collect what the full cache's own answer attends to, through stock `generate()`; arguments as in `generate_alone`.
+    """Return how much the full cache's own answer attends to each entry, collected through stock `generate()`.
+
+    The arguments are those of `generate_alone`.
 
     Raises:
         UnsupportedError: several prompts, or a padded one.
@@ -216,9 +224,10 @@ def run_alone(
     attention: str | None = None,
     compile_config: CompileConfig | None = None,
 ) -> ForkResult:
-    """Return one cell's result for one prompt, `measured=own`; a fault becomes its status.
+    """Answer one prompt with one cell, without sharing anything with other cells; return the result.
 
-    compile_config: see `generate_alone`; the row of a cell that stays eager records this.
+    An error becomes the result's status. `measured` of the result is `own`.
+    compile_config: see `generate_alone`; the row of a cell that is decoded eagerly records this.
     """
     if protocol_named(cell.protocol).streams:
         with Session(model, None, attention=attention, packs=False) as session:
@@ -281,10 +290,9 @@ def run_alone(
 
 
 def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: Session, types: Tensor | None) -> None:
-    """Fill the requested budget, the fallbacks and the stored bytes of a prompt that a session has reduced.
+    """Fill the columns of the requested budget, the fallbacks and the stored bytes, for a prompt that a session has reduced.
 
-    Args:
-        types: int `[T]` types of the tokens that C counts, None if unknown.
+    types: int `[T]` types of the tokens that the budget C counts; None if unknown.
     """
     listener, compressor = session.listener, cell.compressor
     assert isinstance(listener, PrefillListener), "the session of `attach`"

@@ -1,8 +1,8 @@
 """protocol=stream: a video, pictures or a text are read chunk by chunk under a hard cap, then the question is answered.
 
-A layer never holds more than the cap and a chunk. Each method has its own prefill, because evicted entries change the
-states of later tokens. A method reads a stream once for all questions about a document, and for all points (`ask_at`) at
-which they are asked. Questions are answered from copies of the cache at that point, so they do not change the reading.
+A layer never stores more than the cap and a chunk. Each method has its own prefill, because evicted entries change the states
+of later tokens. A method reads a stream only once for all questions about a document, and for all points (`ask_at`) at which
+they are asked. A question is answered from a copy of the cache at its point, so answers do not change the reading.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def run_streams(
     measured: str = "group",
     held: dict[Hashable, Held] | None = None,
 ) -> list[ForkResult]:
-    """Return one result per cell, in their order, for one prompt; an error becomes a status. Cells that differ only in
-    `ask_at` share one reading.
+    """Answer one prompt under protocol=stream; return one result per cell, in the order of `cells`.
+
+    An error becomes a result's status. Cells that differ only in `ask_at` share one reading of the stream.
 
     Args:
         session: an open session of the model.
@@ -79,7 +80,7 @@ def run_streams(
 
 @dataclass
 class _Asking:
-    """The model, settings and prompt with which the cells of one reading are answered."""
+    """Answers the cells that share one reading of a stream; it has the model, the settings and the prompt."""
 
     session: Session
     family: ModelFacts
@@ -130,7 +131,7 @@ class _Asking:
         devices.at(next(self.session.model.parameters()).device).release()
 
     def _read(self, cell: CellSpec, reader: Reader, ends: set[int], stream: Held) -> None:
-        """Read the stream once; at each of `ends` (numbers of tokens read) add the state, or the error, to `stream`."""
+        """Read the stream once. At each of `ends` (numbers of tokens read), add the cache's state or the error to `stream`."""
         prompt, document, last = reader.prompt, self.whole.document, reader.length
         question = self.whole.length - lengths_of(protocol(cell.protocol), self.whole, self.family).reduced
         question += 0 if document is None else max(0, document.longest - self.whole.length)
@@ -166,7 +167,10 @@ class _Asking:
                 stream.stops[end] = error.with_traceback(None)
 
     def _answer(self, cell: CellSpec, reader: Reader, stop: Stop, spent: float, result: ForkResult) -> None:
-        """Answer a cell's question at a stop. spent: seconds of reading that count towards `timeout_s`."""
+        """Answer a cell's question from the state at a stop of the stream, and fill `result`.
+
+        spent: seconds of reading that count towards `timeout_s`.
+        """
         session, prompt, meter, cache = self.session, reader.prompt, self.meter, stop.cache
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s - spent
         lengths = reader.lengths

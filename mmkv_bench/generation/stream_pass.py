@@ -38,7 +38,7 @@ def run(
     chunk: int,
     reserve: int = 32,
 ) -> CompressedCache:
-    """Read a prompt `ids` `[1, T]` as a stream of text, `chunk` tokens at a time, then feed its question.
+    """Read a text prompt `ids` `[1, T]` as a stream, `chunk` tokens at a time, then feed its question; record memory peaks.
 
     Args:
         types: int `[1, T]`, all 0.

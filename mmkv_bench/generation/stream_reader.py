@@ -32,7 +32,7 @@ _ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
-    """One chunk: tokens `start` to `end - 1`, with frames `first` to `last - 1` (none for a text).
+    """One chunk of a stream: tokens `start` to `end - 1`, with frames `first` to `last - 1` (none for a text).
 
     A frame is what the model reads at once: a temporal patch of a video, a picture, or a tile.
     """
@@ -102,7 +102,7 @@ class Reader:
         return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 
     def frames_left(self, cache: CompressedCache) -> str | None:
-        """Return the numbers of the frames of which some head still has an entry, as `ranges`; None for a text."""
+        """Return the numbers of the frames that still have an entry in some head, as text such as `0-3,8`; None for a text."""
         if self.frames is None:
             return None
         places = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
@@ -111,7 +111,7 @@ class Reader:
         return ranges(frames)
 
     def _asked(self, cell: CellSpec) -> int:
-        """Return the number of the template's tokens that the method needs after every chunk."""
+        """Return the number of chat-template tokens that a cell's method needs after every chunk."""
         scorer = cell.compressor.scorer
         if scorer is None or not scorer.asks_template:
             return 0
@@ -123,7 +123,7 @@ class Reader:
         return min(self.prompt.template_tokens, scorer.needs.tail_queries)
 
     def _frames_of(self, prompt: EncodedPrompt, first: int, last: int) -> dict[str, Tensor]:
-        """Return the pixels and grids of frames `first` to `last`; nothing if there are none."""
+        """Return the processor's tensors for frames `first` to `last - 1`: pixels and grids; {} if there are none."""
         if self.media is None or first == last:
             return {}
         pixels, name = self.media
@@ -135,14 +135,17 @@ class Reader:
         return {pixels: prompt.inputs[pixels][first * rows : last * rows], name: seen}
 
     def _places(self, prompt: EncodedPrompt) -> Tensor:
-        """Return the indices of the visual tokens, int64 `[frames, tokens per frame]`; a temporal patch counts as one frame."""
+        """Return the indices of the visual tokens in the prompt, int64 `[frames, tokens per frame]`.
+
+        A temporal patch counts as one frame.
+        """
         assert self.media is not None, "a text has no visual tokens"
         stacked = self.media == STACKED
         count = prompt.inputs[STACKED[0]].shape[1] if stacked else int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
-        """Refuse `compact` unless the positions of every frame are higher, on all axes, than those of the frame before."""
+        """Raise UnsupportedError for `compact` unless positions grow from frame to frame on all axes."""
         token_positions = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((token_positions[:, 1:].amin((0, 2)) <= token_positions[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
@@ -153,8 +156,10 @@ class Reader:
     def _until(
         self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec, every: int | None
     ) -> tuple[EncodedPrompt, int | None]:
-        """Return the prompt without the part of the stream that comes after the question, and the number of tokens before the
-        question. The number is None if the question comes after the whole stream."""
+        """Return the prompt without what comes after the question in the stream, and the number of tokens before the question.
+
+        The number is None if the question comes after the whole stream. every: frames (or tokens) of a chunk; None: one chunk.
+        """
         share = cell.stream.ask_at
         places = self._places(prompt) if self.media else None
         context = lengths_of(protocol(cell.protocol), prompt, family).reduced
@@ -199,7 +204,7 @@ class Reader:
 
 
 def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
-    """Refuse prompts that cannot be read as a stream."""
+    """Raise UnsupportedError for prompts that cannot be read as a stream."""
     if not prompt.visual_tokens:
         return
     check_chunks(family.rules)

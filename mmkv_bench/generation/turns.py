@@ -1,9 +1,9 @@
 """protocol=turns: the questions of a document are asked in turn, in one conversation with the model's own answers.
 
-The first turn equals `query_aware`. Before each further question the previous turn is fed again in one piece, as a server
-prefills it: question and answer then follow the entries in the cache, every layer is scored by their queries, and no KV head
-keeps more than the budget. So earlier turns compete with the document for the same entries. The next question is fed on what is
-left, kept whole and counted separately.
+The first turn equals `query_aware`. Before each further question the previous turn (question and answer) is fed again in one
+piece, as a server prefills it, so that it follows the entries in the cache. Every layer is then scored by the queries of this
+turn, and no KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next
+question is fed after the kept entries. It is kept whole and counted separately.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ from mmkv_bench.protocols import Lengths, protocol
 
 
 class Parts(NamedTuple):
-    """The model and settings for every turn. timeout_s: limit for scoring the document, and for feeding and answering a turn."""
+    """The model and the settings that are the same for every turn.
+
+    timeout_s: limit for scoring the document, and for feeding and answering a turn.
+    """
 
     session: Session
     family: ModelFacts
@@ -63,7 +66,7 @@ class Conversation:
         document: the document's identity.
         turns: number of answered turns.
         group: the latest turn's prefill and prompt.
-        cache: the entries that are left of earlier turns, followed by all of the latest turn.
+        cache: the remaining entries of earlier turns, followed by all of the latest turn.
         cap: C of the document, None for the full cache.
         said: the latest answer, int64 `[1, n]`, without the token that ended it.
         fed: number of tokens of the latest turn in the cache.
@@ -84,11 +87,11 @@ class Conversation:
 
 
 def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt, cell: CellSpec) -> ForkResult:
-    """Return one cell's result for one prompt; a fault becomes its status.
+    """Answer one prompt, a turn of a conversation, with one cell; return the result. An error becomes its status.
 
     Args:
-        held: cell -> its conversation so far. Missing turns before the prompt's own are answered too, so that a row
-            does not depend on which questions a run asks, or in which order.
+        held: cell -> its conversation so far. Missing turns before the prompt's own are answered too, so that a row does not
+            depend on which questions a run asks, or in which order.
     """
     session, device = parts.session, next(parts.session.model.parameters()).device
     document = prompt.document
@@ -132,7 +135,10 @@ def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt
 def _first(
     parts: Parts, prompt: EncodedPrompt, cell: CellSpec, identity: str, meter: Meter, result: ForkResult
 ) -> Conversation:
-    """Answer the first question: compress the document for it, as `query_aware` does."""
+    """Answer the first question of a conversation: compress the document for it, as `query_aware` does.
+
+    identity: the document's identity. result: is filled.
+    """
     session, rules = parts.session, parts.rules
     lengths = lengths_of(protocol(cell.protocol), prompt, parts.family)
     reserve = slack(rules.max_new_tokens, lengths.fed)
@@ -163,10 +169,13 @@ def _first(
 def _next(
     parts: Parts, talk: Conversation, between: Tensor, identity: str, cell: CellSpec, meter: Meter, result: ForkResult
 ) -> Conversation:
-    """Cut the conversation back to the budget and answer its next question.
+    """Evict what exceeds the budget from a conversation, and answer its next question.
 
     Args:
+        talk: the conversation so far.
         between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question included.
+        identity: the next question's identity.
+        result: is filled.
     """
     previous_group, name, deadline = talk.group, cell.protocol, _deadline(parts)
     context = torch.cat([previous_group.prompt.input_ids, talk.said], 1)
@@ -212,7 +221,7 @@ def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> 
     """Feed the latest turn again in one piece, and evict what exceeds the budget.
 
     Returns:
-        The last token's logits `[V]` and its position ids.
+        Logits `[V]` of the turn's last token, and its position ids.
     """
     session, group, cache = parts.session, talk.group, talk.cache
     lead, offset = group.lead(cell.protocol)
@@ -244,7 +253,7 @@ def _deadline(parts: Parts) -> float | None:
 
 
 def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: float | None) -> Conversation:
-    """Decode the answer to the question of the conversation's group, and fill the result."""
+    """Decode the answer to the latest question of a conversation, fill the result, and return the conversation after it."""
     group, cache, name = talk.group, talk.cache, cell.protocol
     start = group.meter.now()
     answer: Decoded = decode(group, cache, 1, name, deadline)[0]

@@ -1,4 +1,4 @@
-"""Videos of a request as the frames and keyword arguments that a family's processor takes."""
+"""Videos of a request, converted to the frames and keyword arguments that a family's processor takes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ READY_FPS = 2.0
 
 
 def frames_of(video: Any, count: int) -> Frames:
-    """Return at most `count` frames of one entry of `Request.videos`.
+    """Return at most `count` frames of one video of a request.
 
     Args:
-        video: a path; {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, a
-            list of images or arrays [H, W, 3], or one array [T, H, W, 3]. If there are more than `count` ready frames,
-            evenly spaced ones are taken, as from a file.
+        video: a path; or {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, which are a
+            list of images or arrays [H, W, 3], or one array [T, H, W, 3]. If there are more than `count` ready frames, evenly
+            spaced ones are taken, as from a file.
 
     Raises:
         DataError: see `sample_frames`; no ready frames, or frames of different sizes.
@@ -55,14 +55,14 @@ def frames_of(video: Any, count: int) -> Frames:
 
 
 def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
-    """Return keyword arguments of a processor's call: the frames unchanged, with their true times.
+    """Return keyword arguments for a processor's call with videos: the frames unchanged, with their true times.
 
-    From these times Qwen2.5-VL derives the seconds between two frames, and Qwen3-VL the time that it writes before each pair of
-    frames (index over rate; the indices given are times in units of the rate, so a variable frame rate keeps its times).
+    Qwen2.5-VL derives from the times the seconds between two frames. Qwen3-VL writes a time before each pair of frames, computed
+    as index over rate. The indices given are times in units of the rate, so a variable frame rate keeps its times.
 
     Args:
-        video_max_pixels: most pixels of one frame, for a processor that limits the pixels of the whole video (Qwen3-VL)
-            and was set up for more frames than this video has.
+        video_max_pixels: largest number of pixels of one frame, for a processor that limits the pixels of the whole video
+            (Qwen3-VL) and was set up for more frames than this video has.
 
     Raises:
         UnsupportedError: videos with different numbers of frames, for a processor that stacks them (LLaVA-OneVision,
@@ -89,7 +89,7 @@ def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: 
 
 
 def _at_least(video: Frames, count: int) -> Frames:
-    """Return a video of at least `count` frames: the last frame is repeated, as in other families' processors."""
+    """Return the video with at least `count` frames; the last frame is repeated if necessary, as other processors do."""
     missing = count - len(video)
     if missing <= 0:
         return video
@@ -113,7 +113,10 @@ def _metadata(video: Frames) -> dict[str, Any]:
 
 
 def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
-    """Return the processor's pixel limits, which are for all frames together; it counts whole pairs of frames."""
+    """Return the pixel limits of a video processor for all frames together, from a limit for one frame.
+
+    The processor counts whole pairs of frames. part: the video processor.
+    """
     pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
     pixels = video_max_pixels * max(1, min(frames, pairs))
     return {
