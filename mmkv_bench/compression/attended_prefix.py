@@ -1,8 +1,8 @@
 """The last token that each token of a prompt attends to: itself, or the last token of its picture.
 
-The model's attention mask decides which. The tokens of a picture attend to each other in all layers of Gemma 3, but only
-in the sliding layers of Gemma 4, which are not compressed. Either way a row sees a prefix of the prompt, so one number
-per row is enough.
+The model's attention mask determines it. The tokens of a picture attend to each other in all layers of Gemma 3, but only in
+the sliding layers of Gemma 4, which are not compressed. In both cases a token attends to a prefix of the prompt, so one number
+per token is enough.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from mmkv_bench.errors import UnsupportedError
 
 
 def picture_ends(types: Tensor) -> Tensor:
-    """Return for each token the index of the last token of its run of visual tokens, for text its own index: int64 `[B, n]`.
+    """Return the index of the last token of each token's run of visual tokens; for text, the token's own index.
 
     Args:
         types: int `[B, n]`, 0 text, above 0 visual.
+
+    Returns:
+        int64 `[B, n]`.
     """
     visual, places = types > 0, torch.arange(types.shape[1], device=types.device)
     continues = torch.nn.functional.pad(visual[:, :-1] & visual[:, 1:], (0, 1))
@@ -28,7 +31,7 @@ def picture_ends(types: Tensor) -> Tensor:
 
 
 def check_start(types: Tensor | None, start: int) -> None:
-    """Raise UnsupportedError if a chunk of a prompt begins inside a picture, whose tokens attend to each other.
+    """Raise UnsupportedError if a chunk of a prompt begins inside a picture whose tokens attend to each other.
 
     Args:
         types: types of all tokens so far, as in `picture_ends`; None: unknown.
@@ -42,17 +45,19 @@ def check_start(types: Tensor | None, start: int) -> None:
 
 
 def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor | None:
-    """Return the last token that each of the n newest tokens sees, int64 `[B, n]` on the CPU; None: every token sees
-    tokens up to itself.
+    """Return the last token that each of the n newest tokens attends to, int64 `[B, n]` on the CPU.
+
+    None: every token attends only to tokens up to itself.
 
     Args:
-        mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping
-            from kinds of layers to masks, of which the mask of full attention is used. Causal: None, or only padding.
+        mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping from
+            kinds
+            of layers to masks, of which the mask of full attention is used. Causal: None, or only padding.
         types: int `[B, S or more]`, 0 text, above 0 visual; None: unknown.
         pads: left padding of each row.
 
     Raises:
-        UnsupportedError: a token sees later tokens outside its picture, as in PaliGemma's prompts.
+        UnsupportedError: a token attends to later tokens outside its picture, as in PaliGemma's prompts.
     """
     mask = mask.get(FULL) if isinstance(mask, dict) else mask
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-2] < 2:

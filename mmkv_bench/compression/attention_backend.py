@@ -73,9 +73,10 @@ def _eager(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(Q K^T * scaling + mask) V with a float32 softmax; transformers registers no eager function.
+    """Return softmax(Q K^T * scaling + mask) V and the attention weights, with a float32 softmax.
 
-    s_aux: `[Hq]`, learned sinks: one more column of scores, without a value (gpt-oss). As in that model, the softmax then runs in
+    This package needs its own function, because transformers registers none for eager attention.
+    s_aux: `[Hq]`, learned sinks (gpt-oss): one more column of scores, without a value. As in that model, the softmax then runs in
     the dtype of the scores, after the row's maximum is subtracted.
     """
     groups = query.shape[1] // key.shape[1]
@@ -99,11 +100,12 @@ def _eager(
 def _sdpa(
     module: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call transformers' `sdpa`, where possible without copying keys and values for each query head of a group.
+    """Call transformers' `sdpa`; if possible, keys and values are not copied for each query head of a KV head.
 
-    mask: `[B|1, Hq|Hkv|1, n, slots]`. A single query's heads of a group become rows of one query, so that keys and values are
-    read once per KV head. This needs one mask per KV head, or one for all heads (a fixed layer's). Without a mask this is done
-    only for long caches on a CPU, whose kernel would read keys and values once per query head.
+    mask: `[B|1, Hq|Hkv|1, n, slots]`. For a single query, the query heads of a KV head become rows of one query, so keys and
+    values
+    are read once per KV head. This needs one mask per KV head, or one for all heads (as a fixed layer has). Without a mask it is
+    done only for long caches on a CPU, whose kernel would read keys and values once per query head.
     """
     heads, new = key.shape[1], query.shape[2]
     groups = query.shape[1] // heads

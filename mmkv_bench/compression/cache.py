@@ -120,7 +120,7 @@ class CompressedLayer(CacheLayerMixin):
             self._position_storage = grown(self._position_storage)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; return all stored keys and values."""
+        """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[2]
@@ -147,7 +147,7 @@ class CompressedLayer(CacheLayerMixin):
 
     # ------------------------------------------------------------------ compression
     def slot_positions(self) -> Tensor:
-        """Return the logical index of every slot, int64 `[B, Hkv, stored]`, also if nothing was evicted."""
+        """Return the logical index (token number) of every slot, int64 `[B, Hkv, stored]`, also if nothing was evicted."""
         if (positions := self.positions) is not None:
             return positions.long()
         batch, heads = self._key_storage.shape[:2]
@@ -183,20 +183,21 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions[:, :, :kept_count] < 0).any())
 
     def forget(self, count: int) -> None:
-        """Drop the slots of the `count` newest tokens in every head, because these will be fed again; everything else stays."""
+        """Drop the slots of the `count` newest tokens in every head, because these tokens will be fed again."""
         self.stored -= count
         self.seen -= count
 
     def visible(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Map the logical mask onto the stored slots.
+        """Return the mask over stored slots that corresponds to a mask over all tokens seen (the logical mask).
 
         Args:
             query: `[B, Hq, n, D]`; its shape gives the number of queries.
             mask: `[B|1, 1, n, seen]` bool (True = visible) or additive float, or None when nothing is masked.
 
         Returns:
-            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot
-                i holds token i; None when every stored slot is visible to every query.
+            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot i holds
+                token i;
+                None when every stored slot is visible to every query.
         """
         positions = self.positions
         if positions is None:
@@ -228,7 +229,7 @@ class CompressedLayer(CacheLayerMixin):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its attention weights (or None)."""
+        """Run an attention kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its weights (or None)."""
         return kernel(query, *self.attend(query, key, value, mask))
 
     # ------------------------------------------------------------------ what decode policies override
@@ -248,7 +249,7 @@ class CompressedLayer(CacheLayerMixin):
         return key, value, self.visible(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Do nothing; subclasses accumulate scores or evict here. Called after the attention of every forward."""
+        """Hook that is called after the attention of every forward. No effect here; subclasses accumulate scores or evict."""
 
     def drop(self, slots: Tensor) -> None:
         """Remove one slot of every head, int64 `[B, Hkv]`, in place; all later entries move one slot to the left."""
@@ -264,10 +265,13 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions < 0).any())
 
     def _move(self, index: Tensor, right: bool = False) -> None:
-        """Copy slot `index[..., j]` to slot j, int64 `[B, Hkv, m]`, block by block, so that no second cache is needed.
+        """Copy slot `index[..., j]` to slot j, block by block, so that no second cache is needed.
 
-        right: entries move to higher slots (no `index[..., j]` is above j), so blocks are copied from the last to the
-        first. Otherwise entries move to lower slots (none is below j).
+        Args:
+            index: int64 `[B, Hkv, m]`.
+            right: True if entries move to higher slots (no `index[..., j]` is above j): blocks are copied from the last to the
+                first.
+                False if entries move to lower slots (no `index[..., j]` is below j).
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))
@@ -306,8 +310,10 @@ class CompressedLayer(CacheLayerMixin):
         return empty * (self.slot_nbytes + positions.element_size())
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes that attention reads to decode one token after `fed` further tokens. They include the token's
-        own key and value, padding, scales, minima and mean keys."""
+        """Return the bytes that attention reads to decode one token after `fed` further tokens.
+
+        They include the token's own key and value, padding, scales, minima and mean keys.
+        """
         batch, heads = self._key_storage.shape[:2]
         return batch * heads * (self.stored + fed + 1) * self.slot_nbytes
 
@@ -402,8 +408,12 @@ class CompressedCache(Cache):
         return cache
 
     def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
-        """Return a cache that has copies of `others` (index -> layer that is not compressed) at their indices, and `compressed`,
-        in order, at all other indices. rows: how often the only sequence of `others` is repeated."""
+        """Return a new cache with the layers `compressed`, in order, and with copies of the layers `others`.
+
+        Args:
+            others: index -> layer that is not compressed. All other indices get the layers of `compressed`.
+            rows: how often the only sequence of `others` is repeated.
+        """
         remaining_layers = iter(compressed)
         layers = [
             states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0))

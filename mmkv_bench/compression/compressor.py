@@ -112,14 +112,14 @@ class Compressor:
     def exceeds(self) -> bool:
         """True if more than the budget may be kept.
 
-        Either a released code does this, which is refused outside of `reading=released`, or a paper's own formula does
+        Either a released code does so, which is refused outside of `reading=released`, or a paper's own formula does
         (`exceeds_as_printed`).
         """
         return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
 
     @property
     def exceeds_as_printed(self) -> bool:
-        """True if more than the budget may be kept, only because the paper's own formula says so."""
+        """True if more than the budget may be kept, but only by the paper's own formula."""
         exceeding_parts = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
         return bool(exceeding_parts) and all(part.printed for part in exceeding_parts)
 
@@ -129,7 +129,10 @@ class Compressor:
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     def check_no_answer(self, protocol: str) -> None:
-        """Raise UnsupportedError if scores need the answer: under this protocol a document has several questions and answers."""
+        """Raise UnsupportedError if scores need the full cache's answer.
+
+        Under the given protocol a document has several questions and so several answers.
+        """
         if self.needs.answer:
             raise UnsupportedError(
                 f"protocol={protocol} compresses a document for other questions than the answered one, but "
@@ -137,7 +140,7 @@ class Compressor:
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError if the method does more than evict entries, which the given protocol could not repeat."""
+        """Raise UnsupportedError if the method does more than evict entries, because the given protocol could not repeat it."""
         decoding, reducer, why = self.decoding, self.reducer, None
         if self.resamples:
             why = "evicts nothing"
@@ -156,11 +159,13 @@ class Compressor:
             )
 
     def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
-        """Raise UnsupportedError if the method or the protocol cannot run on a model with sliding or recurrent layers, which for
-        instance cannot return to an earlier state.
+        """Raise UnsupportedError if method or protocol cannot run on a model with sliding or recurrent layers.
+
+        For example, such layers cannot return to an earlier state.
 
         Args:
             owner: name of the model or family, for messages.
+            rule: the protocol.
             read: whether later layers read the keys of compressed layers.
         """
         if read and self.decoding is not None:
@@ -193,9 +198,9 @@ class Compressor:
 
     @property
     def version(self) -> int:
-        """Version of the method's results, from 1; each part whose results were changed raises it (`Scorer.method_version`).
+        """Version of the method's results, from 1. A part whose results were changed raises it (`Scorer.method_version`).
 
-        The version is a sum, so that a later change of one part shows, whatever the versions of the others.
+        The version is a sum over parts, so a change of any part changes it.
         """
         all_parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
         return 1 + sum(part.method_version(self) - 1 for part in all_parts if part is not None)
@@ -213,7 +218,10 @@ class Compressor:
         return "layer" if self.allocator is None else self.allocator.scope
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return the names of what could not be done as configured for this prompt; the row stores them."""
+        """Return the names of settings that cannot be applied as configured to this prompt, as rows store them.
+
+        budget: entries per KV head. length: tokens of the prompt. types: token types.
+        """
         decoding = () if self.decoding is None else self.decoding.fallbacks(min(budget, length))
         if self.unbudgeted:
             return decoding
@@ -223,12 +231,13 @@ class Compressor:
         return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only after the budget was divided."""
+        """Return further fallbacks, which are known only after the budget was divided among layers and heads."""
         return () if self.unbudgeted or context.length <= context.budget else self.eviction.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
-        """Return the scores `[Hkv, T]` of one layer for a budget of `entries` per KV head, checked: float32, float64, or
-        the model's half precision if the scorer rounds to it.
+        """Return the scores `[Hkv, T]` of one layer for a budget of `entries` per KV head.
+
+        Shape and dtype are checked: float32, float64, or the model's half precision if the scorer rounds to it.
 
         Raises:
             ScoreError: the score has another shape or dtype.
@@ -267,8 +276,10 @@ class Compressor:
         return observation.seen_by(scorer, scorer.needs, scorer.key(entries, observation.length), seed)
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only after the full cache has answered. steps: tokens fed after the
-        prefill."""
+        """Return further fallbacks, which are known only after the full cache has answered.
+
+        steps: number of tokens fed after the prefill.
+        """
         return self.eviction.scorer.answer_fallbacks(steps) if self.needs.answer else ()
 
     def select(
@@ -284,20 +295,21 @@ class Compressor:
         length: int | None = None,
         asked: Fraction | None = None,
     ) -> list[Tensor]:
-        """Select the entries that stay of a prompt longer than its budget.
+        """Select the entries to keep of a prompt longer than its budget.
 
         Args:
             scores: per layer float32 or float64 `[Hkv, prefilled]`, at least T columns.
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
-            length: T, the number of tokens that the budget applies to; None: as many as were scored.
             layers: the layers that `scores` belong to.
             n_layers: number of layers of the model.
-            refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
-                candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
+            refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the candidates
+                and
+                their entries reserved: C - 1 entries per head are chosen from T - 1.
             order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None:
                 sort here.
-            summaries: layer -> what the allocator's `summary` returned for it (see `Context`).
+            summaries: layer -> result of the allocator's `summary` (see `Context`).
+            length: T, the number of tokens that the budget applies to; None: as many as were scored.
             asked: the fraction of T that was requested as budget; None for a budget in entries.
 
         Returns:
@@ -335,8 +347,10 @@ class Compressor:
         return index_by_layer
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the entries per KV head that these layers may hold together (`Allocator.allowance`), after checking
-        that all layers together stay within the budget."""
+        """Return how many entries per KV head these layers may keep together (`Allocator.allowance`).
+
+        Raises OverBudgetError: all layers of the model together would exceed the budget.
+        """
         allocator = self.eviction.allocator
         total = allocator.allowance(granted, candidates, range(n_layers), n_layers)
         if total > granted * n_layers:

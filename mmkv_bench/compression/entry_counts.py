@@ -38,7 +38,10 @@ class LayerAccount:
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
-    """Count a layer of one sequence. fed: number of prompt tokens that are still to be fed."""
+    """Return the entry and byte counts of a layer that stores one sequence.
+
+    fed: number of prompt tokens that are still to be fed.
+    """
     entries, (device, metadata) = layer.entries()[0], layer.nbytes()
     padding, read = layer.padding_nbytes(), layer.read_nbytes(fed)
     positions = layer.positions if padding else None
@@ -58,11 +61,13 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
 
 
 def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[LayerAccount]:
-    """Count each row of a layer without a decode policy as if the row were stored alone; all rows are counted at once.
+    """Return the entry and byte counts of each row of a layer, as if the row were stored alone.
+
+    The layer has no decode policy. All rows are counted at once.
 
     Args:
         slack: number of free slots that a row would have if stored alone.
-        fed: for each row, see `account`.
+        fed: for each row, the number of prompt tokens that are still to be fed.
 
     Raises:
         ValueError: the layer has fewer free slots than `slack`.

@@ -41,7 +41,7 @@ class FixedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer, not fixed yet, that shares the storage of another layer and does not change that layer's lengths."""
+        """Return a layer, not fixed yet, that shares the storage of `layer`. Changes of its lengths do not affect `layer`."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -93,7 +93,10 @@ class FixedLayer(CompressedLayer):
         return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
 
     def shape(self, padded: bool, rounded: bool) -> StorageShape:
-        """Return the storage's shape for `fix`. padded: whether a layer of the cache has padding. rounded: see `fix`."""
+        """Return the shape of the storage that `fix` needs.
+
+        padded: whether a layer of the cache has padding. rounded: round the number of slots up, see `fix`.
+        """
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
         slots = bucket(self.capacity) if rounded else self.capacity
@@ -101,7 +104,7 @@ class FixedLayer(CompressedLayer):
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
     def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
-        """Move the entries into the tensors of `room` and stop growing.
+        """Move the entries into the tensors of `room`; from then on the storage does not grow.
 
         padding: number of padding slots of each head (`padding()`); None if no layer of the cache has any.
         """
@@ -130,7 +133,7 @@ class FixedLayer(CompressedLayer):
         self.fixed = True
 
     def _mark(self) -> None:
-        """Tell the compiler which tensors have stable addresses and which dimensions may change."""
+        """Mark for the compiler which tensors have stable addresses, and which dimensions may change."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
         optional_tensors = [tensor for tensor in (self._first, self._starts) if tensor is not None]
@@ -168,8 +171,10 @@ class FixedLayer(CompressedLayer):
         return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the capacity once the layer is fixed. The mask that transformers makes from this number is ignored: the
-        layer masks by lengths."""
+        """Return (capacity, 0) once the layer is fixed, as transformers asks before it makes a mask.
+
+        The mask that transformers makes is ignored, because the layer masks by lengths.
+        """
         if not self.fixed:
             return super().get_mask_sizes(query_length)
         if not torch.compiler.is_compiling():
@@ -182,7 +187,10 @@ class FixedLayer(CompressedLayer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See `CompressedLayer.attend`; a fixed layer uses the mask of `shown` in place of the logical mask."""
+        """Return what the attention kernel reads, see `CompressedLayer.attend`.
+
+        A fixed layer uses the mask of `shown` in place of the logical mask.
+        """
         if not self.fixed:
             return super().attend(query, key, value, mask)
         return key, value, self.shown(query.shape[2])
@@ -191,8 +199,8 @@ class FixedLayer(CompressedLayer):
     def back_to_back(self) -> bool:  # type: ignore[override]
         """True if attention reads the entries by a kernel that takes lengths in place of a mask.
 
-        With a mask, every free slot would be read, and kernels that split one query's keys among all processors could
-        not be used.
+        With a mask, every free slot would be read, and kernels that split one query's keys among all processors could not be
+        used.
         """
         return self.fixed and self._starts is not None
 
@@ -228,9 +236,14 @@ class FixedLayer(CompressedLayer):
 
 
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
-    """Move a cache to storage of fixed size, taken from `pool`, so that `torch.compile` traces its decode step once.
+    """Move a cache to storage of fixed size, so that `torch.compile` traces its decode step once; return the cache.
 
-    All layers get the same kind of mask. rounded: round slots up (`bucket`), so that prompts of similar length share storage.
+    Args:
+        pool: lends the storage.
+        pads: left padding of each row.
+        rounded: round slots up (`bucket`), so that prompts of similar length share storage.
+
+    All layers get the same kind of mask.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
@@ -245,9 +258,10 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
 
 
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
-    """Move a cache to storage of fixed size, taken from `pool`, and return it as a new cache.
+    """Move a cache to storage of fixed size, lent by `pool`, and return it as a new cache.
 
-    The old storage is released layer by layer. `cache` becomes a view of the new cache and must not be used while that one is
+    The old storage is released layer by layer. `cache` becomes a view of the new cache, and must not be used while the new cache
+    is
     fed. rounded: see `fix`.
     """
     if cache.states:
@@ -328,7 +342,7 @@ class Pool:
         self._sets: list[_Set] = []  # the most recently used is last
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
-        """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is free."""
+        """Lend a set of storages of these shapes until `user` is garbage-collected. A new set is made if none is free."""
         requested_shapes = tuple(shapes)
         buffer_set = self._free(requested_shapes)
         if buffer_set is None and any(one.shapes == requested_shapes for one in self._sets):
@@ -344,7 +358,7 @@ class Pool:
         return buffer_set.rooms
 
     def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
-        """Return the most recently used free set of these shapes, or None."""
+        """Return the most recently used free set of storages with these shapes; None if there is none."""
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
     def _made(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
@@ -355,7 +369,7 @@ class Pool:
             return [LayerBuffers(shape) for shape in shapes]
 
     def _leave(self, limit: int) -> None:
-        """Drop free sets, the least recently used first, until the free sets have at most `limit` bytes."""
+        """Drop free sets, the least recently used first, until the remaining free sets have at most `limit` bytes."""
         for one in [one for one in self._sets if one.free]:
             if sum(other.nbytes for other in self._sets if other.free) <= limit:
                 return
@@ -382,6 +396,6 @@ def pool_of(model: nn.Module) -> Pool:
 
 
 def bucket(slots: int) -> int:
-    """Round slots up, by at most an eighth (or to 64), so that prompts of similar lengths share a shape."""
+    """Return `slots` rounded up by at most an eighth (or to 64), so that prompts of similar lengths share a shape."""
     step = max(64, 1 << max(slots.bit_length() - 4, 0))
     return -(-slots // step) * step

@@ -24,7 +24,7 @@ WIDEST_HEAD = 256
 
 
 def check(attention: str | None, place: torch.device | str, dtype: torch.dtype | str, compiled: bool = False) -> None:
-    """Refuse what flash-attn cannot do. Does nothing if `attention` is another implementation.
+    """Raise an error for settings that flash-attn does not support. No effect for another attention implementation.
 
     Args:
         place, dtype: device and precision of the model.
@@ -73,14 +73,15 @@ def padding_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """Return the mask of one forward, in the form in which transformers calls a mask function.
+    """Return the attention mask of one forward for flash-attn; transformers calls it as a mask function.
 
     Args:
         attention_mask: bool `[B, seen]`, False where a token is padding.
 
     Returns:
         bool `[B|1, 1, 1, seen]`, False where a token is padding; None if there is no padding, except when several tokens are fed
-            to a cache that has entries.
+            to
+            a cache that has entries.
 
     Raises:
         UnsupportedError: a mask that is not causal.

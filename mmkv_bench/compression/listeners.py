@@ -75,7 +75,7 @@ class PrefillListener:
         self.slot_nbytes = self.state_nbytes = 0
 
     def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
-        """Return the protocol's lengths for one row of the prompt; the model prefills all of its tokens."""
+        """Return the lengths of one row of the prompt under the protocol. The model prefills all tokens of the row."""
         length = prompt.length(row)
         return self.protocol.lengths(length, length if self.context is None else self.context)
 
@@ -128,7 +128,7 @@ class PrefillListener:
             self.accounts = {layer: self._accounts(prompt, compressed[layer]) for layer in self._kept}
 
     def _score_again(self, prompt: PromptBatch) -> None:
-        """Replace the scores by those that the scorer computes while the context is fed again."""
+        """Replace the scores by those that the scorer computes while the context is fed a second time."""
         if self.replay is None:
             raise UnsupportedError(
                 f"method {self.compressor.name} feeds the prompt again with an instruction, but here the "
@@ -153,8 +153,7 @@ class PrefillListener:
             self.scores.pop(layer, None)
 
     def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
-        """Map each layer to the slots that stay in each row, int64 `[Hkv, m]` on the CPU. Also return whether all slots of
-        all rows stay."""
+        """Return two values: layer -> slots to keep in each row, int64 `[Hkv, m]` on the CPU; and whether all slots are kept."""
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         complete = []
         for row, pad in enumerate(prompt.pads):
@@ -197,7 +196,7 @@ class PrefillListener:
             target.forget(forgotten)
 
     def _accounts(self, prompt: PromptBatch, layer: CompressedLayer) -> list[LayerAccount]:
-        """Count bytes and entries of each row as if it were alone, without the batch's padding."""
+        """Return byte and entry counts of each row as if it were stored alone, without the batch's padding."""
         rows = len(prompt.pads)
         fed = [
             max(self.prompt_tokens or 0, prompt.total) - pad - self._lengths(prompt, row).candidates
@@ -219,8 +218,10 @@ class PrefillListener:
         return Context(entries, lengths.reduced, lengths.refed, self._types(prompt, row), summaries)
 
     def _reduce_row(self, prompt: PromptBatch, row: int) -> Reduce:
-        """Return the method's reducer, restricted to one row's candidates: padding and a token that will be fed again
-        are left out."""
+        """Return the method's reducer, restricted to one row's candidates.
+
+        Padding, and a token that will be fed again, are no candidates.
+        """
         context, pad = self._context(prompt, row), prompt.pads[row]
         end, reducer = pad + context.candidates, self.compressor.reducer
 
@@ -288,7 +289,7 @@ class AnswerAttention:
         self._mass: dict[int, Tensor] = {}
 
     def add(self, layer: int, query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None) -> None:
-        """Add the attention of one forward.
+        """Add the attention of one forward of the answer.
 
         Args:
             query: `[1,Hq,n,D]`, rotated, of the last n of S tokens.

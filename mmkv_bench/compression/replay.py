@@ -85,8 +85,11 @@ class Replay:
 
     @torch.no_grad()
     def feed(self, chunk: int, read: Read) -> None:
-        """Feed the context again, `chunk` tokens at a time, each chunk after an instruction and the tokens with which
-        the template ends a user's turn. read: called for every layer and chunk with queries and keys."""
+        """Feed the context again, `chunk` tokens at a time.
+
+        Each chunk follows an instruction to repeat it, and the tokens with which the template ends a user's turn.
+        read: function that is called for every layer and chunk with queries and keys.
+        """
         start, received = self.words.prefix, self.prompt.received
         assert received is not None, "the session keeps it where `needs.replay` is set"
         embed = self.text.get_input_embeddings()
@@ -117,7 +120,10 @@ class Replay:
         return None if positions is None else positions[..., : self.end]
 
     def _added(self, again: list[slice], widths: list[int]) -> dict[str, Any]:
-        """Return the features that the text model adds to the fed visual tokens in its first layers (Qwen3-VL)."""
+        """Return arguments with the features that the text model adds to visual tokens in its first layers (Qwen3-VL).
+
+        again: slices of the prompt that are fed again. widths: number of tokens of each fed piece.
+        """
         received = self.prompt.received
         if received is None or received.visual is None or received.deepstack is None:
             return {}

@@ -38,7 +38,10 @@ class MaskedLayer(CompressedLayer):
         return torch.cat(outputs, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
-        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`: additive if `mask` is additive, else bool."""
+        """Return the mask `[B, Hkv, stop - start, stop]` of the queries `start` to `stop - 1`.
+
+        It is additive if `mask` is additive, otherwise bool.
+        """
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)
@@ -52,7 +55,7 @@ class MaskedLayer(CompressedLayer):
 def prefilled_again(
     session: Session, inputs: Mapping[str, Tensor], kept: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return keys and values of kept tokens from a second prefill.
+    """Return keys and values of the kept tokens from a second prefill, in which tokens see only kept entries and themselves.
 
     Args:
         session: open on the model; what it has prefilled does not change.

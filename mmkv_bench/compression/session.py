@@ -115,7 +115,7 @@ class Session:
         return len(self.full) < len(self.kinds)
 
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
-        """Raise UnsupportedError for a method or protocol that sliding or recurrent layers of the model rule out."""
+        """Raise UnsupportedError if the method or protocol cannot run beside the model's sliding or recurrent layers."""
         if self.has_states:
             compressor.check_beside_states(type(self.model).__name__, rule, bool(self.readers))
 
@@ -186,11 +186,14 @@ class Session:
         self.model.set_attn_implementation(name if alone else {"text_config": name})
 
     def expect(self, listener: Listener | None, token_types: Tensor | None, identity: str | Sequence[str]) -> None:
-        """Set listener, token types and identity of the next prompt; a session may stay open over many samples."""
+        """Set listener, token types and identity of the next prompt. A session may be used for many samples."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
-        """Observe the tokens that are fed next to a cache with entries of one sequence, until it has seen `total` tokens."""
+        """Observe the next tokens that are fed to a cache with entries of one sequence, until it has seen `total` tokens.
+
+        turn: index of the conversation's turn.
+        """
         self.expect(listener, None, identity)
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
@@ -198,7 +201,7 @@ class Session:
     def go_behind(
         self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
     ) -> None:
-        """Observe the rest of a prompt whose beginning, the context, was observed before and still has its entries in the cache.
+        """Observe the rest of a prompt. Its beginning, the context, was observed before and is still in the cache.
 
         Args:
             context: the session's `prompt` after the context was fed, as the first chunk of a longer prompt.
@@ -346,7 +349,7 @@ class Session:
         prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
 
     def _add_reach(self, kwargs: Kwargs) -> None:
-        """Set the reach of the newest chunk's tokens, from the model's attention mask."""
+        """Set the last token that each token of the newest chunk attends to, from the model's attention mask."""
         prompt = self.prompt
         assert prompt is not None, "it is being prefilled"
         prompt.reach = reach_of(kwargs.get("attention_mask"), prompt.token_types, prompt.pads)
@@ -437,15 +440,17 @@ class Session:
         )
 
     def _of_both_halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[..., R]` for all R rotated dimensions. gpt-oss's model gives only R / 2 values, which are
-        repeated."""
+        """Return cos, sin `[..., R]` for all R rotated dimensions.
+
+        gpt-oss's model gives only R / 2 values, which are repeated.
+        """
         frequencies = getattr(self.text.rotary_emb, "inv_freq", None)
         if frequencies is None or cos.shape[-1] != len(frequencies):
             return cos, sin
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def _future_rope(self, prompt: PromptBatch, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[m, D]` at offsets `[m]` after the last token of a row (1 = first position after it)."""
+        """Return cos, sin `[m, D]` of the positions that are `offsets` `[m]` after the last token of a row."""
         positions = self.position_ids
         if positions is None:
             last = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)

@@ -52,7 +52,7 @@ def check_layers(owner: str, config: Any) -> list[str]:
 
 
 def readers(config: Any) -> dict[int, int]:
-    """Map each full-attention layer that stores nothing to the layer whose keys and values it reads."""
+    """Map each full-attention layer that stores no entries to the layer whose keys and values it reads."""
     kinds, stated_types = get_layer_types_and_kwargs(config)[0], list(getattr(config, "layer_types", None) or [])
     reader_indices = [i for i, kind in enumerate(kinds) if kind == READER and stated_types[i] == FULL]
     return {i: max(j for j, kind in enumerate(kinds) if kind == FULL) for i in reader_indices}
@@ -65,7 +65,7 @@ def state_layer(config: Any, index: int) -> Any:
 
 
 def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Copy a layer, with `change` applied to each of its tensors; `torch.clone` as `change` makes a plain copy."""
+    """Return a copy of a layer, with `change` applied to each of its tensors. `change=torch.clone` makes a plain copy."""
     changed_layer = copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
         for name in _PER_STATE:
@@ -89,11 +89,11 @@ def tensors(layer: Any) -> list[Tensor]:
 
 
 def beside(layers: Sequence[Any]) -> Any:
-    """Join several layers, which have been shown the same number of tokens, into one layer with all their rows."""
+    """Join several layers into one layer with all their rows. All have been shown the same number of tokens."""
     parts = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
     return mapped(layers[0], lambda _: torch.cat(next(parts)))
 
 
 def nbytes(layers: Sequence[Any]) -> int:
-    """Return the bytes of the tensors of layers that are not compressed."""
+    """Return the bytes of all tensors of layers that are not compressed."""
     return sum(one.numel() * one.element_size() for layer in layers for one in tensors(layer))

@@ -76,11 +76,11 @@ class StreamListener:
         self.fallbacks: dict[str, None] = {}
 
     def is_full(self, layer: CompressedLayer) -> bool:
-        """Tell whether a layer holds more entries than may stay after a chunk."""
+        """Tell whether a layer has more entries than are allowed after a chunk."""
         return self.asked > 0 or (self.cap is not None and layer.stored > self.cap)
 
     def layer_full(self, prompt: PromptBatch, layer: int, observation: Observation) -> None:
-        """Evict from a layer that holds more than the cap, and drop the template's tokens."""
+        """Evict entries of a layer down to the cap, and drop the entries of the template's tokens."""
         target, compressor, cap = prompt.cache.layers[layer], self.compressor, self.cap
         stored = target.stored - self.asked
         self.entries_peak = max(self.entries_peak, target.stored)
@@ -116,17 +116,17 @@ class StreamListener:
         self.entries_max, self.entries_peak = max(self.entries_max, stored), max(self.entries_peak, stored)
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Do nothing: `layer_full` has cut every layer back."""
+        """Do nothing: `layer_full` has reduced every layer."""
 
     def kept(self) -> list[Tensor]:
         return []
 
 
 def check_streams(compressor: Compressor, budget: Budget | None) -> None:
-    """Refuse methods that cannot run on a stream, and caps that cannot hold what a method protects.
+    """Raise an error for methods that cannot run on a stream, and for caps below what a method protects.
 
     Raises:
-        UnsupportedError: the method needs the whole prompt or later tokens, or may hold more than the cap in a KV head.
+        UnsupportedError: the method needs the whole prompt or later tokens, or may keep more than the cap in a KV head.
         ConfigError: a fraction of an unknown length, or a cap that is too small.
     """
     reason = _unfit(compressor)
@@ -153,7 +153,7 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
 
 
 def check_turns(compressor: Compressor) -> None:
-    """Refuse methods that cannot run in a conversation. Raises UnsupportedError."""
+    """Raise UnsupportedError for methods that cannot run in a conversation."""
     reason = "evicts nothing" if compressor.resamples else _unfit(compressor)
     if reason is not None:
         raise UnsupportedError(
@@ -163,7 +163,7 @@ def check_turns(compressor: Compressor) -> None:
 
 
 def _unfit(compressor: Compressor) -> str | None:
-    """Return why a method cannot run on a stream, as the end of a sentence, or None."""
+    """Return the reason why a method cannot run on a stream, as the end of a sentence; None if it can."""
     decoding, needs = compressor.decoding, compressor.needs
     if compressor.resamples:  # the smaller prompt fits into the cap
         return None
@@ -188,5 +188,5 @@ def _unfit(compressor: Compressor) -> str | None:
 
 
 def _reduced(compressor: Compressor, cap: int) -> bool:
-    """Tell whether a cap cannot hold what the method protects."""
+    """Tell whether a cap is smaller than the number of entries that the method protects."""
     return bool({"window_reduced", "protected_reduced"} & {*compressor.fallbacks(cap, _SEARCHED + 1)})

@@ -60,14 +60,14 @@ class VarlenLayer(CompressedLayer):
     def retain(
         self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
-        """See `CompressedLayer.retain`; folds the layer if heads differ in length."""
+        """Keep the slots `index` only, see `CompressedLayer.retain`. The layer is folded if heads then differ in length."""
         self._unfold()
         super().retain(index, reduce, reserve, forget)
         self._fold()
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """See `CompressedLayer.from_rows`; the layer is folded if heads or rows differ in length."""
+        """Build a layer for several sequences, see `CompressedLayer.from_rows`. It is folded if heads or rows differ in length."""
         layer = super().from_rows(rows, seen, reserve)
         layer._fold()
         return layer
@@ -100,7 +100,10 @@ class VarlenLayer(CompressedLayer):
         self.folded, self.ragged = False, True
 
     def _padded(self, flat: Tensor) -> Tensor:
-        """Return `[B, Hkv, stored + free slack, ...]` of a storage, padded on the left with zeros; positions with -1."""
+        """Return a folded storage as `[B, Hkv, stored + free slack, ...]`, padded on the left.
+
+        Padding is 0, or -1 for positions.
+        """
         free = self._slack - self._appended
         made = flat.new_full((len(self._lengths), self.stored + free, *flat.shape[1:]), -1 if flat.ndim == 1 else 0)
         for one, start, length in zip(made, self._starts.tolist()[:-1], self._lengths, strict=True):
@@ -131,8 +134,12 @@ class VarlenLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ decoding
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens. Once folded, return only the new ones, because
-        `attention` reads all entries from the storage."""
+        """Append keys and values `[B, Hkv, n, D]` of the next n tokens.
+
+        Returns all stored keys and values. A folded layer returns only the new ones, because `attention` reads all entries from
+        the
+        storage.
+        """
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
         n_new = key_states.shape[2]
@@ -159,7 +166,7 @@ class VarlenLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """See `CompressedLayer.attention`; a folded layer uses the kernel `attend`."""
+        """Run attention on the layer, see `CompressedLayer.attention`. A folded layer uses the kernel `attend`."""
         if not self.folded:
             return super().attention(kernel, query, key, value, mask)
         if mask is not None and query.shape[2] > 1:
@@ -171,7 +178,7 @@ class VarlenLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError if a mask hides stored entries, as it does only if questions of several lengths were padded."""
+        """Raise UnsupportedError if a mask hides stored entries, which happens only if questions of several lengths were padded."""
         places = self.slot_positions().flatten(1)
         visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
         if bool((~visible & (places >= 0)).any()):
@@ -230,8 +237,10 @@ class VarlenLayer(CompressedLayer):
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
     def alone(self, row: int, slack: int) -> CompressedLayer:
-        """Return a layer with the size that one row of a folded layer would have alone, with `slack` free slots per head.
-        It is a view for counting bytes: its slots do not contain the row's entries in order."""
+        """Return a layer of the size that one row of a folded layer would have if stored alone, with `slack` free slots per head.
+
+        It is a view for counting bytes: its slots do not contain the row's entries in order.
+        """
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[row_heads]]

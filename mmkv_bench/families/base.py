@@ -183,7 +183,7 @@ class TextModel:
     sinks: bool = False
 
     def check(self, text: Any) -> None:
-        """Raise UnsupportedError for a text config whose attention the scorers do not reproduce (for example with softcapping)."""
+        """Raise UnsupportedError for a text config whose attention the scorers do not reproduce, such as softcapped attention."""
 
     def states_all(self, text: Mapping[str, Any]) -> bool:
         """Tell whether a config.json has all keys that this class reads from a text config."""

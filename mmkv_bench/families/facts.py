@@ -180,7 +180,10 @@ def kv_bytes_per_token(model: Any, dtype: str) -> int:
 
 
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
-    """Return the bytes of sliding windows and recurrent states after a prompt of `tokens` tokens; 0 if all layers are compressed."""
+    """Return the bytes of sliding windows and recurrent states after a prompt of `tokens` tokens.
+
+    0 if all layers are compressed.
+    """
     return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, ITEMSIZE[dtype])
 
 

@@ -95,7 +95,7 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     config = load_config(path, revision)
-    target_device = device_of(settings.device)
+    placement = device_of(settings.device)
     multimodal = model_facts(config).multimodal
     if settings.template and multimodal:
         raise UnsupportedError(
@@ -123,13 +123,13 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
             device_map=settings.device_map,
             disable_mmap=not gguf_argument
-            and target_device.type == "cpu"
+            and placement.type == "cpu"
             and _fits(path, revision),  # dequantised weights are copies
         )
         model = _merged(model, settings.adapter) if settings.adapter else model
     if settings.device_map is None:
-        model = model.to(target_device)
-    return set_up(settings, model, processor, config, target_device)
+        model = model.to(placement)
+    return set_up(settings, model, processor, config, placement)
 
 
 def limit(processor: Any, settings: Model) -> None:

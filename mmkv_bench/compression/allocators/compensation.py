@@ -69,7 +69,9 @@ class Compensation(Allocator):
         return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
 
     def _cover(self, mass: Tensor) -> Tensor:
-        """Count, per row of ``mass [Hkv, m]``, the fewest columns that hold theta of its sum (to 12 digits), int64 ``[Hkv]``."""
+        """Count, for each row of ``mass [Hkv, m]``, the fewest columns that have theta of its sum (to 12 digits): int64
+        ``[Hkv]``.
+        """
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)
@@ -77,7 +79,10 @@ class Compensation(Allocator):
         return torch.where(reached[:, -1] > 0, needed_entries, 0)
 
     def layer_caps(self, needs: Sequence[Fraction], budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Return the entries per KV head of the first ``len(needs)`` layers. needs: mean need of each layer's heads."""
+        """Return the entries per KV head of the first ``len(needs)`` layers.
+
+        needs: for each layer, the mean number of entries that its heads need.
+        """
         if budget >= candidates:
             return [candidates] * len(needs)
         floor, remaining_budget, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []

@@ -75,7 +75,7 @@ class Entropy(Allocator):
         return (self.entropy,) if self.dynamic else None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the layer's entropy [nats], ``[1]``."""
+        """Return the attention entropy of the layer [nats], ``[1]``."""
         if not self.dynamic:
             return None
         if self.entropy == "full":
@@ -89,7 +89,7 @@ class Entropy(Allocator):
     # ---- all layers
 
     def layer_caps(self, entropies: Sequence[float], budget: int, candidates: int) -> list[int]:
-        """Return the entries per KV head of every layer of the model, from the layers' entropies [nats]."""
+        """Return the entries per KV head of every layer of the model, from the entropies of all layers [nats]."""
         mean = Fraction(Decimal(str(self.rho))) * candidates if self.rho else Fraction(budget)
         highest = max(entropies)
         weights = [exp(value - highest) for value in entropies]
@@ -123,5 +123,5 @@ class Entropy(Allocator):
 
 
 def _modalities(types: Tensor | None) -> int:
-    """Return the number of modalities in a prompt: text, and images or videos. Unknown types count as text."""
+    """Return the number of modalities in a prompt, 1 or 2: text, and images or videos. Unknown types count as text."""
     return 1 if types is None else len({bool(kind > 0) for kind in types.unique()})

@@ -178,8 +178,12 @@ class Hybrid(Allocator):
     printed = True  # padding to the next power of two is a reading of the paper's own sentence
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 with power=up, else 1. Since version 2 the entries added by rounding up are taken from static heads,
-        so that the total is exceeded only if static heads have too few."""
+        """Return the version of the results: 2 with power=up, else 1.
+
+        Since version 2 entries added by rounding up are taken from static heads, so the total is exceeded only if static heads
+        have too
+        few entries.
+        """
         return 2 if self.power == "up" else 1
 
     @property
@@ -202,9 +206,13 @@ class Hybrid(Allocator):
         return ("no_text_tokens",) if types is not None and bool((types > 0).all()) else ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return the fallbacks of a division. ``text_over_budget``: a static head cannot hold window and text.
-        ``chunk_reduced``: dynamic heads cannot read a whole chunk. ``infeasible_allocation``: r was cut.
-        ``budget_unused``: no static head can take the entries saved by rounding."""
+        """Return the fallbacks of a division of the budget.
+
+        ``text_over_budget``: a static head's budget is below window and text.
+        ``chunk_reduced``: dynamic heads cannot read a whole chunk.
+        ``infeasible_allocation``: r was cut.
+        ``budget_unused``: no static head can take the entries saved by rounding.
+        """
         division = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
@@ -261,8 +269,10 @@ class Hybrid(Allocator):
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable(self, share: int, candidates: int, most: int) -> int:
-        """Round a dynamic head's share to a power of two (unless all candidates fit), then to whole chunks. The result
-        is above ``most`` only with power=up."""
+        """Return a dynamic head's share, rounded to a power of two (unless all candidates fit) and then to whole chunks.
+
+        The result is above ``most`` only with power=up.
+        """
         if share >= candidates or share == 0:
             return min(share, candidates)
         if self.power != "none":
@@ -272,7 +282,10 @@ class Hybrid(Allocator):
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:
-        """Round a share down to whole chunks; a share below one chunk stays, as one smaller chunk. At most all candidates."""
+        """Return a share rounded down to whole chunks, at most all candidates.
+
+        A share below one chunk is not rounded: it is read as one smaller chunk.
+        """
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:

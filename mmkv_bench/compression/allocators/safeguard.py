@@ -31,7 +31,7 @@ class Safeguard(Allocator):
         check_share(self, "alpha", "the budget")
 
     def floor(self, budget: int) -> int:
-        """Return the number of entries that every head keeps at least, in kvpress's floating-point arithmetic."""
+        """Return the smallest number of entries that a head keeps, in kvpress's floating-point arithmetic."""
         return max(min(budget, 1), int(budget * self.alpha)) if self.alpha > 0 else 0
 
     def caps(

@@ -24,7 +24,7 @@ class EvictingLayer(CompressedLayer):
 
     @classmethod
     def of(cls, start: Start, room: int, slack: int, grows: bool, slot: Callable[[int, int], int]) -> EvictingLayer:
-        """Build the layer of a policy (`Holding`).
+        """Build the layer of a policy that limits a layer's size (`Holding`).
 
         Args:
             room: slots for new tokens.
@@ -62,7 +62,7 @@ class EvictingLayer(CompressedLayer):
         ]
 
     def _evict(self, due: list[bool]) -> None:
-        """Remove one entry from every head that holds too many. due: for each head, whether it does."""
+        """Remove one entry from every head that has too many. due: for each head, whether it has too many."""
         counts = self.entry_counts()
         slots = [
             self.stored - count + self._slot(count, start) for count, start in zip(counts, self._start, strict=True)

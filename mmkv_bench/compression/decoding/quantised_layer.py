@@ -65,7 +65,10 @@ class _Store:
         self.rest = self.rest[:, : max(self.left)].clone()  # frees what was quantised
 
     def _write(self, rows: list[int], first: int, tokens: Tensor) -> None:
-        """Pack `[rows, units * unit, D]` as units `first` and following."""
+        """Pack tokens `[rows, units * unit, D]` as units `first`, `first + 1`, ... of the given heads.
+
+        rows: indices of the heads.
+        """
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
         fresh = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
         end = first + units.shape[1]
@@ -131,12 +134,14 @@ class _Store:
         return units * self.unit_nbytes + left * self.token_nbytes
 
     def read_nbytes(self, units: list[int], left: list[int]) -> int:
-        """Return the bytes to read when heads have `units` units and `left` tokens in full precision."""
+        """Return the bytes to read if heads have `units` packed units and `left` tokens in full precision, one number per head."""
         return len(units) * (max(units) * self.unit_nbytes + max(left) * self.token_nbytes)
 
     def nbytes(self) -> tuple[int, int]:
-        """Return (bytes of packed numbers and rest, bytes of scales and minima). Units and slots of the longest head count
-        for every head; slack does not count."""
+        """Return two values: bytes of packed numbers and full-precision tokens, and bytes of scales and minima.
+
+        All heads count with the size of the longest head. Slack does not count.
+        """
         data, metadata = _bytes(self.rest[:, : max(self.left)]), 0
         used = self._used()
         if used is not None:
@@ -178,7 +183,7 @@ class QuantisedLayer(CompressedLayer):
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[1, Hkv, n, D]`; return the keys and values for attention, `[1, Hkv, stored, D]` each, dequantised."""
+        """Append keys and values `[1, Hkv, n, D]`; return all of them for attention, dequantised, `[1, Hkv, stored, D]` each."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
         if self._before and self.seen >= self.acts_from:
@@ -212,12 +217,14 @@ class QuantisedLayer(CompressedLayer):
         return empty + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes of the packed entries that attention reads, not of their unpacked copies."""
+        """Return the bytes of packed entries that attention reads to decode a token. Their unpacked copies do not count."""
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:
-        """Return the bytes that a step reads of one store after `fed` more prompt tokens. These are quantised after they were
-        attended to, answer tokens before or after it (`flush`)."""
+        """Return the bytes that a decode step reads of keys or of values (`store`), after `fed` more prompt tokens.
+
+        Prompt tokens are quantised after their attention, answer tokens before or after it (`flush`).
+        """
         units, left = store.units, [count + fed for count in store.left]
         for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
             left = [count + new for count in left]
@@ -243,7 +250,7 @@ class QuantisedLayer(CompressedLayer):
 
 
 def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Group row indices by equal keys, `[([row, ...], key), ...]`, so that heads with equal counts are processed at once."""
+    """Group the indices of equal keys: `[([index, ...], key), ...]`, so that heads with equal counts are processed at once."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)

@@ -56,8 +56,9 @@ class Pages:
         return padded.view(self.heads, self.count, self.chunk, -1)
 
     def best(self, query: Tensor, keep_last: bool) -> Tensor:
-        """Return the chunks to fetch, int64 ``[H, slots]`` ascending: those with the largest ``query . mean key``; ties:
-        the lower chunk.
+        """Return the chunks to fetch for each head, int64 ``[H, slots]``, ascending.
+
+        They are the chunks with the largest ``query . mean key``; of equal ones, the lower chunk.
 
         Args:
             query: float32 ``[H, D]``.
@@ -69,9 +70,9 @@ class Pages:
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
     def asked(self, chosen: Tensor) -> Tensor:
-        """Copy the row indices of the chosen chunks to the host, int64 ``[H * slots]``. The result may be read only after
-        the device has finished its work so far.
+        """Start copying the row indices of the chosen chunks to the host; return the copy, int64 ``[H * slots]``.
 
+        The copy may be read only after the device has finished its work so far.
         chosen: int64 ``[H, slots]``.
         """
         device = chosen.device
@@ -84,11 +85,12 @@ class Pages:
         Args:
             chosen: int64 ``[H, slots]``, ascending.
             width: slots of the result; at least as many as the chosen chunks have tokens.
-            rows: what `asked` returned for these chunks; the device must have finished that copy.
+            rows: the result of `asked` for these chunks; the device must have finished that copy.
 
         Returns:
-            Keys and values ``[H, width, D]`` and token indices int64 ``[H, width]``, ascending; padding slots are on
-            the left and have the index -1.
+            Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding slots are on the left
+                and have
+                the index -1.
         """
         device = chosen.device
         token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
@@ -158,8 +160,10 @@ class RetrievalLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with the static heads while the dynamic heads' chunks are copied, if the device can overlap copies and
-        computation."""
+        """Run attention with the static heads while chunks of the dynamic heads are copied, then with the dynamic heads.
+
+        The two overlap if the device can overlap copies and computation.
+        """
         pages = self.pages
         stream = None if pages is None else devices.at(self.device).lane()
         if pages is None or stream is None:
@@ -180,8 +184,10 @@ class RetrievalLayer(CompressedLayer):
     def _parts(
         self, dynamic: bool, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
-        """Attend with the dynamic heads, or with the static ones, without copying keys or values. Return first head -> output for
-        each run of neighbouring heads of this kind."""
+        """Run attention with only the dynamic heads or only the static heads, without copying keys or values.
+
+        Returns a mapping: first head -> output, for each run of neighbouring heads of this kind.
+        """
         visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
         outputs = {}
         for kind, heads in self.runs:
@@ -204,8 +210,10 @@ class RetrievalLayer(CompressedLayer):
         self._fill(*pages.fetch(chosen, self.width, pages.asked(chosen)))
 
     def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
-        """Return the chunks to fetch for ``query [1, Hq, n, D]``, by its mean over the n rows and the query heads of each
-        KV head."""
+        """Return the chunks to fetch for the queries ``[1, Hq, n, D]`` of a step.
+
+        The choice is by their mean over the n tokens and the query heads of each KV head.
+        """
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
         return pages.best(mean[self.heads], self.keep_last)
 

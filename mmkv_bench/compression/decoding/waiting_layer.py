@@ -42,8 +42,10 @@ class WaitingLayer(CompressedLayer):
         return layer
 
     def buffers(self) -> list[Tensor]:
-        """Return all tensors of the layer, including the method's index and scores, but not token types and summaries,
-        which belong to the prompt."""
+        """Return all tensors of the layer, including the method's index and scores.
+
+        Token types and summaries are left out, because they belong to the prompt.
+        """
         start_tensors = () if self._start is None else (self._start.index, self._start.scores)
         return [*super().buffers(), *(tensor for tensor in start_tensors if tensor is not None)]
 
@@ -53,8 +55,10 @@ class WaitingLayer(CompressedLayer):
             self._reduce(start, query[0, :, -1:], scaling)
 
     def _reduce(self, start: Start, query: Tensor, scaling: float) -> None:
-        """Reduce the layer by the method's parts, from its scores and the attention of the newest token. query: `[Hq,
-        1, D]` of this token."""
+        """Reduce the layer by the method's parts, from its scores and the attention of the newest token.
+
+        query: `[Hq, 1, D]` of this token.
+        """
         (allocator, selector, reducer), total = self._parts, self.stored
         scores = column_sums(query, self.keys[0], scaling, total - 1, start.sinks)
         prefill_scores, types = start.scores, start.context.types

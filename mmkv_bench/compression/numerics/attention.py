@@ -48,8 +48,10 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink (``sinks [...]``), float32. The
-    sink's probability is left out of the result."""
+    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink, float32 ``[..., S]``.
+
+    The sink's probability is left out of the result. sinks: ``[...]``; None: there are none.
+    """
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
     both = torch.cat([scores.float(), sinks.float().expand(scores.shape[:-1]).unsqueeze(-1)], -1)
@@ -57,7 +59,10 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def hide(scores: Tensor, reach: range | Tensor) -> None:
-    """Set ``scores [..., n, S]`` to -inf, in place, at the keys that a row does not see. reach: last key of each row."""
+    """Set scores to -inf, in place, at the keys that a row does not see.
+
+    scores: ``[..., n, S]``. reach: the last key that each row sees.
+    """
     first = int(reach[0])
     last = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
     later = torch.arange(first, scores.shape[-1], device=scores.device) > last.to(scores.device)[:, None]
@@ -137,11 +142,10 @@ def window_mass(
 
 
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
-    """Return the largest attention that the newest n queries and the g query heads of a KV head pay to each key from
-    ``first`` to ``last - 1``: ``[Hkv, last - first]`` float32.
+    """Return the largest attention that keys get from the newest n queries: ``[Hkv, last - first]`` float32.
 
-    The softmax runs over the first ``sinks`` keys, the keys from ``first`` to ``last - 1``, and causally over the
-    queries' own keys; over no other key.
+    The keys are those from ``first`` to ``last - 1``. The maximum is over the queries and the g query heads of a KV head. The
+    softmax runs over the first ``sinks`` keys, the keys from ``first`` to ``last - 1``, and causally over the queries' own keys.
 
     Args:
         query: ``[Hq, n, D]``.

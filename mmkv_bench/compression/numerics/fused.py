@@ -28,7 +28,10 @@ _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, w
 
 
 def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function as a torch operation. made: returns an empty result of the right shape and dtype, for fake tensors."""
+    """Return a decorator that registers a function as a torch operation.
+
+    made: function that returns an empty result of the right shape and dtype, for fake tensors.
+    """
 
     def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
@@ -53,7 +56,7 @@ def _mass_like(
     lambda query, key, scaling, offset, sinks: key.new_empty(key.shape[:2], dtype=torch.float32),
 )
 def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None) -> Tensor:
-    """See ``attention.column_sums``."""
+    """Return ``attention.column_sums``, computed by a kernel."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -73,8 +76,10 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
-    """Return ``proxies.group_mass`` of all groups, ``[Hkv, m, G, T]``. apart: whether query heads stay separate (m = g, else
-    1)."""
+    """Return ``proxies.group_mass`` of all groups, ``[Hkv, m, G, T]``.
+
+    apart: query heads stay separate, and m = g; otherwise they are averaged, and m = 1.
+    """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -166,8 +171,10 @@ def _numbers(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, in
 
 
 def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
-    """Return the constants that a kernel is compiled for. rows: number of query rows that are summed together, which
-    limits the rows of a tile."""
+    """Return the constants for which a kernel is compiled, by name.
+
+    rows: number of query rows that are summed together; it limits the rows of a tile.
+    """
     from triton import knobs
 
     dim = key.shape[2]

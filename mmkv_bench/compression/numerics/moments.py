@@ -122,8 +122,10 @@ def _half_turn(x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype; dimensions i and i + R/2
-    are paired. R is D, except for partial rotary embeddings (Qwen3.5), which leave the rest unchanged."""
+    """Rotate the first R numbers of each vector of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype.
+
+    Dimensions i and i + R/2 are paired. R is D, except for partial rotary embeddings (Qwen3.5), which leave the rest unchanged.
+    """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     turned = x[..., : cos.shape[-1]]
     turned = turned * cos + _half_turn(turned) * sin

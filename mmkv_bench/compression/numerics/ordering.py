@@ -8,11 +8,12 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 
 def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
-    """Return float64 scores like ``score`` that order the entries by (score, breaker); entries equal in both stay equal.
+    """Return float64 scores that order the entries by (score, breaker). Entries that are equal in both stay equal.
 
-    Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps
-    that float64 has, in the order of ``breaker``. Such steps only move an entry past scores within their reach (at most
-    as many steps as there are entries, 1e-16 of the score each); every other score comes back bit for bit.
+    Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps of float64,
+    in
+    the order of ``breaker``. Such steps move an entry past other scores only if these are as near (1e-16 of the score for each
+    entry). Every other score is returned bit for bit.
 
     Args:
         score: float64, 0 or more; all entries are ordered together, whatever the shape.

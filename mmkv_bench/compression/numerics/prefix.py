@@ -32,20 +32,22 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
 
 
 def prefix_counts(curves: Tensor, p: float) -> Tensor:
-    """Return ``n * R_l(p)``, the entries of the shortest prefix of each layer whose cumulative priority is at least p:
-    int64 ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``."""
+    """Return ``n * R_l(p)``, the number of entries in the shortest prefix of each layer with cumulative priority p or more.
+
+    The result is int64 ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``.
+    """
     return torch.searchsorted(curves, torch.full((len(curves), 1), p, dtype=curves.dtype)).squeeze(1) + 1
 
 
 def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) -> tuple[list[int], int]:
-    """Run algorithm 1: halve [0, 1] until the prefixes of all layers hold ``total`` entries.
+    """Run algorithm 1: halve the interval [0, 1] of p until the prefixes of all layers have ``total`` entries.
 
     Args:
         curves: ``P_l``, ``[L, n]``.
         total: ``L * rho * n`` entries.
-        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10).
-            0 demands the exact total, which may not exist: then the search ends when p has no more digits.
-        steps: more than 0: that many halvings, whatever delta says (the paper's table 11); an exact total ends it early.
+        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10). 0 demands
+            the exact total, which may not exist: then the search ends when p has no more digits.
+        steps: more than 0: this many halvings instead of delta (the paper's table 11); an exact total ends it early.
 
     Returns:
         ``n * R_l`` at the last p, before any scaling, and the number of halvings.
@@ -98,8 +100,7 @@ def scaled(
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """Return the global prefix configuration of one prompt: the kept fraction ``R_l`` of every layer, scaled to meet
-    the budget exactly.
+    """Return the kept fraction ``R_l`` of every layer for one prompt (its global prefix configuration), and the halvings.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``.
@@ -107,7 +108,7 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
         delta, steps: see ``search``.
 
     Returns:
-        ``R_l`` in (0, 1], which add up to ``L * rho`` apart from float rounding, and the number of halvings.
+        ``R_l`` in (0, 1], scaled so that they add up to ``L * rho`` apart from float rounding; and the number of halvings.
     """
     layers, n = curves.shape
     total = layers * Fraction(Decimal(str(rho)))
@@ -116,8 +117,9 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
 
 
 def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
-    """Interpolate ``R_l`` linearly at rho between the two nearest budgets of a profile, which is extended by 0 at rho = 0
-    and 1 at rho = 1.
+    """Return ``R_l`` of every layer, interpolated linearly at rho between the two nearest budgets of a profile.
+
+    The profile is extended by 0 at rho = 0 and 1 at rho = 1.
 
     Args:
         grid: budgets of the profile, ascending fractions in (0, 1].

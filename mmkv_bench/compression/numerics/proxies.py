@@ -181,8 +181,10 @@ def _by_heads(
     sinks: Tensor | None = None,
     **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (KV heads, ``adjusted_mass``) for a few heads at a time, so that blocks stay small; fused kernels take all
-    heads at once."""
+    """Yield (KV heads, ``adjusted_mass`` of these heads) for a few heads at a time, so that blocks stay small.
+
+    Fused kernels take all heads at once.
+    """
     share = query.shape[0] // key.shape[0]
     uses_kernel = _fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)

@@ -30,8 +30,10 @@ class FeatureMerge(Reducer):
 
     @staticmethod
     def _most_similar(key: Tensor, index: Tensor) -> Tensor:
-        """Return for each token the column of ``index [Hkv, m]`` whose key is most similar, or m if the head keeps none:
-        int64 ``[Hkv, n]``."""
+        """Return, for each token, the column of ``index [Hkv, m]`` whose key is most similar: int64 ``[Hkv, n]``.
+
+        m for the tokens of a head that keeps none.
+        """
         heads, slots = index.shape
         target = torch.full(key.shape[:2], slots, dtype=torch.int64, device=key.device)
         if slots == 0:

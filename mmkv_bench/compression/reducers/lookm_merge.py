@@ -108,8 +108,16 @@ class LookMMerge(Reducer):
     def _merged(
         self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor | None, count: Tensor
     ) -> Tensor:
-        """Return the kept entries, ``[Hkv, m, D]``, with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots,
-        times ``weight`` (None: once each)."""
+        """Return the kept entries, ``[Hkv, m, D]``, after evicted entries were merged into them.
+
+        Args:
+            old: all entries.
+            kept: the kept entries before merging.
+            rows: ``[Hkv, e]``, indices of the entries of ``old`` to merge.
+            slot: the kept entry into which each is merged.
+            weight: factor of each; None: 1.
+            count: number of entries merged into each kept entry.
+        """
         heads, slots, dim = kept.shape
         in_order = devices.at(kept.device).adds_in_order
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
@@ -131,8 +139,10 @@ class LookMMerge(Reducer):
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the real ones, because some heads may
-    evict fewer than e."""
+    """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the valid ones.
+
+    Some heads may evict fewer than e.
+    """
     is_kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     is_kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.
@@ -143,8 +153,10 @@ def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the kept key, of ``kept [Hkv, m, D]``, that has the largest cosine with each candidate in ``rows``. Return the
-    cosine, float32 ``[Hkv, e]``, and the kept key's slot."""
+    """Find, for each candidate in ``rows``, the kept key with the largest cosine; return cosine and slot of this key.
+
+    The cosine is float32 ``[Hkv, e]``. kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
+    """
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)

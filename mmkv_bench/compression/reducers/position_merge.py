@@ -98,10 +98,10 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
 
 def pruned_places(index: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Mark the tokens that are not in ``index``.
+    """Return the indices of all candidates, and which of them are not in ``index`` (pruned).
 
     Returns:
-        The indices of all n candidates, int64 ``[Hkv, n]``, and bool ``[Hkv, n]``, True = pruned.
+        int64 ``[Hkv, n]``, the indices of all n candidates; and bool ``[Hkv, n]``, True = pruned.
     """
     all_places = torch.arange(candidates, device=index.device).expand(index.shape[0], -1)
     pruned = torch.ones(index.shape[0], candidates + 1, dtype=torch.bool, device=index.device)

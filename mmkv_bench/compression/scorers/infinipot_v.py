@@ -73,7 +73,11 @@ class InfiniPotVScorer(Scorer):
 
     @staticmethod
     def _distinct(obs: Observation, frames: Frames, cell: Tensor, recent: Tensor) -> Tensor:
-        """Return TaR of every stored entry, float32 ``[Hkv, S]``. recent: bool, the entries of the most recent frames."""
+        """Return TaR (temporal redundancy) of every stored entry, float32 ``[Hkv, S]``.
+
+        frames, cell: the frame numbering, and each entry's cell in its frame. recent: bool, the entries of the most recent
+        frames.
+        """
         unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
         heads, _, dim = unit.shape
         place = cell[..., None].expand(-1, -1, dim)

@@ -76,8 +76,12 @@ class PressScorer(Scorer):
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
-        """Return 2. Since version 2 the last of the protected entries stay if they exceed the budget, and a press
-        inside a press is recorded with its defaults."""
+        """Return version 2 of the results.
+
+        Since version 2 the last of the protected entries stay if they exceed the budget, and the rows record the defaults of a
+        press
+        inside a press.
+        """
         return 2
 
     @property
@@ -121,7 +125,7 @@ class PressScorer(Scorer):
         return scores == scores.amax(-1, keepdim=True)
 
     def _innermost(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return the score of the press inside all others, float32 ``[Hkv,T]``."""
+        """Return the score of the innermost press, which scores by itself: float32 ``[Hkv,T]``."""
 
         def ask() -> Tensor:
             return self._ask(obs, presses.chain(presses.load(), self._made(obs, budget))[-1], seed)
@@ -129,7 +133,7 @@ class PressScorer(Scorer):
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Call the press's own `score` on the observation; return float32 ``[Hkv,T]``."""
+        """Return the score that the press's own `score` gives for the observation, float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "
@@ -161,8 +165,9 @@ class PressScorer(Scorer):
 
 
 def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the parts of `method=kvpress` that the press decides: the scorer, and the allocator of a press that divides
-    the budget.
+    """Build the parts of `method=kvpress` that the press determines: the scorer, and the allocator of some presses.
+
+    An allocator belongs to a press that divides the budget.
 
     Args:
         plain: the method's effective node.

@@ -152,7 +152,7 @@ class MMShiftScorer(Scorer):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Tell whether these parameters read statistics of other prompts."""
+        """Tell whether a scorer with these parameters reads statistics of other prompts."""
         layerwise = parameters.get("expansion") == "layer" and not parameters.get("layer_gamma")
         return parameters.get("centring") == "global" or layerwise
 
@@ -222,7 +222,7 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if ties between votes are broken by the anchor in float64, even by an anchor too small for float32; else 1."""
+        """Return the version of the results: 2 if the anchor breaks ties between votes in float64, else 1."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -236,8 +236,10 @@ class MMShiftScorer(Scorer):
         return states + (self._global_mean(obs) if self.centring == "global" else mean)
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
-        """Return mu and sigma, float32 ``[]`` or ``[E]``. If groups draw from different tokens, there is one row per
-        proxy: ``[N, 1 or E]``."""
+        """Return mu and sigma of the proxies' hidden states, float32 ``[]`` or ``[E]``.
+
+        If groups draw from different tokens, there is one row per proxy: ``[N, 1 or E]``.
+        """
         if self.modality == "unified" and not self.last_tokens:
             return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
         if self.modality == "unified":
@@ -262,8 +264,10 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation over the chosen tokens (bool ``[T]``, None: all) among the ``last_tokens``,
-        or over all of these if none is chosen."""
+        """Return mean and standard deviation over those of the ``last_tokens`` that are chosen; over all of these if none is.
+
+        chosen: bool ``[T]``; None: all tokens.
+        """
         first = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first:]
         chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]

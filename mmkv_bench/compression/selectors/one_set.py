@@ -49,8 +49,10 @@ class OneSet(RecentShare):
 
     @staticmethod
     def _permuted(score: Tensor, protected: Tensor, evict: int) -> Tensor:
-        """Return the indices that ``ranking=permutation`` keeps of one score per token, if ``evict`` tokens are to be
-        evicted, ascending: int64 ``[m]``."""
+        """Return the indices that ``ranking=permutation`` keeps, int64 ``[m]``, ascending.
+
+        score: one score per token. evict: number of tokens to evict.
+        """
         place = (~protected).nonzero()[:, 0]
         is_kept = protected.clone()
         if evict > 1:

@@ -105,7 +105,7 @@ class TextRecents(RecentShare):
         return super().select(scores, (important + recents).clamp_max(n), protected, order, types)
 
     def _parts(self, caps: Tensor) -> tuple[Tensor, Tensor]:
-        """Return M and N of every cap, int64 like ``caps``."""
+        """Return M (recent tokens) and N (important tokens) of every cap, int64 like ``caps``."""
         share = Fraction(Decimal(str(self.share)))
         recents = caps * share.numerator // share.denominator
         important_share = 1 - share
@@ -117,8 +117,10 @@ class TextRecents(RecentShare):
         )
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``text_over_budget`` if the text tokens before the recents are more than the N entries left for them in
-        a layer with the cap C."""
+        """Return ``text_over_budget`` if text is evicted in a layer with the cap C; otherwise ().
+
+        It is evicted if the text tokens before the M recents are more than N.
+        """
         if not self.text_first or types is None or not bool((types > 0).any()):
             return ()
         recents = int(Decimal(str(self.share)) * budget)

@@ -40,12 +40,14 @@ class TopK(Selector):
             )
 
     def _recents(self, budget: int) -> int:
-        """Return the number of last tokens that stay at this budget. A share of the budget is computed in exact decimal
-        arithmetic."""
+        """Return the number of last tokens that are kept at this budget.
+
+        A share of the budget is computed in exact decimal arithmetic.
+        """
         return self.recents if isinstance(self.recents, int) else max(1, int(Decimal(str(self.recents)) * budget))
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` if sinks and recents together exceed C, so that not all of them stay."""
+        """Return ``protected_reduced`` if sinks and recents together exceed C, so that not all of them are kept; otherwise ()."""
         return ("protected_reduced",) if self.sinks + self._recents(budget) > budget else ()
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
