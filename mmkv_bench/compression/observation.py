@@ -417,7 +417,10 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """Return the stored pieces of all chunks, joined along the token axis. A prompt that was prefilled at once is not copied."""
+        """Return the stored pieces of all chunks, joined along the token axis.
+
+        A prompt that was prefilled at once is not copied. name: the statistic.
+        """
         self._complete(self._key)
         parts = self._pieces[name]
         if len(parts) > 1:

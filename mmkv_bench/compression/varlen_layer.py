@@ -67,7 +67,10 @@ class VarlenLayer(CompressedLayer):
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """Build a layer for several sequences, see `CompressedLayer.from_rows`. It is folded if heads or rows differ in length."""
+        """Build a layer for several sequences, see `CompressedLayer.from_rows`.
+
+        It is folded if heads or rows differ in length.
+        """
         layer = super().from_rows(rows, seen, reserve)
         layer._fold()
         return layer
@@ -178,7 +181,10 @@ class VarlenLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError if a mask hides stored entries, which happens only if questions of several lengths were padded."""
+        """Raise UnsupportedError if a mask hides stored entries.
+
+        This happens only if questions of several lengths were padded.
+        """
         places = self.slot_positions().flatten(1)
         visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
         if bool((~visible & (places >= 0)).any()):

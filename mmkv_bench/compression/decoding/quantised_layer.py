@@ -134,7 +134,7 @@ class _Store:
         return units * self.unit_nbytes + left * self.token_nbytes
 
     def read_nbytes(self, units: list[int], left: list[int]) -> int:
-        """Return the bytes to read if heads have `units` packed units and `left` tokens in full precision, one number per head."""
+        """Return the bytes to read if heads have `units` packed units and `left` full-precision tokens, one number per head."""
         return len(units) * (max(units) * self.unit_nbytes + max(left) * self.token_nbytes)
 
     def nbytes(self) -> tuple[int, int]:
