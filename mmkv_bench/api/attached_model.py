@@ -289,7 +289,7 @@ class Attached:
         model_input = kwargs.get("inputs_embeds")
         if model_input is None:
             model_input = args[0] if args else kwargs["input_ids"]
-        rows, new = model_input.shape[:2]
+        rows, new_tokens = model_input.shape[:2]
         if rows != 1:
             raise UnsupportedError(
                 f"attach compresses one prompt at a time, but got {rows} rows; give one prompt, without beams and with one "
@@ -310,11 +310,11 @@ class Attached:
                     f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
                     "compress; allowed: none (and no cache_implementation), or session.cache to append tokens"
                 )
-        elif new > 1 and cache.get_seq_length() > 0 and not protocol_named(self.protocol).cuts:
+        elif new_tokens > 1 and cache.get_seq_length() > 0 and not protocol_named(self.protocol).cuts:
             raise UnsupportedError(
-                f"{new} tokens at once follow a prompt that is already compressed; allowed: one token at a time, as generate() "
-                "decodes without assistant_model, prompt_lookup_num_tokens and prefill_chunk_size; to ask a question about a "
-                "compressed context use attach(..., protocol='query_agnostic')"
+                f"{new_tokens} tokens at once follow a prompt that is already compressed; allowed: one token at a "
+                "time, as generate() decodes without assistant_model, prompt_lookup_num_tokens and prefill_chunk_size; to "
+                "ask a question about a compressed context use attach(..., protocol='query_agnostic')"
             )
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -25,9 +25,9 @@ def picture_ends(types: Tensor) -> Tensor:
     Returns:
         int64 `[B, n]`.
     """
-    visual, places = types > 0, torch.arange(types.shape[1], device=types.device)
+    visual, token_indices = types > 0, torch.arange(types.shape[1], device=types.device)
     continues = torch.nn.functional.pad(visual[:, :-1] & visual[:, 1:], (0, 1))
-    return places.masked_fill(continues, types.shape[1]).flip(1).cummin(1).values.flip(1)
+    return token_indices.masked_fill(continues, types.shape[1]).flip(1).cummin(1).values.flip(1)
 
 
 def check_start(types: Tensor | None, start: int) -> None:
@@ -51,8 +51,7 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
 
     Args:
         mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping from
-            kinds
-            of layers to masks, of which the mask of full attention is used. Causal: None, or only padding.
+            kinds of layers to masks, of which the mask of full attention is used. Causal: None, or only padding.
         types: int `[B, S or more]`, 0 text, above 0 visual; None: unknown.
         pads: left padding of each row.
 
@@ -63,8 +62,8 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-2] < 2:
         return None
     visible = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
-    new, seen = visible.shape[1:]
-    start = seen - new
+    new_tokens, seen = visible.shape[1:]
+    start = seen - new_tokens
     if not bool(visible.triu(1 + start).any()):
         return None
     known_types = torch.zeros(1, seen) if types is None else types[:, :seen]

@@ -92,8 +92,7 @@ def join(caches: Sequence[CompressedCache], reserve: int, stepwise: bool = False
     """Return one cache with the rows of several caches. The given caches are emptied.
 
     Layers are joined one by one, so at most one layer is in memory twice. If lengths differ, shorter heads are padded on the
-    left,
-    or stored back to back if the device can read them so. Layers with the state of a decode policy are not merged: a
+    left, or stored back to back if the device can read them so. Layers with the state of a decode policy are not merged: a
     `BatchedLayer` stores them side by side.
 
     Args:

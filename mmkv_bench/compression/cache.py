@@ -123,16 +123,16 @@ class CompressedLayer(CacheLayerMixin):
         """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        new = key_states.shape[2]
-        self._make_room(new)
-        end = self.stored + new
+        new_tokens = key_states.shape[2]
+        self._make_room(new_tokens)
+        end = self.stored + new_tokens
         self._key_storage[:, :, self.stored : end] = key_states
         self._value_storage[:, :, self.stored : end] = value_states
         if self._position_storage is not None:
-            new_positions = torch.arange(self.seen, self.seen + new, dtype=torch.int32, device=key_states.device)
+            new_positions = torch.arange(self.seen, self.seen + new_tokens, dtype=torch.int32, device=key_states.device)
             self._position_storage[:, :, self.stored : end] = new_positions
         self.stored = end
-        self.seen += new
+        self.seen += new_tokens
         return self.keys, self.values
 
     # ------------------------------------------------------------------ what generate() and the mask builders see
@@ -175,8 +175,8 @@ class CompressedLayer(CacheLayerMixin):
                 self.keys[row], self.values[row], index[row]
             )
         positions = index.new_empty(batch, heads, slot_count, dtype=torch.int32)
-        chosen = old_positions.gather(2, index.clamp_min(0))
-        positions[:, :, :kept_count] = chosen.masked_fill(index < 0, -1)
+        kept_positions = old_positions.gather(2, index.clamp_min(0))
+        positions[:, :, :kept_count] = kept_positions.masked_fill(index < 0, -1)
         self._key_storage, self._value_storage, self._position_storage = fresh_keys, fresh_values, positions
         self.stored = kept_count
         self.seen -= forget
@@ -306,8 +306,8 @@ class CompressedLayer(CacheLayerMixin):
         """Return the bytes of stored slots that are padding, their positions included."""
         if (positions := self.positions) is None:
             return 0
-        empty = positions.numel() - int(self.entries().sum())
-        return empty * (self.slot_nbytes + positions.element_size())
+        padding_slots = positions.numel() - int(self.entries().sum())
+        return padding_slots * (self.slot_nbytes + positions.element_size())
 
     def read_nbytes(self, fed: int) -> int:
         """Return the bytes that attention reads to decode one token after `fed` further tokens.

@@ -119,7 +119,7 @@ class Compressor:
 
     @property
     def exceeds_as_printed(self) -> bool:
-        """True if more than the budget may be kept, but only by the paper's own formula."""
+        """True if the paper's own formula may keep more than the budget, and nothing else does."""
         exceeding_parts = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
         return bool(exceeding_parts) and all(part.printed for part in exceeding_parts)
 
@@ -141,20 +141,20 @@ class Compressor:
 
     def check_only_evicts(self, protocol: str) -> None:
         """Raise UnsupportedError if the method does more than evict entries, because the given protocol could not repeat it."""
-        decoding, reducer, why = self.decoding, self.reducer, None
+        decoding, reducer, objection = self.decoding, self.reducer, None
         if self.resamples:
-            why = "evicts nothing"
+            objection = "evicts nothing"
         elif reducer is not None and reducer.merges:
-            why = "merges evicted entries into kept ones"
+            objection = "merges evicted entries into kept ones"
         elif decoding is not None and decoding.quantises:
-            why = "stores entries in fewer bits"
+            objection = "stores entries in fewer bits"
         elif decoding is not None and decoding.retrieves:
-            why = "reads entries again that it took off the device"
+            objection = "reads entries again that it took off the device"
         elif decoding is not None and decoding.tokens_from_full:
-            why = "decodes from the full cache first"
-        if why is not None:
+            objection = "decodes from the full cache first"
+        if objection is not None:
             raise UnsupportedError(
-                f"protocol={protocol} prefills a second time with kept entries alone, but {self.name} {why}; "
+                f"protocol={protocol} prefills a second time with kept entries alone, but {self.name} {objection}; "
                 "allowed: methods that only evict; leave the method out, or use protocol=strict"
             )
 
@@ -212,7 +212,7 @@ class Compressor:
 
     @property
     def scope(self) -> str:
-        """`layer` if a layer can be reduced as soon as it is prefilled, `model` if all layers must be seen."""
+        """`layer` if each layer can be reduced as soon as it is prefilled; `model` if the method needs all layers first."""
         if self.needs.replay:  # a prompt is fed again once all layers are prefilled
             return "model"
         return "layer" if self.allocator is None else self.allocator.scope
@@ -338,12 +338,12 @@ class Compressor:
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
             if kept_count > allowed:
                 raise OverBudgetError(f"{self.name} kept {kept_count} entries, but the budget allows {allowed}")
-        index_by_layer, first = [], 0
+        index_by_layer, first_row = [], 0
         for score, cap in zip(scores, caps, strict=True):
-            last = first + len(cap)
-            width = max(counts[first:last])  # not the caps: a released selector may exceed them
-            index_by_layer.append(index_rows[first:last, index_rows.shape[1] - width :].to(score.device))
-            first = last
+            end_row = first_row + len(cap)
+            width = max(counts[first_row:end_row])  # not the caps: a released selector may exceed them
+            index_by_layer.append(index_rows[first_row:end_row, index_rows.shape[1] - width :].to(score.device))
+            first_row = end_row
         return index_by_layer
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:

@@ -45,7 +45,9 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
     entries, (device, metadata) = layer.entries()[0], layer.nbytes()
     padding, read = layer.padding_nbytes(), layer.read_nbytes(fed)
     positions = layer.positions if padding else None
-    empty = 0 if positions is None else (positions.numel() - int(entries.sum())) * positions.element_size()
+    padding_position_bytes = (
+        0 if positions is None else (positions.numel() - int(entries.sum())) * positions.element_size()
+    )
     return LayerAccount(
         entries=entries,
         reachable=layer.reachable()[0],
@@ -56,7 +58,7 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
         padding=padding,
         read=read,
         moved=layer.moved_nbytes(),
-        useful=read - (padding - empty),
+        useful=read - (padding - padding_position_bytes),
     )
 
 
@@ -81,7 +83,7 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
     position_bytes = 0 if layer.positions is None else layer.positions.element_size()
     layer_accounts = []
     for entries, width, count, coming in zip(counted, widths, counted.sum(-1).tolist(), fed, strict=True):
-        stored, empty = heads * width, heads * width - count
+        stored, padding_slots = heads * width, heads * width - count
         read = (stored + heads * (coming + 1)) * slot
         layer_accounts.append(
             LayerAccount(
@@ -91,10 +93,10 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
                 metadata=stored * position_bytes,
                 host=0,
                 held=(stored + heads * slack) * (slot + position_bytes),
-                padding=empty * (slot + position_bytes),
+                padding=padding_slots * (slot + position_bytes),
                 read=read,
                 moved=0,
-                useful=read - empty * slot,
+                useful=read - padding_slots * slot,
             )
         )
     return layer_accounts

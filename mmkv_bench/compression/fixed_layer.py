@@ -150,14 +150,14 @@ class FixedLayer(CompressedLayer):
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)
-        new = key_states.shape[2]
+        new_tokens = key_states.shape[2]
         if not torch.compiler.is_compiling():
-            self._check_room(new)
-        slots = self._length + torch.arange(new, device=self._length.device)
+            self._check_room(new_tokens)
+        slots = self._length + torch.arange(new_tokens, device=self._length.device)
         self._key_storage.index_copy_(2, slots, key_states)
         self._value_storage.index_copy_(2, slots, value_states)
-        self._length.add_(new)
-        self._shown.add_(new)
+        self._length.add_(new_tokens)
+        self._shown.add_(new_tokens)
         return self._key_storage, self._value_storage
 
     def _check_room(self, new: int) -> None:
@@ -261,8 +261,7 @@ def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> Comp
     """Move a cache to storage of fixed size, lent by `pool`, and return it as a new cache.
 
     The old storage is released layer by layer. `cache` becomes a view of the new cache, and must not be used while the new cache
-    is
-    fed. rounded: see `fix`.
+    is fed. rounded: see `fix`.
     """
     if cache.states:
         raise UnsupportedError(

@@ -80,8 +80,7 @@ def padding_mask(
 
     Returns:
         bool `[B|1, 1, 1, seen]`, False where a token is padding; None if there is no padding, except when several tokens are fed
-            to
-            a cache that has entries.
+            to a cache that has entries.
 
     Raises:
         UnsupportedError: a mask that is not causal.
@@ -121,7 +120,7 @@ def attend(
     from flash_attn import flash_attn_func, flash_attn_with_kvcache
 
     kernel_arguments = {"softmax_scale": scaling, "causal": True, "softcap": softcap or 0.0}
-    batch, heads, new = query.shape[0], key.shape[1], query.shape[2]
+    batch, heads, new_tokens = query.shape[0], key.shape[1], query.shape[2]
     if mask is None:
         return flash_attn_func(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **kernel_arguments
@@ -143,5 +142,5 @@ def attend(
         **kernel_arguments,
     )
     if padded_per_head:
-        output = output.unflatten(0, (batch, heads)).transpose(1, 2).reshape(batch, new, -1, output.shape[-1])
+        output = output.unflatten(0, (batch, heads)).transpose(1, 2).reshape(batch, new_tokens, -1, output.shape[-1])
     return output, None

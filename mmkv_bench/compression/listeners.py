@@ -143,18 +143,20 @@ class PrefillListener:
     def _reduce(self, prompt: PromptBatch, layers: list[int]) -> None:
         # If nothing is evicted, only our own list of kept slots is made; the full cache is not touched.
         with self.phases("account" if self.compressor.unbudgeted else "select"):
-            chosen, all_kept = self._select(prompt, layers)
+            kept_by_layer, all_kept = self._select(prompt, layers)
         for layer in layers:
             with self.phases("account" if self.compressor.is_full else "reduce"):
-                width = max(kept.shape[1] for kept in chosen[layer])
-                stored = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
+                width = max(kept.shape[1] for kept in kept_by_layer[layer])
+                stored = torch.stack(
+                    [nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in kept_by_layer[layer]]
+                )
                 self._store(prompt, layer, stored, all_kept)
             self._kept[layer] = stored
             self.scores.pop(layer, None)
 
     def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
         """Return two values: layer -> slots to keep in each row, int64 `[Hkv, m]` on the CPU; and whether all slots are kept."""
-        chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        kept_by_layer: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         complete = []
         for row, pad in enumerate(prompt.pads):
             lengths = self._lengths(prompt, row)
@@ -178,8 +180,8 @@ class PrefillListener:
                     asked=None if self.budget is None else self.budget.asked,
                 )
             for layer, kept in zip(layers, index, strict=True):
-                chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
-        return chosen, all(complete)
+                kept_by_layer[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
+        return kept_by_layer, all(complete)
 
     def _store(self, prompt: PromptBatch, layer: int, index: Tensor, all_kept: bool) -> None:
         target = prompt.cache.compressed[layer]

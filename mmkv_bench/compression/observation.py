@@ -242,8 +242,11 @@ class Observation:
         Stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window stays causal.
         index: the kept slots, int64 ``[Hkv,m]``, ascending, without padding.
         """
-        kept_count, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
-        unchanged_count = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
+        kept_count, newest_slots = (
+            index.shape[1],
+            torch.arange(self._seen - index.shape[1], self._seen, device=index.device),
+        )
+        unchanged_count = int((index == newest_slots).flip(-1).cumprod(-1).sum(-1).min())
         if self._tail is not None:
             self._tail = self._tail[:, self._tail.shape[1] - min(unchanged_count, self._tail.shape[1]) :]
         if self._columns is not None:
@@ -389,8 +392,7 @@ class Observation:
         """Return a CPU generator seeded by SHA-256 of (salt..., identity, layer): equal on every device and in any order.
 
         every_round: each eviction of a stream gets another seed. The seed of the first eviction equals that of a prompt outside
-        of a
-        stream.
+        of a stream.
         """
         rounds = [self._rounds] if every_round and self._rounds else []
         text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])

@@ -93,7 +93,7 @@ class Replay:
         start, received = self.words.prefix, self.prompt.received
         assert received is not None, "the session keeps it where `needs.replay` is set"
         embed = self.text.get_input_embeddings()
-        last = last_positions(self._until(received.position_ids), self.end, received.embeds.device)
+        last_position = last_positions(self._until(received.position_ids), self.end, received.embeds.device)
 
         def embedded(ids: tuple[int, ...]) -> Tensor:
             embeds: Tensor = embed(torch.tensor([ids], dtype=torch.int64, device=received.embeds.device))
@@ -101,19 +101,23 @@ class Replay:
 
         for first in range(start, self.end, chunk):
             stop, context_before = min(first + chunk, self.end), slice(max(start, first - OVERLAP), first)
-            parts = [embedded(self.words.whole)] if first == start else [embedded(self.words.part)]
+            embedded_parts = [embedded(self.words.whole)] if first == start else [embedded(self.words.part)]
             fed_slices = [context_before, slice(first, stop)]
-            parts += [received.embeds[:, context_before], embedded(self.words.tail), received.embeds[:, first:stop]]
-            fed = torch.cat(parts, 1)
+            embedded_parts += [
+                received.embeds[:, context_before],
+                embedded(self.words.tail),
+                received.embeds[:, first:stop],
+            ]
+            fed = torch.cat(embedded_parts, 1)
             layers = [
                 _Beside(layer, self.end, _told(read, number, first, stop)) for number, layer in enumerate(self.layers)
             ]
             self.text(
                 inputs_embeds=fed,
-                position_ids=following(last, 1, fed.shape[1], 1),
+                position_ids=following(last_position, 1, fed.shape[1], 1),
                 past_key_values=CompressedCache.of(layers),
                 use_cache=True,
-                **self._added(fed_slices, [part.shape[1] for part in parts]),
+                **self._added(fed_slices, [part.shape[1] for part in embedded_parts]),
             )
 
     def _until(self, positions: Tensor | None) -> Tensor | None:
@@ -129,10 +133,10 @@ class Replay:
             return {}
         visual = received.visual[0]
         number = visual.cumsum(0) - 1
-        places = torch.cat([number[one][visual[one]] for one in again])
+        feature_rows = torch.cat([number[one][visual[one]] for one in again])
         none = [visual.new_zeros(widths[0]), visual.new_zeros(widths[2])]
         mask = torch.cat([none[0], visual[again[0]], none[1], visual[again[1]]])[None]
-        return {"visual_pos_masks": mask, "deepstack_visual_embeds": [one[places] for one in received.deepstack]}
+        return {"visual_pos_masks": mask, "deepstack_visual_embeds": [one[feature_rows] for one in received.deepstack]}
 
 
 def _told(read: Read, layer: int, first: int, last: int) -> Callable[[Tensor, Tensor, float], None]:

@@ -227,8 +227,8 @@ class Session:
         cache = kwargs.get("past_key_values")
         # a compressed prompt of one token is empty again under strict, and still the same prompt
         reopened = self.prompt is not None and self.prompt.complete and cache is self.prompt.cache
-        empty = (cache is None or cache.get_seq_length() == 0) and not reopened
-        if empty and self.listener is not None and kwargs.get("use_cache") is not False:
+        starts_prompt = (cache is None or cache.get_seq_length() == 0) and not reopened
+        if starts_prompt and self.listener is not None and kwargs.get("use_cache") is not False:
             if not isinstance(cache, CompressedCache):
                 cache = self.new_cache()
                 kwargs = dict(kwargs, past_key_values=cache)
@@ -302,7 +302,7 @@ class Session:
         return fed.shape[1]
 
     def _start_prompt(self, cache: CompressedCache, args: Args, kwargs: Kwargs) -> None:
-        new = self._new_tokens(args, kwargs)
+        new_tokens = self._new_tokens(args, kwargs)
         embeds = kwargs.get("inputs_embeds")
         rows = (embeds if embeds is not None else args[0] if args else kwargs["input_ids"]).shape[0]
         mask = self._top.get("attention_mask")
@@ -314,17 +314,17 @@ class Session:
             if isinstance(mask, Tensor) and mask.ndim == 4:
                 mask = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] == 0
         if isinstance(mask, Tensor) and mask.ndim == 2:
-            real = mask[:, :new].bool()
+            real = mask[:, :new_tokens].bool()
             pads = (~real).int().cumprod(-1).sum(-1).tolist()
             if bool((real.sum(-1) + torch.tensor(pads, device=real.device) != real.shape[1]).any()):
                 raise UnsupportedError("the attention mask has gaps or right padding; pad prompts on the left")
-        total = self.prompt_length or new
+        total = self.prompt_length or new_tokens
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, pads, cache, len(self.attentions))
         if self.token_types is not None:
             self.prompt.token_types = self.token_types
         else:
-            self._add_types(new)
+            self._add_types(new_tokens)
 
     def _receive(self, args: Args, kwargs: Kwargs) -> None:
         """Store the text model's arguments for a prompt that will be fed again."""
@@ -453,11 +453,11 @@ class Session:
         """Return cos, sin `[m, D]` of the positions that are `offsets` `[m]` after the last token of a row."""
         positions = self.position_ids
         if positions is None:
-            last = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)
+            last_position = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)
         else:
             positions = positions[1:] if positions.ndim == 3 and positions.shape[0] == 4 else positions
-            last = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
-        return self.rope((last + offsets.to(last)).squeeze(-2))
+            last_position = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
+        return self.rope((last_position + offsets.to(last_position)).squeeze(-2))
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos, sin `[n, D]`, float32, of position ids `[n]` or `[axes, n]` in compressed layers."""

@@ -90,8 +90,8 @@ def tensors(layer: Any) -> list[Tensor]:
 
 def beside(layers: Sequence[Any]) -> Any:
     """Join several layers into one layer with all their rows. All have been shown the same number of tokens."""
-    parts = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
-    return mapped(layers[0], lambda _: torch.cat(next(parts)))
+    tensor_groups = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
+    return mapped(layers[0], lambda _: torch.cat(next(tensor_groups)))
 
 
 def nbytes(layers: Sequence[Any]) -> int:

@@ -78,10 +78,14 @@ class VarlenLayer(CompressedLayer):
     def _fold(self) -> None:
         if not self.ragged:
             return
-        places, stored = self._position_storage, self.stored
-        assert places is not None, "ragged heads have positions"
-        self._heads, self._slack, self._appended = (places.shape[0], places.shape[1]), self.capacity - stored, 0
-        lengths = (places[:, :, :stored] >= 0).sum(-1).flatten()
+        old_positions, stored = self._position_storage, self.stored
+        assert old_positions is not None, "ragged heads have positions"
+        self._heads, self._slack, self._appended = (
+            (old_positions.shape[0], old_positions.shape[1]),
+            self.capacity - stored,
+            0,
+        )
+        lengths = (old_positions[:, :, :stored] >= 0).sum(-1).flatten()
         ends = (lengths + self._slack).cumsum(0)
         starts = torch.nn.functional.pad(ends, (1, 0))
         self._lengths, first = lengths.tolist(), starts.tolist()
@@ -107,12 +111,14 @@ class VarlenLayer(CompressedLayer):
 
         Padding is 0, or -1 for positions.
         """
-        free = self._slack - self._appended
-        made = flat.new_full((len(self._lengths), self.stored + free, *flat.shape[1:]), -1 if flat.ndim == 1 else 0)
-        for one, start, length in zip(made, self._starts.tolist()[:-1], self._lengths, strict=True):
+        free_slots = self._slack - self._appended
+        padded = flat.new_full(
+            (len(self._lengths), self.stored + free_slots, *flat.shape[1:]), -1 if flat.ndim == 1 else 0
+        )
+        for one, start, length in zip(padded, self._starts.tolist()[:-1], self._lengths, strict=True):
             filled = length + self._appended
             one[self.stored - filled : self.stored] = flat[start : start + filled]
-        return made.unflatten(0, self._heads)
+        return padded.unflatten(0, self._heads)
 
     def _map_storages(self, change: Callable[[Tensor], Tensor]) -> None:
         assert self._position_storage is not None
@@ -140,8 +146,7 @@ class VarlenLayer(CompressedLayer):
         """Append keys and values `[B, Hkv, n, D]` of the next n tokens.
 
         Returns all stored keys and values. A folded layer returns only the new ones, because `attention` reads all entries from
-        the
-        storage.
+        the storage.
         """
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -185,9 +190,9 @@ class VarlenLayer(CompressedLayer):
 
         This happens only if questions of several lengths were padded.
         """
-        places = self.slot_positions().flatten(1)
-        visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
-        if bool((~visible & (places >= 0)).any()):
+        positions = self.slot_positions().flatten(1)
+        visible = mask[:, 0, -1].expand(len(positions), -1).gather(1, positions.clamp_min(0))
+        if bool((~visible & (positions >= 0)).any()):
             raise UnsupportedError(
                 "the attention mask hides tokens of a question that is fed to reduced entries; feed questions of "
                 "equal length, without padding"

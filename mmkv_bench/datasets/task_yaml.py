@@ -104,10 +104,10 @@ def plain_config(path: Path) -> dict[str, Any]:
         config = Loader(_text(path)).get_single_data() or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
+        line_text = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{path.name}{place} of the folder {path.parent.name} is not valid YAML: {getattr(error, 'problem', None) or error}; "
-            "correct the file"
+            f"{path.name}{line_text} of the folder {path.parent.name} is not valid YAML: "
+            f"{getattr(error, 'problem', None) or error}; correct the file"
         ) from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path.name} of the folder {path.parent.name} is not a mapping of keys; correct the file")

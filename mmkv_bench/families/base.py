@@ -208,8 +208,10 @@ class TextModel:
         matrices = text.hidden_size * ((2 + self.gated) * queries + 2 * entries) + mlp
         biases = queries + 2 * entries if self.qkv_bias or getattr(text, "attention_bias", False) else 0
         vectors = norms + biases + 2 * width * self.qk_norm
-        full = Layer(text.num_hidden_layers - states.layers, matrices, vectors, queries)
-        return tuple(one for one in (full, replace(full, count=states.windows, near=True), linear) if one.count)
+        full_layers = Layer(text.num_hidden_layers - states.layers, matrices, vectors, queries)
+        return tuple(
+            one for one in (full_layers, replace(full_layers, count=states.windows, near=True), linear) if one.count
+        )
 
     def rows(self, text: Any) -> int:
         """Count the parameters of embedding tables other than the first. A token reads one row of each table."""

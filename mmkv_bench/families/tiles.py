@@ -207,6 +207,6 @@ def _blended(spans: Sequence[Span], count: int) -> list[Span]:
     blended = []
     for i in range(count):
         source_position = max(Fraction((2 * i + 1) * len(spans), 2 * count) - Fraction(1, 2), Fraction(0))
-        first, last = math.floor(source_position), min(math.ceil(source_position), len(spans) - 1)
-        blended.append((spans[first][0], spans[last][1]))
+        lower_index, upper_index = math.floor(source_position), min(math.ceil(source_position), len(spans) - 1)
+        blended.append((spans[lower_index][0], spans[upper_index][1]))
     return blended

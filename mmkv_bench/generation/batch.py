@@ -138,7 +138,7 @@ def fill(
         UnsupportedError: `together` with prompts of different shapes.
     """
     filled = FilledBatch()
-    last: list[Tensor] = []
+    positions_by_prompt: list[Tensor] = []
     tokens: list[Tensor] = []
     listener = session.listener
     assert isinstance(listener, PrefillListener), "the session of `attach`"
@@ -150,7 +150,7 @@ def fill(
             if copies is not None and copies.distinct <= number < len(prompts) - 1:
                 same = number % copies.distinct
                 copies.lay(group[0], prompts[1])  # the first prompt's inputs are counted even if they are not read
-                last.append(last[same])
+                positions_by_prompt.append(positions_by_prompt[same])
                 tokens += tokens[same : same + 1]
                 filled.add(copy.deepcopy(filled.caches[same]), listener)
                 continue
@@ -159,7 +159,7 @@ def fill(
             start = device.mark()
             with phases("prefill"), vision_clock(session.model, phases):
                 output = feed(session, inputs, session.new_cache(), candidates)
-            last.append(last_positions(session.position_ids, group[0].length, device.place))
+            positions_by_prompt.append(last_positions(session.position_ids, group[0].length, device.place))
             with phases("first_token"):
                 if first:
                     tokens.append(likeliest(output, filled.broken))
@@ -169,7 +169,7 @@ def fill(
     finally:
         hook.remove()
         session.expect(None, None, prompts[0].identity)
-    filled.last = torch.cat(last, -2)
+    filled.last = torch.cat(positions_by_prompt, -2)
     filled.first = torch.cat(tokens) if first else None
     return filled
 
@@ -180,9 +180,9 @@ def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
     output: the model's output. broken: gets a bool scalar appended, True if the logits contain NaN.
     """
     broken.append(output.logits.isnan().any())
-    chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
-    chosen.tolist()
-    return chosen
+    tokens: Tensor = output.logits[:, -1].argmax(-1)[:, None]
+    tokens.tolist()
+    return tokens
 
 
 def _beside(prompts: Sequence[EncodedPrompt]) -> tuple[dict[str, Tensor], Tensor]:

@@ -338,8 +338,8 @@ def _images(processor, images: Sequence) -> list:
 def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
     """Count the tokens of message text (no template, no markers) before the last image or video."""
     parts = _parts(messages)
-    last = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
-    texts = [part["text"] for part in parts[: last + 1] if part["type"] == "text" and part["text"]]
+    last_media = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
+    texts = [part["text"] for part in parts[: last_media + 1] if part["type"] == "text" and part["text"]]
     return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
 
 
@@ -421,8 +421,7 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
 
     Raises:
         UnsupportedError: the protocol cuts the prompt, but the prompt has no visual tokens or nothing after them. Or visual
-            tokens
-            would be fed again, whose embeddings only the vision tower computes.
+            tokens would be fed again, whose embeddings only the vision tower computes.
     """
     context_end = _cut(prompt, family) if protocol.cuts else None
     if context_end is not None and context_end >= prompt.length:

@@ -255,7 +255,7 @@ class ForkMeasures:
 
         results: one per row of the cache, or several that share its only row. stepwise: feed one token per forward pass.
         """
-        tokens, full = self.answers[protocol]
+        tokens, full_logits = self.answers[protocol]
         fed = torch.tensor(tokens, device=self.group.prompt.input_ids.device)
         value_blocks: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
         start = 0
@@ -264,7 +264,7 @@ class ForkMeasures:
             start = token_slice.stop
             nll = negative_log_likelihood(block, fed[token_slice]) if self.extras.continuation else block[..., 0]
             for blocks, values in zip(
-                value_blocks, (*divergence(full[token_slice].to(block.device), block), nll), strict=True
+                value_blocks, (*divergence(full_logits[token_slice].to(block.device), block), nll), strict=True
             ):
                 blocks.append(values.cpu())
         kl, agree, nlls = (torch.cat(part, 1).tolist() for part in value_blocks)

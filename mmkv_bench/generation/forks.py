@@ -147,7 +147,7 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
 
 
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
-    """Return the `Context` that the parts of the cell's method receive."""
+    """Return the facts about prompt and budget that allocator and decode policy of the cell's method receive."""
     lengths = prefilled.lengths[cell.protocol]
     key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
     summaries = None if key is None else prefilled.summaries.get(key)
@@ -165,14 +165,14 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
     layers = []
     for number, source in enumerate(prefilled.cache.compressed):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
-        rows = _rows(forks, number, key, value, types)
+        kept_rows = _rows(forks, number, key, value, types)
         decoding_layers = [
             policy.layer(_start(prefilled, fork, number, key, value, row, reserve))
-            for policy, fork, row in zip(policies, forks, rows, strict=True)
+            for policy, fork, row in zip(policies, forks, kept_rows, strict=True)
             if policy is not None
         ]
         if not decoding_layers:
-            layers.append(type(source).from_rows(rows, seen, reserve))
+            layers.append(type(source).from_rows(kept_rows, seen, reserve))
         else:
             layers.append(decoding_layers[0] if len(decoding_layers) == 1 else BatchedLayer(decoding_layers))
     cache = prefilled.cache.like(layers, prefilled.states, len(forks))
@@ -188,13 +188,13 @@ def _rows(
 
     key, value: the full cache's entries of this layer. types: token types.
     """
-    chosen = [fork.chosen[layer] for fork in forks]
+    index_by_fork = [fork.chosen[layer] for fork in forks]
     if all(fork.again is None and type(fork.cell.compressor.reducer) is Evict for fork in forks):
-        widths = [index.shape[1] for index in chosen]  # unchanged entries: gathered for all forks at once
-        keys, values = Evict().reduce(key, value, torch.cat(chosen, 1), types)
-        return list(zip(keys.split(widths, 1), values.split(widths, 1), chosen, strict=True))
+        widths = [index.shape[1] for index in index_by_fork]  # unchanged entries: gathered for all forks at once
+        keys, values = Evict().reduce(key, value, torch.cat(index_by_fork, 1), types)
+        return list(zip(keys.split(widths, 1), values.split(widths, 1), index_by_fork, strict=True))
     rows = []
-    for fork, index in zip(forks, chosen, strict=True):
+    for fork, index in zip(forks, index_by_fork, strict=True):
         reducer = fork.cell.compressor.reducer
         assert reducer is not None, "a method with entries of its own has a reducer"
         reduced = reducer.reduce(key, value, index, types) if fork.again is None else fork.again[layer]
@@ -255,7 +255,7 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
     layers, lengths = prefilled.cache.compressed, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
     fed_again = slice(lengths.candidates, lengths.prefilled)
-    last = [(layer.keys[:, :, fed_again].clone(), layer.values[:, :, fed_again].clone()) for layer in layers]
+    dropped_entries = [(layer.keys[:, :, fed_again].clone(), layer.values[:, :, fed_again].clone()) for layer in layers]
     try:
         for layer in layers:
             layer.forget(lengths.forgotten)
@@ -264,7 +264,7 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
     finally:
         for layer, (stored, seen) in zip(layers, saved, strict=True):
             layer.stored, layer.seen = stored, seen
-        for layer, (key, value) in zip(layers, last, strict=True):
+        for layer, (key, value) in zip(layers, dropped_entries, strict=True):
             layer.keys[:, :, fed_again], layer.values[:, :, fed_again] = key, value
 
 

@@ -109,8 +109,7 @@ class Driver:
 
         Raises:
             NonFiniteLogitsError: NaN among the logits of some token. The check runs on the device and is read after the last
-                step,
-                so nothing waits for it.
+                step, so nothing waits for it.
         """
         acting = self.acts(cell, lengths)
         reserve = self.new_tokens - 1 if self.reserve is None else self.reserve
@@ -166,8 +165,7 @@ class Driver:
         """Feed tokens and return the likeliest tokens after them.
 
         forward: the model or its compiled step. fed: int64 `[B, n]`. offset: distance of the first fed token from the prompt's
-        last
-        token.
+        last token.
         """
         positions = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
         return likeliest(forward(input_ids=fed, position_ids=positions, past_key_values=cache, **COMMON), filled.broken)

@@ -35,7 +35,7 @@ Key: TypeAlias = tuple[type, *tuple[Hashable, ...]]
 
 
 def score_key(cell: CellSpec, lengths: Lengths) -> Key:
-    """Return the key of the score of a cell's method; cells with equal keys share one score per layer."""
+    """Return a key of the score that a cell's method computes; cells with equal keys share one score per layer."""
     scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
@@ -44,7 +44,10 @@ def score_key(cell: CellSpec, lengths: Lengths) -> Key:
 
 
 def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
-    """Return the key of the summary that a cell's allocator makes of a layer; None if it makes none. Shared like a score."""
+    """Return a key of the statistics (summary) that a cell's allocator needs of a layer; None if it needs none.
+
+    Cells with equal keys share one summary per layer.
+    """
     allocator = cell.compressor.eviction.allocator
     key = allocator.summary_key(cell.entries(lengths.reduced), lengths.prefilled)
     return None if key is None else (type(allocator), key)
@@ -238,17 +241,20 @@ def prefill_together(
         NonFiniteLogitsError: NaN in the logits of some prompt's last token.
     """
     recordings = [Recording(cells, of_prompt, meter.now) for of_prompt in lengths]
-    model, first, end = session.model, prompts[0], next(iter(lengths[0].values())).candidates
-    cache = session.new_cache(reserve + first.length - end)
+    model, first_prompt, end = session.model, prompts[0], next(iter(lengths[0].values())).candidates
+    cache = session.new_cache(reserve + first_prompt.length - end)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
     prefilled_prompts: list[Prefilled] = []
     context: PromptBatch | None = None
-    session.expect(recordings[0], first.types[:, :end], first.identity)
-    session.prompt_length = first.length  # so that the context's observations wait for the rest
+    session.expect(recordings[0], first_prompt.types[:, :end], first_prompt.identity)
+    session.prompt_length = first_prompt.length  # so that the context's observations wait for the rest
     try:
         with vision_clock(model, meter.phase), meter.phase("prefill"):
-            model(**first.context(end).inputs, **options)
-        context, last = session.prompt, last_positions(session.position_ids, end, first.input_ids.device)
+            model(**first_prompt.context(end).inputs, **options)
+        context, last_position = (
+            session.prompt,
+            last_positions(session.position_ids, end, first_prompt.input_ids.device),
+        )
         assert context is not None, "it was just fed"
         states = cache.copied_states()
         for number in reversed(range(len(prompts))):
@@ -259,7 +265,7 @@ def prefill_together(
             session.go_behind(recording, context, prompt.length, prompt.types, prompt.identity)
             ids = prompt.input_ids[:, end:]
             with meter.phase("prefill"):
-                output = model(ids, position_ids=following(last, 1, ids.shape[1], 1).contiguous(), **options)
+                output = model(ids, position_ids=following(last_position, 1, ids.shape[1], 1).contiguous(), **options)
             timed = [] if number else recordings
             prefilled_prompts.append(_recorded(session, prompt, recording, cache, output, meter, timed))
         cache.put_states(states)
@@ -267,7 +273,7 @@ def prefill_together(
         if context is not None:
             context.observations.clear()  # they refer to it, and it to the cache
         session.prompt_length = None
-        session.expect(None, None, first.identity)
+        session.expect(None, None, first_prompt.identity)
     return [replace(one, states=cache.states) for one in reversed(prefilled_prompts)]
 
 
@@ -327,7 +333,7 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
     if not session.has_states:
         return model(**inputs, **options)
     per_token = {name for name, value in inputs.items() if value.shape == inputs["input_ids"].shape}
-    rest, early = dict(inputs), session.prompt_length
+    remaining_inputs, early = dict(inputs), session.prompt_length
     session.prompt_length = length
     try:
         if 0 < candidates < length:
@@ -337,12 +343,15 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
             for layer in cache.compressed:
                 layer.reserve -= length - candidates
             ids = inputs["input_ids"][:, candidates:]
-            last = last_positions(session.position_ids, candidates, ids.device)
-            rest = {"input_ids": ids, "position_ids": following(last, 1, ids.shape[1], ids.shape[0])}
+            last_position = last_positions(session.position_ids, candidates, ids.device)
+            remaining_inputs = {
+                "input_ids": ids,
+                "position_ids": following(last_position, 1, ids.shape[1], ids.shape[0]),
+            }
             if "attention_mask" in inputs:
-                rest["attention_mask"] = inputs["attention_mask"]
+                remaining_inputs["attention_mask"] = inputs["attention_mask"]
         copied_states = cache.copied_states() if candidates < length else None
-        output = model(**rest, **options)
+        output = model(**remaining_inputs, **options)
     finally:
         session.prompt_length = early
     cache.put_states(cache.states if copied_states is None else copied_states)

@@ -71,8 +71,7 @@ class ForkResult(Response):
 
     Attributes:
         selected: per layer int32 `[Hkv, m]` in host memory, the kept indices, ascending, padded on the left with -1.
-            `kept_digest`
-            is their digest. Not a column of the row. None if nothing was counted.
+            `kept_digest` is their digest. Not a column of the row. None if nothing was counted.
     """
 
     selected: Sequence[Tensor] | None = None  # a class attribute, not a field of the row

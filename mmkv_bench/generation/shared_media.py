@@ -49,10 +49,14 @@ class _Repeating:
     def __call__(self, *media: Any, **settings: Any) -> Any:
         named = [settings[name] for name in ("images", "videos") if name in settings]
         plain = repr({name: value for name, value in settings.items() if name not in ("images", "videos")})
-        given, last = _leaves([*media, *named]), self._last
-        if last is None or last[1] != plain or [id(one) for one in last[0]] != [id(one) for one in given]:
-            last = self._last = given, plain, self._inner(*media, **settings)
-        return copy.copy(last[2])  # processors take entries out of what they get
+        media_leaves, last_call = _leaves([*media, *named]), self._last
+        if (
+            last_call is None
+            or last_call[1] != plain
+            or [id(one) for one in last_call[0]] != [id(one) for one in media_leaves]
+        ):
+            last_call = self._last = media_leaves, plain, self._inner(*media, **settings)
+        return copy.copy(last_call[2])  # processors take entries out of what they get
 
 
 def _leaves(media: Any) -> list[Any]:

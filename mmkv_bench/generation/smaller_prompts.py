@@ -96,17 +96,19 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
     if length <= limit:
         return list(messages)
     ids = tokenizer("".join(piece["text"] for piece in pieces), add_special_tokens=False)["input_ids"]
-    half = max(limit - (length - len(ids)), least) // 2
-    while half > 0:
-        ends = (ids[:half], ids[-half:])
+    half_tokens = max(limit - (length - len(ids)), least) // 2
+    while half_tokens > 0:
+        ends = (ids[:half_tokens], ids[-half_tokens:])
         kept = "".join(
             tokenizer.decode(end, skip_special_tokens=True, clean_up_tokenization_spaces=False) for end in ends
         )
         cut = [{"role": messages[0]["role"], "content": [{"type": "text", "text": kept}]}]
         excess = prompt_length(processor, cut) - limit
-        if excess <= 0 or 2 * half <= least:
+        if excess <= 0 or 2 * half_tokens <= least:
             return cut
-        half = max(half - (excess + 1) // 2, least // 2)  # text that is cut anew may be a few tokens longer
+        half_tokens = max(
+            half_tokens - (excess + 1) // 2, least // 2
+        )  # text that is cut anew may be a few tokens longer
     raise UnsupportedError(
         f"a prompt of {length} tokens cannot be cut to {limit}: its template alone has {length - len(ids)}; raise "
         "model.max_prompt_tokens or lower max_new_tokens"
@@ -215,15 +217,15 @@ def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[d
     """Split the parts of a prompt into the instruction at its beginning and the rest."""
     if not instruction:
         return [], list(parts)
-    first = parts[0].get("text", "")
-    if not first.startswith(instruction):
+    first_text = parts[0].get("text", "")
+    if not first_text.startswith(instruction):
         raise UnsupportedError(
             "cut_prompt=left keeps the prompt's instruction, but this prompt does not begin with it; use "
             "cut_prompt=null"
         )
-    remaining_text = first[len(instruction) :]
-    rest = [{"type": "text", "text": remaining_text}] if remaining_text else []
-    return [{"type": "text", "text": instruction}], [*rest, *parts[1:]]
+    remaining_text = first_text[len(instruction) :]
+    remaining_parts = [{"type": "text", "text": remaining_text}] if remaining_text else []
+    return [{"type": "text", "text": instruction}], [*remaining_parts, *parts[1:]]
 
 
 LEVELS = 256

@@ -72,9 +72,11 @@ def run_streams(
     for key, group in groups.items():
         meter = Meter(next(session.model.parameters()).device)
         asking = _Asking(session, family, rules, tokenizer, prompt, timeout_s, meter)
-        made = {cell.cell: blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1) for cell in group}
-        asking.group(key, group, made, {} if held is None else held)
-        results |= made
+        result_by_cell = {
+            cell.cell: blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1) for cell in group
+        }
+        asking.group(key, group, result_by_cell, {} if held is None else held)
+        results |= result_by_cell
     return [results[cell.cell] for cell in cells]
 
 

@@ -63,8 +63,11 @@ def run(
         cache, _ = read(
             session, reader, StreamListener(compressor, cap, 0, None, reserve_slots, reader.asked, phases), peaks
         )
-        last = last_positions(reader.positions[..., :context], context, ids.device)
-        question_inputs = {"input_ids": ids[:, context:], "position_ids": following(last, 1, _QUESTION, 1).contiguous()}
+        last_position = last_positions(reader.positions[..., :context], context, ids.device)
+        question_inputs = {
+            "input_ids": ids[:, context:],
+            "position_ids": following(last_position, 1, _QUESTION, 1).contiguous(),
+        }
         with peaks.phase(FIRST):
             model(**question_inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
     return cache

@@ -95,9 +95,9 @@ class Reader:
         """Return the model's inputs for one chunk, followed by the chat template's tokens if the method needs them."""
         ids, positions = self.prompt.input_ids[:, clip.start : clip.end], self.positions[..., clip.start : clip.end]
         if self.asked:
-            last = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
+            last_position = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
             ids = torch.cat([ids, self.prompt.input_ids[:, -self.asked :]], 1)
-            positions = torch.cat([positions, following(last, 1, self.asked, 1)], -1)
+            positions = torch.cat([positions, following(last_position, 1, self.asked, 1)], -1)
         inputs = {"input_ids": ids, "position_ids": positions}
         return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 
@@ -105,8 +105,8 @@ class Reader:
         """Return the numbers of the frames that still have an entry in some head, as text such as `0-3,8`; None for a text."""
         if self.frames is None:
             return None
-        places = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
-        patches = self.frames.number[places].unique()
+        stored_tokens = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
+        patches = self.frames.number[stored_tokens].unique()
         frames = [int(one) * self.patch + part for one in patches if one >= 0 for part in range(self.patch)]
         return ranges(frames)
 
@@ -161,23 +161,29 @@ class Reader:
         The number is None if the question comes after the whole stream. every: frames (or tokens) of a chunk; None: one chunk.
         """
         share = cell.stream.ask_at
-        places = self._places(prompt) if self.media else None
+        visual_indices = self._places(prompt) if self.media else None
         context = lengths_of(protocol(cell.protocol), prompt, family).reduced
-        total = context if places is None else len(places)
+        total = context if visual_indices is None else len(visual_indices)
         read_units = int(total * share + _ROUNDING)  # .29 of 100 frames is 29 of them
         if read_units == total:
             return prompt, None
         read_units = 0 if every is None else read_units // every * every
         if read_units == 0:
-            first = "which is read all at once, as" if every is None else f"whose first chunk is {every} of {total}"
-            unit = "tokens" if places is None else "frames" if self.patch == 1 else "pairs of frames"
+            chunk_text = (
+                "which is read all at once, as" if every is None else f"whose first chunk is {every} of {total}"
+            )
+            unit = "tokens" if visual_indices is None else "frames" if self.patch == 1 else "pairs of frames"
             raise ConfigError(
-                f"stream.ask_at={share:g} is before the end of the first chunk of {prompt.identity}, {first} {unit}; give a "
+                f"stream.ask_at={share:g} is before the end of the first chunk of {prompt.identity}, {chunk_text} {unit}; give a "
                 "larger share, or a smaller stream.every"
             )
-        if places is None:
+        if visual_indices is None:
             return replace(_without(prompt, read_units, context), context_tokens=read_units), read_units
-        ids, cut_start, end = prompt.input_ids[0].tolist(), int(places[read_units - 1, -1]) + 1, int(places[-1, -1]) + 1
+        ids, cut_start, end = (
+            prompt.input_ids[0].tolist(),
+            int(visual_indices[read_units - 1, -1]) + 1,
+            int(visual_indices[-1, -1]) + 1,
+        )
         closing = int(ids[cut_start] in family.closing_token_ids)  # 1 if every frame has its own marker
         shorter = _without(prompt, cut_start + closing, end + closing)
         return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read_units)}), cut_start
@@ -187,19 +193,19 @@ class Reader:
             step = every or self.length
             yield from (Clip(start, min(start + step, self.length)) for start in range(0, self.length, step))
             return
-        places = self._places(self.prompt)
-        step = every or len(places)
-        firsts = [*range(0, len(places), step), len(places)]
-        clip_ends = [*(int(places[first - 1, -1]) + 1 for first in firsts[1:-1]), self.length]
+        visual_indices = self._places(self.prompt)
+        step = every or len(visual_indices)
+        firsts = [*range(0, len(visual_indices), step), len(visual_indices)]
+        clip_ends = [*(int(visual_indices[first - 1, -1]) + 1 for first in firsts[1:-1]), self.length]
         for (first, last), (start, end) in zip(pairwise(firsts), pairwise([0, *clip_ends]), strict=True):
             yield Clip(start, end, first, last)
 
     def _frames(self) -> Frames:
-        places = self._places(self.prompt)
-        frame_by_token = torch.full((self.length,), -1, device=places.device)
-        cell_by_token, (patches, cells) = torch.zeros_like(frame_by_token), places.shape
-        frame_by_token[places] = torch.arange(patches, device=places.device)[:, None].expand(-1, cells)
-        cell_by_token[places] = torch.arange(cells, device=places.device).expand(patches, -1)
+        visual_indices = self._places(self.prompt)
+        frame_by_token = torch.full((self.length,), -1, device=visual_indices.device)
+        cell_by_token, (patches, cells) = torch.zeros_like(frame_by_token), visual_indices.shape
+        frame_by_token[visual_indices] = torch.arange(patches, device=visual_indices.device)[:, None].expand(-1, cells)
+        cell_by_token[visual_indices] = torch.arange(cells, device=visual_indices.device).expand(patches, -1)
         return Frames(frame_by_token, cell_by_token, cells)
 
 

@@ -179,7 +179,7 @@ def _next(
     """
     previous_group, name, deadline = talk.group, cell.protocol, _deadline(parts)
     context = torch.cat([previous_group.prompt.input_ids, talk.said], 1)
-    logits, last = _settled(parts, talk, cell, meter)
+    logits, last_position = _settled(parts, talk, cell, meter)
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout(f"feeding turn {talk.turns} again ran past timeout_s")
     ids = torch.cat([context, between.to(context.device)], 1)
@@ -199,7 +199,7 @@ def _next(
         lengths={name: lengths},
         cache=talk.cache,
         logits=logits,
-        last_positions=last,
+        last_positions=last_position,
         scores={},
     )
     group = replace(previous_group, prompt=prompt, prefilled=prefilled, meter=meter)
@@ -244,8 +244,8 @@ def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> 
             )
     finally:
         session.expect(None, None, talk.document)
-    last = following(group.prefilled.last_positions, offset + turn.shape[1] - 1, 1, 1)
-    return output.logits[0, -1].float(), last
+    last_position = following(group.prefilled.last_positions, offset + turn.shape[1] - 1, 1, 1)
+    return output.logits[0, -1].float(), last_position
 
 
 def _deadline(parts: Parts) -> float | None:

@@ -104,20 +104,20 @@ def tried(check: Check, made: Compressor, path: str) -> Finding | None:
 def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
     if check not in _FIXES:
         return Finding(path, fault)
-    part, method, fix = _FIXES[check]
-    if part == "allocator" and line_of(path, made.allocator, method) is None:
-        part, method, fix = "selector", "select", "keep as many indices of each head as its cap says"
+    part_name, method, fix = _FIXES[check]
+    if part_name == "allocator" and line_of(path, made.allocator, method) is None:
+        part_name, method, fix = "selector", "select", "keep as many indices of each head as its cap says"
     if fault.endswith(invariants.IN_REDUCE):
-        part, method, fix = "reducer", "reduce", "write to a copy: `key.clone()`"
-    line = line_of(path, getattr(made, part), method)
+        part_name, method, fix = "reducer", "reduce", "write to a copy: `key.clone()`"
+    line = line_of(path, getattr(made, part_name), method)
     return Finding(f"{path}:{line}" if line else path, fault, fix)
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
     """Return the finding for an exception that a check raised.
 
-    It names the last line of the user's file in the traceback. If the result of a method was refused, it names the line of this
-    method.
+    The finding's place is the last line of the user's file in the traceback. If the result of a method of the file was refused,
+    it is the line of this method.
     """
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))

@@ -96,7 +96,10 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 # ---------------------------------------------------------------- parts
 def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """scores are finite float32 (or float64), one per KV head and token"""
+    """scores are finite float32 (or float64), one per KV head and token
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
         values = scores(made, layers, problem.budget)  # which refuses other shapes and dtypes
@@ -107,7 +110,10 @@ def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str
 
 
 def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """exactly the budget is kept, or more or less if the method says so, also under strict"""
+    """exactly the budget is kept, or more or less if the method says so, also under strict
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or toy_layers.problems():
         layers, budget = problem.observe(made.needs), problem.budget
         layer_scores, layer_summaries = scores(made, layers, budget), summaries(made, layers, budget)
@@ -150,13 +156,18 @@ def nothing_is_remembered(
     disturb: Callable[[], object] | None = None,
     needs: Needs | None = None,
 ) -> str | None:
-    """the same prompt keeps the same entries, whatever ran before and whatever torch drew"""
+    """the same prompt keeps the same entries, whatever ran before and whatever torch drew
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    disturb: function that is called between two selections; None: another prompt is selected from. needs: statistics to gather;
+    None: the method's.
+    """
     disturb = disturb or partial(_another_prompt, made)
     for problem in problems or toy_layers.problems():
-        first = select(made, problem)
+        first_kept = select(made, problem)
         disturb()
         layers = problem.observe(needs or made.needs)
-        if not all(_same(first, select(made, problem, layers)) for _ in range(2)):
+        if not all(_same(first_kept, select(made, problem, layers)) for _ in range(2)):
             return f"{problem}: the second run selects other entries"
     return None
 
@@ -167,7 +178,10 @@ def _another_prompt(made: Compressor) -> None:
 
 
 def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """another seed changes the scores of a scorer that says stochastic=True, and of no other"""
+    """another seed changes the scores of a scorer that says stochastic=True, and of no other
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     name, scores_changed = type(made.scorer).__name__, False
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
@@ -181,7 +195,10 @@ def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] 
 
 
 def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key"""
+    """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or [toy_layers.problem(shape, 12) for shape in toy_layers.SHAPES[3:]]:
         layers, budget = problem.observe(made.needs), problem.budget
         scorer, length = made.eviction.scorer, layers[0].length
@@ -225,7 +242,10 @@ def _scored(made: Compressor, layers: Sequence[Observation], budget: int) -> lis
 
 
 def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """the same entries stay, whatever other methods and settings of a run gather, score and memoise"""
+    """the same entries stay, whatever other methods and settings of a run gather, score and memoise
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     all_needs = Needs(64, *[True] * (len(vars(Needs())) - 1))
     for problem in problems or [toy_layers.problem(shape, shape[0] // 3) for shape in toy_layers.SHAPES[3:]]:
         kept_alone = select(made, problem)
@@ -240,7 +260,10 @@ def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()
 
 
 def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """keys, values and scores are only read: other methods share them"""
+    """keys, values and scores are only read: other methods share them
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
         copies = [(layer.key.clone(), layer.value.clone()) for layer in layers]
@@ -256,12 +279,18 @@ def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) ->
 
 # ---------------------------------------------------------------- whole answers
 def answers_are_the_same_alone(made: Compressor) -> str | None:
-    """on the embedded model, shared forks equal runs of their own through stock generate(), token for token"""
+    """on the embedded model, shared forks equal runs of their own through stock generate(), token for token
+
+    Returns what is broken, or None. made: the method.
+    """
     return _through_the_model(made, (16, 64))
 
 
 def a_budget_of_everything_is_full(made: Compressor) -> str | None:
-    """a budget of the whole prompt is the full cache"""
+    """a budget of the whole prompt is the full cache
+
+    Returns what is broken, or None. made: the method.
+    """
     return _through_the_model(made, (10**6,))
 
 

@@ -44,8 +44,8 @@ SHOWN = 16
 class MethodFile:
     """A loaded method file.
 
-    `classes` maps each part that the file defines (`scorer`, `selector`, ...) to its class. `prefix` is the common prefix of
-    the file's settings on the command line.
+    `classes` maps each part that the file defines (`scorer`, `selector`, ...) to its class. `prefix` is the common prefix of the
+    file's settings on the command line.
     """
 
     path: str
@@ -137,9 +137,11 @@ def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
-    """Build the parts of a user's file for an effective node of `conf/method/custom.yaml`.
+    """Build the parts that a user's method file defines: `scorer`, `selector`, ... -> object.
 
-    method: the method's name in the run.
+    Args:
+        node: the node of `conf/method/custom.yaml` with all values resolved.
+        method: the method's name in the run.
 
     Raises:
         ConfigError: see `load` and `build`. Or a parameter of the default selector is given, but the file defines a selector.

@@ -73,9 +73,9 @@ def read(path: str | None, method: str) -> tuple[Path, str]:
     file = Path(path).expanduser()
     if file.suffix != ".py" or not file.is_file():
         problem = "does not exist" if not file.exists() else "is not a Python file"
-        new = f"; `mmkv-bench new {path}` writes one" if file.suffix == ".py" and not file.exists() else ""
+        new_hint = f"; `mmkv-bench new {path}` writes one" if file.suffix == ".py" and not file.exists() else ""
         raise ConfigError(
-            f"the method's file {path} {problem}; allowed: a .py file, relative to the working directory{new}"
+            f"the method's file {path} {problem}; allowed: a .py file, relative to the working directory{new_hint}"
         )
     try:
         return file, file.read_bytes().decode()

@@ -50,8 +50,8 @@ def under_reading(
     Args:
         name: the method's name, for messages.
         reading: `paper` or `released`.
-        defaults: the node without the user's overrides. If given, integers for float parameters become floats (so that 3 and
-            3.0 give the same hash). A parameter that the user sets to something else than `released` sets is then refused.
+        defaults: the node without the user's overrides. If given, integers for float parameters become floats (so that 3 and 3.0
+            give the same hash). A parameter that the user sets to something else than `released` sets is then refused.
 
     Raises:
         ConfigError: unknown reading, a `released` key that the node lacks, an interpolation without a target.

@@ -53,12 +53,12 @@ def _dated(source: str) -> str:
 
     Jinja drops the line break after the macro, so the template still begins a line.
     """
-    chain = ""
+    branches = ""
     for code in _DIRECTIVES:
         text = DATE.strftime(f"%{code[-1]}")
         text = (text.lstrip("0") or "0") if code.startswith("-") else text
-        chain += f' | replace("%{code}", "{text}")'
-    return f"{{%- macro strftime_now(format) -%}}{{{{ format{chain} }}}}{{%- endmacro %}}\n{source}"
+        branches += f' | replace("%{code}", "{text}")'
+    return f"{{%- macro strftime_now(format) -%}}{{{{ format{branches} }}}}{{%- endmacro %}}\n{source}"
 
 
 def parts_of(content: Any) -> list[dict[str, Any]]:
@@ -196,8 +196,8 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
         answering: add the start of the next answer.
 
     Raises:
-        UnsupportedError: see `Template.of`. Or the template takes text, and the message has media. Or the prompt lacks a
-            user's text or medium, or has them in another order. Or the text of another role is lost.
+        UnsupportedError: see `Template.of`. Or the template takes text, and the message has media. Or the prompt lacks a user's
+            text or medium, or has them in another order. Or the text of another role is lost.
         DataError: the template refuses these messages (for example a system message).
     """
     template = Template.of(processor)
@@ -363,8 +363,8 @@ def _attempt(
 def _check_end(processor: Any, template: Template, last: list[int]) -> None:
     """Raise UnsupportedError if the prompt ends a turn, because the model would then answer nothing or invent a turn.
 
-    A template may ignore `add_generation_prompt`. Then prompt and answer are rendered together, and a text between the two
-    shows that the prompt lacks the start of the answer.
+    A template may ignore `add_generation_prompt`. Then prompt and answer are rendered together, and a text between the two shows
+    that the prompt lacks the start of the answer.
 
     last: ids of the prompt's last tokens.
     """

@@ -98,8 +98,8 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 def _reader(folder: Path) -> Path:
     """Return `folder`, which holds a checkpoint of the bundled model `reader`, after making sure of its weights.
 
-    If the weights are missing or differ, the base model's GGUF file is fetched, and both checkpoints (for pages and for
-    videos) are written from it.
+    If the weights are missing or differ, the base model's GGUF file is fetched, and both checkpoints (for pages and for videos)
+    are written from it.
     """
     from mmkv_bench.reader import SHA256
 

@@ -39,8 +39,8 @@ TEMPLATE_S = 20.0
 class LoadedModel:
     """A model in eval mode with all that is needed to prompt it.
 
-    `processor` is the tokenizer if the model takes only text. `device` is the device of the inputs. `prompt_format` is the
-    chat template's rendering of one user message `chat_template.PROBE`.
+    `processor` is the tokenizer if the model takes only text. `device` is the device of the inputs. `prompt_format` is the chat
+    template's rendering of one user message `chat_template.PROBE`.
     """
 
     name: str
@@ -297,9 +297,9 @@ def threads_for(loaded: LoadedModel, setting: int | None) -> int:
 
     if setting is not None:
         return setting
-    decided = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
+    keeps_default = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
     is_small_model = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
-    return 1 if is_small_model and not decided else torch.get_num_threads()
+    return 1 if is_small_model and not keeps_default else torch.get_num_threads()
 
 
 @contextmanager

@@ -80,9 +80,9 @@ def values(name: str, count: int, device: torch.device, start: int = 0) -> Tenso
     """
     import torch
 
-    first, second = _keys(name)
+    first_key, second_key = _keys(name)
     x = torch.arange(start, start + count, dtype=torch.int32, device=device)
-    x = _mix(x.add_(first)).bitwise_xor_(second)
+    x = _mix(x.add_(first_key)).bitwise_xor_(second_key)
     x = _mix(x)
     fraction = (x >> 8).bitwise_and_(_MASK_24).to(torch.float32).div_(1 << 24)
     return fraction.mul_(2 * math.sqrt(3)).sub_(math.sqrt(3))
@@ -103,8 +103,8 @@ def _mix(x: Tensor) -> Tensor:
 
 def _keys(name: str) -> tuple[int, int]:
     digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
-    first, second = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
-    return first, second
+    first_key, second_key = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
+    return first_key, second_key
 
 
 def _fill(model: nn.Module, device_of: Any) -> None:
@@ -117,15 +117,15 @@ def _fill(model: nn.Module, device_of: Any) -> None:
     text_module_ids = {id(module) for module in text_model(model).modules()}
     parameters_by_id: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
-        for key, old in list(module._parameters.items()):
-            if old is None:
+        for key, old_parameter in list(module._parameters.items()):
+            if old_parameter is None:
                 continue
-            if id(old) not in parameters_by_id:
+            if id(old_parameter) not in parameters_by_id:
                 name = f"{prefix}.{key}" if prefix else key
-                new = torch.empty(old.shape, dtype=old.dtype, device=device_of(name))
-                _set(new, name, *_rule(module, prefix, key, old, id(module) in text_module_ids))
-                parameters_by_id[id(old)] = torch.nn.Parameter(new, requires_grad=False)
-            module._parameters[key] = parameters_by_id[id(old)]
+                new_parameter = torch.empty(old_parameter.shape, dtype=old_parameter.dtype, device=device_of(name))
+                _set(new_parameter, name, *_rule(module, prefix, key, old_parameter, id(module) in text_module_ids))
+                parameters_by_id[id(old_parameter)] = torch.nn.Parameter(new_parameter, requires_grad=False)
+            module._parameters[key] = parameters_by_id[id(old_parameter)]
 
 
 def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: bool) -> tuple[float, float]:
@@ -138,16 +138,18 @@ def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: 
     """
     import torch
 
-    last = prefix.rpartition(".")[2]
+    module_name = prefix.rpartition(".")[2]
     if "Norm" in type(module).__name__:
         # Normalised queries and keys (Qwen3) take their scale from the norm that follows the projection.
-        return (QUERY_KEY_GAIN if in_text and last in ("q_norm", "k_norm") else 1.0 if key == "weight" else 0.0), 0.0
+        return (
+            QUERY_KEY_GAIN if in_text and module_name in ("q_norm", "k_norm") else 1.0 if key == "weight" else 0.0
+        ), 0.0
     if key == "bias":
         return 0.0, 0.0
     if isinstance(module, torch.nn.Embedding) or key != "weight" or parameter.ndim < 2:
         scale = getattr(getattr(module, "config", None), "layer_scale_init_value", None)
         return (float(scale), 0.0) if key.startswith("lambda") and scale else (0.0, SMALL)
-    gain = QUERY_KEY_GAIN if in_text and last in ("q_proj", "k_proj") else 1.0
+    gain = QUERY_KEY_GAIN if in_text and module_name in ("q_proj", "k_proj") else 1.0
     return 0.0, gain / math.sqrt(parameter[0].numel())
 
 

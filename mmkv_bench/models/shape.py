@@ -25,8 +25,8 @@ def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
 
     Args:
         shape: keys of config.json, including `model_type`.
-        layers: number of layers of the text model, and the largest number for the vision tower; None: all. Widths and heads
-            do not change.
+        layers: number of layers of the text model, and the largest number for the vision tower; None: all. Widths and heads do
+            not change.
 
     Raises:
         ConfigError: the shape has no model_type, or fewer layers than `layers`.

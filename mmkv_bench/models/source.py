@@ -59,8 +59,7 @@ class Source:
 
         Raises:
             ConfigError: `weights` is neither hub, random nor a folder; `layers` is set without random weights; a model with
-                random
-                weights has no shape; a model has no path; or a revision is set for anything but a hub repository.
+                random weights has no shape; a model has no path; or a revision is set for anything but a hub repository.
         """
         source = cls._located(model)
         gguf = source.path is not None and is_gguf(source.path)
@@ -239,10 +238,8 @@ class Source:
         """Return the model's fingerprint (16 hex digits), as in rows and calibrations, and the commit of a hub id or None.
 
         The fingerprint of random weights is a checksum of five things: the shape, the number of layers, the processor settings,
-        the
-        versions (`SCHEME`) of the rules that make weights, tokens and prompts, and the version of transformers. The precision is
-        not
-        part of it, but a separate column of the rows. An adapter's files are part of the fingerprint.
+        the versions (`SCHEME`) of the rules that make weights, tokens and prompts, and the version of transformers. The precision
+        is not part of it, but a separate column of the rows. An adapter's files are part of the fingerprint.
         """
         if self.commit is not None:
             return self._adapted(hub_fingerprint(self.place, self.commit)), self.commit

@@ -145,14 +145,14 @@ def _decode(
     frames, times, wanted = [], [], set(wanted)
     with _opened(path, name) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
-        first, last = None, None
+        first_time, last_frame = None, None
         for index, frame in enumerate(container.decode(stream)):
             time = frame.time if frame.time is not None else index / float(rate or 1)
-            first = time if first is None else first
-            if end is not None and time - first > end:
+            first_time = time if first_time is None else first_time
+            if end is not None and time - first_time > end:
                 break
-            times.append(time - first)
-            last = frame
+            times.append(time - first_time)
+            last_frame = frame
             if index in wanted:
                 if len(wanted) * frame.width * frame.height * 3 > MAX_BYTES:
                     raise DataError(
@@ -161,8 +161,10 @@ def _decode(
                     )
                 frames.append(frame.to_ndarray(format="rgb24"))
         else:
-            if last is not None:
-                frame_seconds = float(last.duration * last.time_base) if last.duration else 1 / float(rate or 1)
+            if last_frame is not None:
+                frame_seconds = (
+                    float(last_frame.duration * last_frame.time_base) if last_frame.duration else 1 / float(rate or 1)
+                )
                 _check_complete(container, stream, times, frame_seconds, name)
     if not times:
         raise DataError(f"video {name} has no frame that can be decoded; restore the file")

@@ -182,12 +182,12 @@ def _note(draw, body, questions, taken) -> None:
     while person.lower() in taken:
         person = draw.person(13)
     taken.add(person.lower())
-    verb, time, place = draw.word("verbs"), draw.time(), draw.word("places")
-    body += [Line((verb, person)), Line(("at", time, "in", place), indent=True)]
-    whole, entry = f"{verb} {person} at {time} in {place}", len(taken)
+    verb, time, meeting_place = draw.word("verbs"), draw.time(), draw.word("places")
+    body += [Line((verb, person)), Line(("at", time, "in", meeting_place), indent=True)]
+    whole, entry = f"{verb} {person} at {time} in {meeting_place}", len(taken)
     questions += [
         Question("value", f"At what time is the note about {person}?", time, entry),
-        Question("value", f"In which place is the note about {person}?", place, entry),
+        Question("value", f"In which place is the note about {person}?", meeting_place, entry),
         Question("row", f"Copy the whole note about {person}.", whole, entry),
     ]
 
@@ -203,21 +203,21 @@ def board(draw: Draw) -> Document:
             rows.append([key, value])
     place, moment = draw.below(3), 1 + draw.below(7)
     key, first = rows[place]
-    last = _make(draw, maker, 4)
-    while last == first or len(key) + len(last) >= WIDTH[224]:
-        last = _make(draw, maker, 4)
+    new_value = _make(draw, maker, 4)
+    while new_value == first or len(key) + len(new_value) >= WIDTH[224]:
+        new_value = _make(draw, maker, 4)
     frames = []
     for frame in range(8):
-        shown = [(name, last if frame >= moment and name == key else value) for name, value in rows]
+        shown = [(name, new_value if frame >= moment and name == key else value) for name, value in rows]
         frames.append((Line((title,), heading=True), *(Line(cells) for cells in shown)))
     changed_row = draw.below(8)
     questions = [
         Question("change", f"What was the {field} of {key} at first?", first, place),
-        Question("change", f"What is the {field} of {key} at the end?", last, place),
+        Question("change", f"What is the {field} of {key} at the end?", new_value, place),
         Question(
             "change",
             f"What was the {field} of {key} at 00:{changed_row:02d}?",
-            last if changed_row >= moment else first,
+            new_value if changed_row >= moment else first,
             place,
         ),
     ]

@@ -98,15 +98,15 @@ def write_folders(gguf: Path, out: Path) -> None:
         for name, value in tower_weights(model).items():
             value.copy_(tower[name])
     tokenizer_files = tokenizer(gguf)
-    first = None
+    first_folder = None
     for name, side in SIDES.items():
         folder = out / name
         processor(tokenizer_files, side).save_pretrained(folder)
-        if first is not None:
+        if first_folder is not None:
             for file in ("config.json", "generation_config.json", "model.safetensors"):
-                os.link(first / file, folder / file)
+                os.link(first_folder / file, folder / file)
             continue
-        first = folder
+        first_folder = folder
         model.save_pretrained(folder, max_shard_size="2GB")
         for written in (folder / "config.json", folder / "generation_config.json"):
             values = json.loads(written.read_text())

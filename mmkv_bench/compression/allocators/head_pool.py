@@ -93,5 +93,5 @@ class HeadPool(Allocator):
             total = prefix.sum(-1, keepdim=True)
             share = prefix.topk(base, -1).values.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
             prefix = prefix * share
-        best = prefix.flatten().sort(descending=True, stable=True).indices[: heads * base]
-        return (best // columns).bincount(minlength=heads).tolist()
+        best_indices = prefix.flatten().sort(descending=True, stable=True).indices[: heads * base]
+        return (best_indices // columns).bincount(minlength=heads).tolist()

@@ -181,8 +181,7 @@ class Hybrid(Allocator):
         """Return the version of the results: 2 with power=up, else 1.
 
         Since version 2 entries added by rounding up are taken from static heads, so the total is exceeded only if static heads
-        have too
-        few entries.
+        have too few entries.
         """
         return 2 if self.power == "up" else 1
 

@@ -52,11 +52,11 @@ class AccumulatingLayer(CompressedLayer):
         """
         n = query.shape[2]
         self._admit(n)
-        first = self.seen - n
-        skip = min(max(self._counted - first, 0), n)
+        first_new_token = self.seen - n
+        skip = min(max(self._counted - first_new_token, 0), n)
         if skip < n:
             self.gathered += self._rows(query[0, :, skip:], scaling)
-        acting = self.seen - max(first, self._acts_from)
+        acting = self.seen - max(first_new_token, self._acts_from)
         if acting <= 0:
             return
         if self._recents is None:
@@ -69,11 +69,11 @@ class AccumulatingLayer(CompressedLayer):
     def _admit(self, n: int) -> None:
         """Append slots of gathered attention for n new tokens: 0, or the prefill's score for a token that is fed again."""
         heads = self.gathered.shape[0]
-        fresh = self.gathered.new_zeros(heads, n)
+        new_mass = self.gathered.new_zeros(heads, n)
         refed = min(self._refed.shape[1], n)
-        fresh[:, :refed] = self._refed[:, :refed]
+        new_mass[:, :refed] = self._refed[:, :refed]
         self._refed = self._refed[:, refed:]
-        self.gathered = torch.cat([self.gathered, fresh], 1)
+        self.gathered = torch.cat([self.gathered, new_mass], 1)
 
     def _rows(self, query: Tensor, scaling: float) -> Tensor:
         """Return the attention that the newest tokens pay to every slot, float32 `[Hkv, stored]`.

@@ -94,7 +94,7 @@ class DecodePolicy(ABC):
 
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:
-        """Build the layer that replaces a layer of the full cache."""
+        """Build the layer that acts by this policy, from the state of a reduced layer; it replaces a layer of the full cache."""
 
     def method_version(self, method: Composed) -> int:
         """Return the version of this part's results, from 1; see ``Scorer.method_version``."""

@@ -52,7 +52,7 @@ class _Store:
         self.left = [left + n for left in self.left]
 
     def flush(self, excess: list[int]) -> None:
-        """Quantise the first `excess[h]` tokens of every head's rest, in whole units."""
+        """Quantise, in whole units, the first `excess[h]` of the full-precision tokens of every head h."""
         if not any(excess):
             return
         written_units = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
@@ -70,20 +70,20 @@ class _Store:
         rows: indices of the heads.
         """
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
-        fresh = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
+        new_packed = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
         end = first + units.shape[1]
         packed = self.packed
         if packed is None or end > packed.data.shape[1]:
-            packed = self.packed = self._grown(fresh, end)
-        for stored, part in zip(packed.parts, fresh.parts, strict=True):
+            packed = self.packed = self._grown(new_packed, end)
+        for stored, part in zip(packed.parts, new_packed.parts, strict=True):
             stored[rows, first:end] = part
 
     def _grown(self, like: Packed, least: int) -> Packed:
         heads, room = len(self.units), max(least, self._capacity)
-        old = self.packed
+        old_packed = self.packed
         data, scale, zero = (part.new_zeros(heads, room, *part.shape[2:]) for part in like.parts)
-        if old is not None:
-            for part, before in zip((data, scale, zero), old.parts, strict=True):
+        if old_packed is not None:
+            for part, before in zip((data, scale, zero), old_packed.parts, strict=True):
                 part[:, : before.shape[1]] = before
         return Packed(data, scale, zero, self.bits)
 
@@ -98,20 +98,20 @@ class _Store:
     def read(self) -> Tensor:
         """Return all entries in full precision, `[Hkv, slots, D]`, heads padded on the left with zeros."""
         used = self._used()
-        rest = self.rest[:, : max(self.left)]
+        full_precision = self.rest[:, : max(self.left)]
         if used is None:
-            packed = rest[:, :0]
+            packed = full_precision[:, :0]
         else:
             packed = dequantise(used)
             packed = packed.transpose(2, 3).flatten(1, 2) if self.unit > 1 else packed
         counts = [units * self.unit for units in self.units]
         if len(set(counts)) == 1 and len(set(self.left)) == 1:
-            return torch.cat([packed, rest], 1)
+            return torch.cat([packed, full_precision], 1)
         slots = max(count + left for count, left in zip(counts, self.left, strict=True))
-        out = rest.new_zeros(len(counts), slots, rest.shape[-1])
+        out = full_precision.new_zeros(len(counts), slots, full_precision.shape[-1])
         for row, (count, left) in enumerate(zip(counts, self.left, strict=True)):
             out[row, slots - left - count : slots - left] = packed[row, :count]
-            out[row, slots - left :] = rest[row, :left]
+            out[row, slots - left :] = full_precision[row, :left]
         return out
 
     def buffers(self) -> list[Tensor]:
@@ -212,9 +212,11 @@ class QuantisedLayer(CompressedLayer):
         return [*super().buffers(), *self._keys.buffers(), *self._values.buffers()]
 
     def padding_nbytes(self) -> int:
-        places = self.positions
-        empty = 0 if places is None else (places.numel() - int(self.entries().sum())) * places.element_size()
-        return empty + self._keys.padding_nbytes() + self._values.padding_nbytes()
+        positions = self.positions
+        padding_position_bytes = (
+            0 if positions is None else (positions.numel() - int(self.entries().sum())) * positions.element_size()
+        )
+        return padding_position_bytes + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
         """Return the bytes of packed entries that attention reads to decode a token. Their unpacked copies do not count."""
@@ -236,9 +238,9 @@ class QuantisedLayer(CompressedLayer):
 
     def nbytes(self) -> tuple[int, int]:
         """Return (bytes of packed entries and residuals, bytes of scales, minima and positions)."""
-        parts, places = (self._keys.nbytes(), self._values.nbytes()), self.positions
-        position_bytes = 0 if places is None else _bytes(places)
-        return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + position_bytes
+        store_bytes, positions = (self._keys.nbytes(), self._values.nbytes()), self.positions
+        position_bytes = 0 if positions is None else _bytes(positions)
+        return sum(data for data, _ in store_bytes), sum(metadata for _, metadata in store_bytes) + position_bytes
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(

@@ -51,8 +51,8 @@ class Pages:
         """Return entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
         padded = entries.new_empty(self.heads, self.count * self.chunk, entries.shape[2])
         padded[:, : self.length] = entries
-        last = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
-        padded[:, self.length :] = last.to(entries.dtype)
+        last_mean = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
+        padded[:, self.length :] = last_mean.to(entries.dtype)
         return padded.view(self.heads, self.count, self.chunk, -1)
 
     def best(self, query: Tensor, keep_last: bool) -> Tensor:
@@ -89,8 +89,7 @@ class Pages:
 
         Returns:
             Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding slots are on the left
-                and have
-                the index -1.
+                and have the index -1.
         """
         device = chosen.device
         token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
@@ -169,16 +168,16 @@ class RetrievalLayer(CompressedLayer):
         if pages is None or stream is None:
             return super().attention(kernel, query, key, value, mask)
         with stream:
-            chosen = self._chosen(query, pages)
-            rows = pages.asked(chosen)
-        parts = self._parts(False, kernel, query, key, value, mask)
+            chunks = self._chosen(query, pages)
+            rows = pages.asked(chunks)
+        output_by_head = self._parts(False, kernel, query, key, value, mask)
         stream.settle()
         with stream:
-            fetched = pages.fetch(chosen, self.width, rows)
+            fetched = pages.fetch(chunks, self.width, rows)
         stream.join()
         self._fill(*fetched)
-        parts |= self._parts(True, kernel, query, key, value, mask)
-        outputs, weights = zip(*(parts[first] for first in sorted(parts)), strict=True)
+        output_by_head |= self._parts(True, kernel, query, key, value, mask)
+        outputs, weights = zip(*(output_by_head[first] for first in sorted(output_by_head)), strict=True)
         return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
 
     def _parts(
@@ -206,8 +205,8 @@ class RetrievalLayer(CompressedLayer):
 
     def _refill(self, query: Tensor, pages: Pages) -> None:
         assert devices.at(self.device).lane() is None, "its copies are waited for in `attention`"
-        chosen = self._chosen(query, pages)
-        self._fill(*pages.fetch(chosen, self.width, pages.asked(chosen)))
+        chunks = self._chosen(query, pages)
+        self._fill(*pages.fetch(chunks, self.width, pages.asked(chunks)))
 
     def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
         """Return the chunks to fetch for the queries ``[1, Hq, n, D]`` of a step.

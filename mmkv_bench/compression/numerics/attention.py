@@ -63,10 +63,10 @@ def hide(scores: Tensor, reach: range | Tensor) -> None:
 
     scores: ``[..., n, S]``. reach: the last key that each row sees.
     """
-    first = int(reach[0])
-    last = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
-    later = torch.arange(first, scores.shape[-1], device=scores.device) > last.to(scores.device)[:, None]
-    scores[..., first:].masked_fill_(later, float("-inf"))
+    smallest_reach = int(reach[0])
+    last_keys = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
+    later = torch.arange(smallest_reach, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
+    scores[..., smallest_reach:].masked_fill_(later, float("-inf"))
 
 
 def column_sums(

@@ -123,17 +123,17 @@ def top_mass(
     group = query.shape[0] // heads
     keys = key.float().transpose(1, 2)
     total = torch.zeros(heads, dtype=torch.float64, device=key.device)
-    last = torch.arange(query.shape[1]) if reach is None else reach  # key that each row sees
-    for start, end in row_blocks(len(rows), query.shape[0] * (int(last[rows[-1]]) + 1), key.device):
+    last_keys = torch.arange(query.shape[1]) if reach is None else reach  # key that each row sees
+    for start, end in row_blocks(len(rows), query.shape[0] * (int(last_keys[rows[-1]]) + 1), key.device):
         block, n = torch.tensor(rows[start:end]), end - start
-        visible_ends = last[block]
+        visible_ends = last_keys[block]
         seen = int(visible_ends[-1]) + 1
         states = query[:, block.to(key.device)].float().mul_(scaling).view(heads, group * n, dim)
         scores = torch.bmm(states, keys[:, :, :seen])
         hide(scores.view(heads, group, n, seen), visible_ends)
         weight = exponentials(scores, masked=True, sinks=by_row(None if sinks is None else sinks.view(heads, group), n))
-        best = scores.topk(min(top, seen), sorted=False).values
-        mass = (best.sum(-1) * weight).double().view(heads, group, n)
+        largest_probabilities = scores.topk(min(top, seen), sorted=False).values
+        mass = (largest_probabilities.sum(-1) * weight).double().view(heads, group, n)
         if sinks is None:
             mass.masked_fill_(visible_ends.to(key.device) < top, 1.0)  # exactly 1, so that heads tie
         total += mass.sum((1, 2))

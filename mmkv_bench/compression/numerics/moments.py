@@ -117,8 +117,8 @@ def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scalin
 
 
 def _half_turn(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
+    first_half, second_half = x.chunk(2, -1)
+    return torch.cat((-second_half, first_half), -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if cos.shape[-1] < x.shape[-1]:
         return torch.cat((unrotate(x[..., : cos.shape[-1]], cos, sin), x[..., cos.shape[-1] :].float()), -1)
     x, cos, sin = x.float(), cos.float(), sin.float()
-    half = x.shape[-1] // 2
+    half_width = x.shape[-1] // 2
     turned = x * cos  # in place, because it may be all prompt queries
-    turned[..., :half] += x[..., half:] * sin[..., :half]
-    turned[..., half:] -= x[..., :half] * sin[..., half:]
+    turned[..., :half_width] += x[..., half_width:] * sin[..., :half_width]
+    turned[..., half_width:] -= x[..., :half_width] * sin[..., half_width:]
     return turned.div_(cos * cos + sin * sin)

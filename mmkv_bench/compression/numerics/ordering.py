@@ -11,8 +11,7 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     """Return float64 scores that order the entries by (score, breaker). Entries that are equal in both stay equal.
 
     Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps of float64,
-    in
-    the order of ``breaker``. Such steps move an entry past other scores only if these are as near (1e-16 of the score for each
+    in the order of ``breaker``. Such steps move an entry past other scores only if these are as near (1e-16 of the score for each
     entry). Every other score is returned bit for bit.
 
     Args:
@@ -73,8 +72,8 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
     # Equal masses may come in any order here: only the threshold's value is read off.
     candidates = (mass * undecided).topk(int(count.amax()), -1).values
     reached = candidates.double().cumsum(-1) + above.unsqueeze(-1)
-    last = torch.searchsorted(reached, target.unsqueeze(-1)).minimum(count - 1)
-    threshold = candidates.gather(-1, last)
+    last_rank = torch.searchsorted(reached, target.unsqueeze(-1)).minimum(count - 1)
+    threshold = candidates.gather(-1, last_rank)
     above = above.unsqueeze(-1) + (candidates * (candidates > threshold)).sum(-1, keepdim=True, dtype=torch.float64)
     # How many of the keys AT the threshold belong to the set; the lower indices do.
     needed_count = (target.unsqueeze(-1) - above) / threshold.double()

@@ -27,8 +27,9 @@ def group_mass(
 ) -> Iterator[Tensor]:
     """Yield the attention mass of each group of proxies, in blocks of consecutive groups.
 
-    Proxies follow the prompt, so each sees every key and no mask is needed. Proxy i belongs to group i // n, n = N / G.
-    The mass of a group is the sum of the softmax over all T keys over its n proxies.
+    Proxies are queries that stand for the queries of decoding. They follow the prompt, so each sees every key and no mask is
+    needed. Proxy i belongs to group i // n, n = N / G. The mass of a group is the softmax over all T keys, summed over its n
+    proxies.
 
     Args:
         query: ``[Hq, N, D]``, rotated, N divisible by ``groups``.
@@ -36,8 +37,8 @@ def group_mass(
         scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
-        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by row blocks:
-            a last digit of a probability, which kernels may change, decides which way it is rounded. None rounds nothing.
+        rounding: dtype that probabilities, head means and group sums are rounded to; None: no rounding. Results stay float32.
+            With rounding, no fused kernel is used, because a changed last digit of a probability could be rounded the other way.
         sinks: ``[Hq]``, see ``attention.py``.
 
     Yields:

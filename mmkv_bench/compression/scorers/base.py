@@ -72,8 +72,7 @@ class Scorer(ABC):
         """Return the parameters on which scores depend, at this budget [entries per KV head] and prompt length [tokens].
 
         Methods whose scorers have equal type and key (and, when ``stochastic``, equal seed) share one score. So the key includes
-        every
-        parameter that changes a score, and the budget only if it does.
+        every parameter that changes a score, and the budget only if it does.
         """
 
     @abstractmethod
@@ -88,8 +87,7 @@ class Scorer(ABC):
         """Return the version of this part's results, from 1, with these parameters and the other parts of ``method``.
 
         A fix that changes a part's results raises the version for the affected parameters only. Their results get new hashes and
-        are
-        computed again; all other stored rows stay valid.
+        are computed again; all other stored rows stay valid.
         """
         return 1
 
@@ -116,8 +114,7 @@ class Scorer(ABC):
         Args:
             score: the result of ``score`` during the prefill.
             mass: float32 ``[Hkv, T]``, the answer's attention to each entry (``compression/listeners.py``); None when nothing was
-                fed
-                after the prefill.
+                fed after the prefill.
         """
         return score
 

@@ -71,7 +71,7 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the Python module of the press, or of a press inside it, draws random numbers."""
+        """True if the press, or a press inside it, may draw random numbers: its Python module calls `torch.rand...`."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
@@ -79,8 +79,7 @@ class PressScorer(Scorer):
         """Return version 2 of the results.
 
         Since version 2 the last of the protected entries stay if they exceed the budget, and the rows record the defaults of a
-        press
-        inside a press.
+        press inside a press.
         """
         return 2
 
@@ -165,12 +164,10 @@ class PressScorer(Scorer):
 
 
 def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the parts of `method=kvpress` that the press determines: the scorer, and the allocator of some presses.
-
-    An allocator belongs to a press that divides the budget.
+    """Build the parts of `method=kvpress`: the scorer, and the allocator of a press that divides the budget itself.
 
     Args:
-        plain: the method's effective node.
+        plain: the method's node with all values resolved.
 
     Raises:
         ConfigError: the press cannot be used, or it divides the budget and the configuration names another allocator.
@@ -205,15 +202,19 @@ def _critical_ada(
     others 0 to 1, ordered by that product: the `C * Hkv` highest are the entries that the library keeps.
     """
     shares = allocator.layer(score, budget)[:, None]
-    first = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
+    first_part = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
     norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()
     value_weighted_scores = (score + made.epsilon) * norm
-    chosen = _ranks(score) < first
-    second_part = ~chosen & (_ranks(value_weighted_scores.masked_fill(chosen, -torch.inf)) < shares - first)
+    in_first_part = _ranks(score) < first_part
+    second_part = ~in_first_part & (
+        _ranks(value_weighted_scores.masked_fill(in_first_part, -torch.inf)) < shares - first_part
+    )
     span = (value_weighted_scores.amax() - value_weighted_scores.amin()).clamp_min(
         torch.finfo(value_weighted_scores.dtype).tiny
     )
-    return torch.where(chosen, 5, (value_weighted_scores - value_weighted_scores.amin()) / span + 2 * second_part)
+    return torch.where(
+        in_first_part, 5, (value_weighted_scores - value_weighted_scores.amin()) / span + 2 * second_part
+    )
 
 
 def _ranks(score: Tensor) -> Tensor:

@@ -259,8 +259,8 @@ class MMShiftScorer(Scorer):
             return self._moments_of(obs, visual if self.modality == "vision" else ~visual)
         visual_moments, text_moments = self._moments_of(obs, visual), self._moments_of(obs, ~visual)
         group = torch.arange(self.samples, device=obs.device) // (self.samples // self.groups)
-        first = (group % 2 == 0).unsqueeze(-1)
-        mean, std = (torch.where(first, a, b) for a, b in zip(visual_moments, text_moments, strict=True))
+        is_even_group = (group % 2 == 0).unsqueeze(-1)
+        mean, std = (torch.where(is_even_group, a, b) for a, b in zip(visual_moments, text_moments, strict=True))
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -268,9 +268,9 @@ class MMShiftScorer(Scorer):
 
         chosen: bool ``[T]``; None: all tokens.
         """
-        first = obs.length - min(self.last_tokens or obs.length, obs.length)
-        states = obs.states[first:]
-        chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]
+        first_token = obs.length - min(self.last_tokens or obs.length, obs.length)
+        states = obs.states[first_token:]
+        chosen = None if chosen is None or not bool(chosen[first_token:].any()) else chosen[first_token:]
         moments = ElementMoments()
         for start in range(0, len(states), ROWS):
             block = states[start : start + ROWS]

@@ -65,8 +65,7 @@ class Selector(ABC):
         """Return the indices of the entries to keep.
 
         Protected candidates come first; if they exceed a cap, the LAST of them are kept. Then come the highest scores; of equal
-        scores,
-        the lower index. Every row is treated separately: heads of several layers may be stacked.
+        scores, the lower index. Every row is treated separately: heads of several layers may be stacked.
 
         Args:
             scores: float32 or float64 ``[Hkv, n]``.

@@ -73,7 +73,7 @@ class ModalityQuota(TopK):
         is_free = ~forced.gather(-1, order)
         is_visual = visual[order]
         rank = torch.where(is_visual, (is_free & is_visual).cumsum(-1), (is_free & ~is_visual).cumsum(-1))
-        chosen = is_free & (rank <= torch.where(is_visual, free_quota[:, :1], free_quota[:, 1:]))
+        fills_quota = is_free & (rank <= torch.where(is_visual, free_quota[:, :1], free_quota[:, 1:]))
         return super().select(
-            scores, caps, protected, order.gather(-1, (~chosen).byte().sort(dim=-1, stable=True).indices)
+            scores, caps, protected, order.gather(-1, (~fills_quota).byte().sort(dim=-1, stable=True).indices)
         )

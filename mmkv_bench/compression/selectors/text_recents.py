@@ -77,8 +77,8 @@ class TextRecents(RecentShare):
         return self.rule == "all_text" or self.margin >= 0
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        chosen = TopK if self._by_cap else RecentShare  # recents that follow a cap are known in `select` only
-        return chosen.protected(self, length, budget, types)
+        selector_class = TopK if self._by_cap else RecentShare  # recents that follow a cap are known in `select` only
+        return selector_class.protected(self, length, budget, types)
 
     def select(
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
@@ -87,9 +87,9 @@ class TextRecents(RecentShare):
         # a prompt of text alone needs no priority
         text = None if types is None or not bool((types > 0).any()) else (types == 0).to(device)
         if self.rule == "union" and text is not None:
-            best = replace(self, rule="strict").select(scores, caps, protected, order, types)
+            strict_index = replace(self, rule="strict").select(scores, caps, protected, order, types)
             is_kept = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=device)
-            is_kept = is_kept.scatter(1, best.masked_fill(best < 0, n), True)[:, :n] | text
+            is_kept = is_kept.scatter(1, strict_index.masked_fill(strict_index < 0, n), True)[:, :n] | text
             return super().select(scores, is_kept.sum(-1), is_kept, order)
         if not self._by_cap:
             return super().select(scores, caps, protected, order, types)
