@@ -60,7 +60,10 @@ class MMKV(Respondent):
         self._rows: list[Mapping[str, Any]] = []
 
     def _answered(self, instance: Instance) -> str:
-        """Return the answer to one request. Raise DataError if there is none; lmms-eval would score an empty answer instead."""
+        """Return the answer to one request of lmms-eval.
+
+        Raises DataError: there is no answer; lmms-eval would score an empty one instead.
+        """
         from mmkv_bench.models.load import computing_with, threads_for
 
         request, answering = _request(instance, self.task_dict, self._dataset), self.answering

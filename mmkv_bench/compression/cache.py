@@ -448,7 +448,10 @@ class CompressedCache(Cache):
             self.layers[i] = states.mapped(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens that a layer has seen. Index 0, the default, stands for the first compressed layer."""
+        """Return the number of tokens that a layer has seen.
+
+        layer_idx: the layer's index; 0, the default, stands for the first compressed layer.
+        """
         if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
             return layer.get_seq_length()
         length: int = super().get_seq_length(layer_idx)

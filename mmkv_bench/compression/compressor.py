@@ -206,7 +206,10 @@ class Compressor:
         return 1 + sum(part.method_version(self) - 1 for part in all_parts if part is not None)
 
     def version_at(self, budget: Budget | None) -> int:
-        """Return the `version` for this budget: one more if the budget is a fraction and the allocator reads the fraction."""
+        """Return the version of the method's results at this budget.
+
+        It is `version`, plus one if the budget is a fraction and the allocator reads the fraction.
+        """
         fraction = budget is not None and budget.asked is not None
         return self.version + (fraction and self.allocator is not None and self.allocator.reads_fraction)
 
@@ -303,9 +306,8 @@ class Compressor:
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
             layers: the layers that `scores` belong to.
             n_layers: number of layers of the model.
-            refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the candidates
-                and
-                their entries reserved: C - 1 entries per head are chosen from T - 1.
+            refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
+                candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
             order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None:
                 sort here.
             summaries: layer -> result of the allocator's `summary` (see `Context`).

@@ -142,11 +142,11 @@ class FixedLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ what the model and the mask builders see
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; return the whole storage once it is fixed.
+        """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored ones, or the whole storage once fixed.
 
         Raises:
-            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there
-                `get_mask_sizes`, which runs before the step, or `index_copy_` raises an error.
+            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there `get_mask_sizes`,
+                which runs before the step, or `index_copy_` raises an error.
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -215,8 +215,7 @@ class FixedLayer(CompressedLayer):
         return Sequences(keys, values, self._starts, used_slots.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:
-        """Return the mask of the `new` newest tokens, bool `[B|1, Hkv|1, new, capacity]`, True for the slots that a
-        token may see."""
+        """Return which slots the `new` newest tokens may see, as a mask: bool `[B|1, Hkv|1, new, capacity]`, True = visible."""
         slots = torch.arange(self.capacity, device=self.device)
         newest = self._length - new + torch.arange(new, device=self.device)
         visible = (slots <= newest[:, None])[None, None]

@@ -29,10 +29,12 @@ class Conversation(NamedTuple):
 
 
 def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
-    """Turn the result of a task's `doc_to_messages` ({"role", "content": text or parts}) into a `Conversation`.
+    """Convert chat messages of an lmms-eval task to a `Conversation`.
 
-    Images become RGB. A path of an image or video must be a local file.
-    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts."""
+    messages: the result of the task's `doc_to_messages`, {"role", "content": text or parts}. task: its name, for messages.
+    Images become RGB. The path of an image or video must be a local file.
+    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts.
+    """
     images: list[Image.Image] = []
     videos: list[Any] = []
     turns = []

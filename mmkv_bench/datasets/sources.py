@@ -28,9 +28,10 @@ def of_hub(dataset_path: str) -> bool:
 
 
 def preflight(spec: TaskSpec) -> None:
-    """Check that a task's data are available, before lmms-eval or a model is imported.
+    """Raise an error if a task's data are not available; called before lmms-eval or a model is imported.
 
-    Raises MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist."""
+    Raises MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist.
+    """
     if not spec.is_pages:
         path = task_file(spec)
         source(spec, path)

@@ -102,8 +102,10 @@ def image_tokens(
 ) -> int:
     """Count the visual tokens of one image of width x height pixels in a prompt of `images` images.
 
-    Raises UnsupportedError: a model without images, or an image with one side more than 200 times the other, if the family
-    refuses such images."""
+    settings: keys of the checkpoint's processor. limits: pixel limits of the run.
+
+    Raises UnsupportedError: a model without images; or one side is more than 200 times the other, and the family refuses this.
+    """
     _check_takes(model_type, "image")
     return family(model_type).image_tokens(settings, (width, height), images, limits)
 
@@ -111,10 +113,12 @@ def image_tokens(
 def video_tokens(
     model_type: str, settings: Settings, frames: int, width: int, height: int, limits: PixelLimits = NO_LIMITS
 ) -> int:
-    """Count the visual tokens of a video of `frames` >= 1 frames (after sampling) of width x height pixels.
+    """Count the visual tokens of a video of `frames` >= 1 sampled frames of width x height pixels.
 
-    Raises UnsupportedError: a model without videos, or frames with one side more than 200 times the other, if the family refuses
-    such frames."""
+    settings: keys of the checkpoint's processor. limits: pixel limits of the run.
+
+    Raises UnsupportedError: a model without videos; or one side is more than 200 times the other, and the family refuses this.
+    """
     _check_takes(model_type, "video")
     return family(model_type).video_tokens(settings, frames, (width, height), limits)
 

@@ -236,9 +236,10 @@ def encode(
 
 
 def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> int | None:
-    """Return the number of tokens up to the end of the context; None if the context does not occur.
+    """Return the number of tokens of a rendered prompt up to the end of the text `context`.
 
-    A token that spans the end of the context, or that depends on the text after it, belongs to the question.
+    None if the context does not occur. A token that spans the end of the context, or that depends on the text after it, belongs
+    to the question.
     """
     start = text.find(context)
     if start < 0:
@@ -252,7 +253,7 @@ def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> in
 
 
 def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
-    """Return the number of tokens of the prompt that `encode` makes of messages with images.
+    """Return how many tokens the prompt of these messages and images has after `encode`.
 
     Raises:
         UnsupportedError: a text that contains a media marker.
@@ -344,7 +345,10 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
 
 
 def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: Tensor) -> int:
-    """Count the prompt's last tokens, which the chat template puts after the last text of the messages; 0 if they are unknown."""
+    """Count the last tokens of a prompt, which the chat template puts after the messages' last text; 0 if unknown.
+
+    text: the rendered prompt. input_ids: its tokens.
+    """
     stripped_texts = [
         part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()
     ]

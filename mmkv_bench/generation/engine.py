@@ -115,11 +115,12 @@ class Engine:
     def answer(
         self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: ExtraMeasures = NOTHING
     ) -> list[ForkResult]:
-        """Return one result per cell, in the order of `cells`; a fault of a cell becomes its status and is never raised.
+        """Answer a prompt with every cell (method and budget each); return one result per cell, in the order of `cells`.
 
+        An error of a cell becomes the status of its result and is never raised.
         Waiting questions of the prompt's document may be answered too; a later call returns their results.
 
-        extras: measures to take besides the answers, on which they have no influence.
+        extras: measures to take besides the answers. They do not change the answers.
         """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
         all_cells, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
@@ -304,9 +305,9 @@ class Engine:
     def _forks(
         self, asked: Sequence[tuple[PrefillGroup, Results]], cells: Sequence[CellSpec], extras: ExtraMeasures
     ) -> None:
-        """Answer questions with all cells, each from its prefill, and fill the results.
+        """Answer one or several questions of a document with all cells, and fill the results.
 
-        asked: each question's prefill and its results by cell; more than one question only of the same document.
+        asked: for each question, its prefill and its results by cell.
         """
         forks: list[Fork] = []
         measuring: dict[PrefillGroup, ForkMeasures] = {}

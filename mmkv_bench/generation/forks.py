@@ -294,9 +294,10 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
 
 @torch.no_grad()
 def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec]) -> None:
-    """Decode the full cache's answer, once per protocol, and replace the scores of cells that need it (`needs.answer`).
+    """Decode the full cache's answer once per protocol, and replace the scores that depend on it (`needs.answer`).
 
-    A fault becomes the failure of these scores only. `prefilled.answer_steps` and `score_seconds` are filled.
+    An error ends only the cells with these scores. `prefilled.answer_steps` and `score_seconds` are filled.
+    cells: all cells that share the prefill.
     """
     prefilled = group.prefilled
     for protocol, members in _cells_with_answer(cells, prefilled).items():

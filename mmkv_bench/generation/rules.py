@@ -139,11 +139,11 @@ class DecodeRules:
 
     @classmethod
     def read(cls, config: GenerationConfig, task: Mapping[str, Any], tokenizer: object = None) -> DecodeRules:
-        """Merge a model folder's generation config with a task's settings.
+        """Return the decoding rules of a model folder's generation config, merged with a task's settings.
 
-        Sampling settings of a folder are ignored, because benchmarks decode greedily; those of a task are refused.
-        `until` is lmms-eval's name for `stop_strings`. Blank stop strings (lmms-eval's default is a blank line) are
-        dropped, as in lmms-eval's model classes, because answers may contain blank lines.
+        Sampling settings of the folder are ignored, because benchmarks decode greedily; those of the task are refused. `until` is
+        lmms-eval's name for `stop_strings`. Blank stop strings (lmms-eval's default is a blank line) are dropped, as in
+        lmms-eval's model classes, because answers may contain blank lines.
 
         Raises:
             UnsupportedError: sampling, beams, or any other setting whose effect this loop cannot reproduce.

@@ -173,9 +173,12 @@ def _merged(model: nn.Module, setting: str) -> Any:
 
 
 def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torch.device) -> LoadedModel:
-    """Prepare a model and its processor for prompts: eval mode, and the wrapped attention in the text layers.
+    """Prepare a loaded model and its processor for prompts: eval mode, and wrapped attention in the text layers.
 
-    Raises UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`."""
+    config: the model's config. where: device of the inputs.
+
+    Raises UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`.
+    """
     model, name = model.eval(), settings.name
     set_attention(model, settings.attention)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -239,9 +242,10 @@ def set_attention(model: Any, attention: str) -> None:
 
 
 def device_of(setting: str) -> torch.device:
-    """Return the device that `model.device` names; auto is cuda if the machine has a CUDA device.
+    """Return the torch device of the setting `model.device`. `auto` is cuda if the machine has a CUDA device.
 
-    Raises ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`."""
+    Raises ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`.
+    """
     check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:

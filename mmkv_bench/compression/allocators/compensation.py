@@ -62,7 +62,10 @@ class Compensation(Allocator):
         return (self.theta, min(self.proxies, length))
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the number of entries that each KV head needs, k_v + k_t: ``[Hkv]``. Tokens of unknown type count as text."""
+        """Return the number of entries that each KV head needs (k_v + k_t), ``[Hkv]``.
+
+        Tokens of unknown type count as text.
+        """
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)

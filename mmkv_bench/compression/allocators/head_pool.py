@@ -83,7 +83,10 @@ class HeadPool(Allocator):
         return torch.tensor(shares, dtype=torch.int64) + window
 
     def _credit(self, prefix: Tensor, base: int) -> list[int]:
-        """Count how many of the ``heads * base`` largest scores in ``prefix`` belong to each head. prefix: ``[Hkv, n - w]``."""
+        """Return for each head how many of the ``heads * base`` largest scores in ``prefix`` are the head's.
+
+        prefix: scores before the window, ``[Hkv, n - w]``. base: mean entries per head without the window.
+        """
         heads, columns = prefix.shape
         if self.normalize:
             if bool((prefix < 0).any()):

@@ -182,7 +182,10 @@ def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], .
 
 
 def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[int]:
-    """Return the entries of every layer in proportion to the weights, ``budget`` per layer on average (0 < budget < n)."""
+    """Divide a budget among layers in proportion to weights; return the whole entries of every layer.
+
+    budget: entries per layer on average (0 < budget < n). n: candidates. rounding: parameter of ``Prefix``.
+    """
     least = min(LEAST, budget)
     shares = scaled(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
     return _nearest(shares, n, least) if rounding == "nearest" else largest_remainder(shares)

@@ -104,7 +104,10 @@ def column_sums(
 def _add_column_sums(
     sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None, reach: Tensor | None
 ) -> None:
-    """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to ``sums [h, S]``."""
+    """Add the attention to each key, summed over rows and query heads, to ``sums [h, S]``, in place, for h KV heads.
+
+    The shapes are ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``; see ``column_sums``.
+    """
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
@@ -119,7 +122,7 @@ def _add_column_sums(
 
 
 def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
-    """Repeat the sinks ``[h, g]`` for each of ``rows`` query rows of every query head: ``[h, g * rows]``; None stays None."""
+    """Return the sinks ``[h, g]`` repeated for each of ``rows`` query rows: ``[h, g * rows]``; None if there are none."""
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 

@@ -84,9 +84,9 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
 
 
 def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
-    """Zero the bins m < omega of FFTs ``[h, D, T // 2 + 1]`` IN PLACE; return the energy of bin omega, ``[h]`` float64.
+    """Set the bins m < omega of FFTs to zero, IN PLACE; return the energy of bin omega, ``[h]`` float64.
 
-    Only the numbers of the half spectrum that contain a dropped bin, or bin omega, are converted to bins and back; all
+    spectrum: ``[h, D, T // 2 + 1]``. Only numbers that contain a dropped bin, or bin omega, are converted to bins and back; all
     others stay bit for bit.
     """
     middle = length / 2
@@ -113,8 +113,10 @@ def _order(length: int, device: torch.device) -> Tensor:
 
 
 def _half_spectrum(folded: Tensor) -> Tensor:
-    """Return ``w * FFT`` (see the module's docstring) of tokens in ``_order``, ``[..., T // 2 + 1]``. The real part of
-    number m is bin m, minus its imaginary part is bin T - m."""
+    """Return ``w * FFT`` of tokens in ``_order``, ``[..., T // 2 + 1]``; see the module's docstring.
+
+    The real part of number m is bin m. Minus its imaginary part is bin T - m.
+    """
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
 

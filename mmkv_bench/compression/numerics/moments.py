@@ -53,10 +53,11 @@ class JointMoments:
         self._sum = self._products = torch.empty(0)
 
     def add(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> None:
-        """Add ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` of a rotation that is undone first.
+        """Add vectors ``x [H, n, D]`` of any float dtype (n may be 0).
 
-        A few heads are added at a time, so that no temporary is larger than a tile; getting fresh memory from the system for
-        every block would take as long as the matrix multiplications.
+        rotation: cos, sin ``[n, D]`` of a rotation that is undone first; None: there is none.
+        A few heads are added at a time, so no temporary is larger than a tile. Getting fresh memory from the system for every
+        block would take as long as the matrix multiplications.
         """
         heads, total, dim = x.shape
         if not len(self._sum):
@@ -86,7 +87,10 @@ class JointMoments:
 
 
 def average_rotation(mean: Tensor, covariance: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations ``cos, sin [m, D]``."""
+    """Return mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations.
+
+    mean, covariance: before the rotations. cos, sin: ``[m, D]`` of the rotations.
+    """
     cos, sin = cos.to(mean.dtype).mean(0), sin.to(mean.dtype).mean(0)
     rows = rotate(covariance, cos, sin).transpose(-1, -2)  # rotate(x) = x R^T for rows x; R C R^T needs two
     return rotate(mean, cos, sin), rotate(rows, cos, sin).transpose(-1, -2)

@@ -83,10 +83,10 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
 
 
 def at_slots(entries: Tensor, index: Tensor) -> Tensor:
-    """Gather ``entries [H, n, D]`` at the slots ``index [H, m]``, int64 from 0 to n - 1 -> ``[H, m, D]``.
+    """Return the entries ``[H, n, D]`` at the slots ``index [H, m]`` (int64 from 0 to n - 1): ``[H, m, D]``.
 
-    ``entries.gather(1, ...)`` with the index expanded over the channels gives the same result, but takes two to three
-    times as long on a CPU, because it looks up every number separately.
+    ``entries.gather(1, ...)`` with the index expanded over the channels gives equal results, but takes two to three times as long
+    on a CPU, because it looks up every number separately.
     """
     heads = torch.arange(len(index), device=index.device)
     return entries[heads[:, None], index]

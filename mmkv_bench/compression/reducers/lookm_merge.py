@@ -62,7 +62,10 @@ class LookMMerge(Reducer):
         return self.merge != "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if evicted text is merged too; else 1. A selector that keeps all text, as the releases do, evicts none."""
+        """Return the version of the results: 2 if evicted text is merged too, else 1.
+
+        A selector that keeps all text, as the releases do, evicts no text.
+        """
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

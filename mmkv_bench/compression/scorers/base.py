@@ -77,10 +77,11 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return scores, float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. The selector protects tokens.
+        """Return a score for each entry, float32 ``[Hkv, T]`` on the observation's device, finite; higher scores are kept.
 
-        Of equal scores the lower index wins. float64 is allowed for scores whose ties are broken by a second, smaller
-        number (``numerics/ordering.py``); a scorer that rounds as a release does returns the model's half precision.
+        Protected tokens are the selector's task. Of equal scores the lower index is kept. float64 is allowed for scores whose
+        ties are broken by a second, smaller number (``numerics/ordering.py``). A scorer that rounds as a release does returns the
+        model's half precision.
         """
 
     def method_version(self, method: Composed) -> int:
@@ -102,7 +103,7 @@ class Scorer(ABC):
         return ()
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only from a layer's scores. Called for prompts longer than the budget."""
+        """Return further fallbacks, which are known only from a layer's scores; called for prompts longer than the budget."""
         return ()
 
     def check_layers(self, layers: int) -> None:  # noqa: B027 - most parameters fit every model

@@ -186,7 +186,10 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _latest(protected: Tensor, budget: int) -> Tensor:
-    """Return the last token and the latest protected ones, at most ``budget`` in all: bool like ``protected [Hkv,T]``."""
+    """Return the last token and the latest protected ones, at most ``budget`` together: bool ``[Hkv,T]``.
+
+    protected: bool ``[Hkv,T]``.
+    """
     latest_protected = protected.clone()
     latest_protected[:, -1] = True
     return latest_protected & (latest_protected.flip(-1).cumsum(-1).flip(-1) <= budget)
@@ -195,11 +198,11 @@ def _latest(protected: Tensor, budget: int) -> Tensor:
 def _critical_ada(
     library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
 ) -> Tensor:
-    """Return CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5].
+    """Return the selection of CriticalAdaKVPress as a score ``[Hkv,T]`` in [0, 5].
 
-    A part of each head's share (`allocator`) goes to the highest scores, the rest to the highest
-    ``(score + epsilon) * mean over g of ||W_O v||_1``. Entries of the first part get 5, those of the second 2 to 3, all
-    others 0 to 1, ordered by that product: the `C * Hkv` highest are the entries that the library keeps.
+    The `C * Hkv` highest scores are the entries that the library keeps. A first part of each head's share (`allocator`) goes to
+    the highest values of ``score``. The second part goes to the highest ``(score + epsilon) * mean over g of ||W_O v||_1``.
+    Entries of the first part get 5, those of the second part 2 to 3, and all others 0 to 1, ordered by that product.
     """
     shares = allocator.layer(score, budget)[:, None]
     first_part = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
@@ -218,7 +221,9 @@ def _critical_ada(
 
 
 def _ranks(score: Tensor) -> Tensor:
-    """Return the rank of each entry in its head, highest score first, equal scores by rising index: int64 like ``score``."""
+    """Return the rank of each entry in its head, int64 like ``score``: 0 for the highest score; of equal ones the lower index
+    first.
+    """
     return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
