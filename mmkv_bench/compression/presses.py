@@ -236,8 +236,8 @@ def draws(library: ModuleType, made: Any) -> bool:
     """Tell whether a press, or one that it wraps, draws random numbers."""
     classes_used = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
     classes = {cls for cls in classes_used if issubclass(cls, library.BasePress)}
-    imported = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}
-    press_classes = {c for c in classes | imported if issubclass(c, library.BasePress)}
+    imported_classes = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}
+    press_classes = {c for c in classes | imported_classes if issubclass(c, library.BasePress)}
     return any("torch.rand" in inspect.getsource(_module(c)) for c in press_classes)
 
 

@@ -171,15 +171,15 @@ def picture_features(files: Sequence[str]) -> datasets.Features | None:
     from datasets import Features, Image, List
 
     features = Features.from_arrow_schema(pq.read_schema(files[0]))
-    pictures: dict[str, Any] = {}
+    picture_columns: dict[str, Any] = {}
     for name, feature in features.items():
         if any(word in name.lower() for word in OTHER_MEDIA):
             continue
         if _holds_picture(feature):
-            pictures[name] = Image()
+            picture_columns[name] = Image()
         elif isinstance(feature, List) and _holds_picture(feature.feature):
-            pictures[name] = List(Image())
-    return Features({**features, **pictures}) if pictures else None
+            picture_columns[name] = List(Image())
+    return Features({**features, **picture_columns}) if picture_columns else None
 
 
 def _holds_picture(feature: Any) -> bool:

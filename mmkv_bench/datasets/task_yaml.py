@@ -25,7 +25,7 @@ def task_file(spec: TaskSpec) -> Path:
     Raises ConfigError with the nearest names for an unknown task, UnsupportedError for a group of tasks."""
     if spec.is_pages:
         return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
-    tasks_here = own_tasks()
+    known_tasks = own_tasks()
     if spec.include_path:
         folder = Path(spec.include_path).expanduser()
         if not folder.is_dir():
@@ -33,15 +33,15 @@ def task_file(spec: TaskSpec) -> Path:
                 f"datasets.{spec.dataset}.include_path={spec.include_path} is not a folder; give the folder with the YAML "
                 "files of your tasks"
             )
-        tasks_here = tasks_here | _index(folder.resolve())[0]
-    if spec.name in tasks_here:
-        return tasks_here[spec.name]
+        known_tasks = known_tasks | _index(folder.resolve())[0]
+    if spec.name in known_tasks:
+        return known_tasks[spec.name]
     tasks, groups = lmms_eval_tasks()
     if spec.name in tasks:
         return tasks[spec.name]
     if spec.name in groups:
         raise UnsupportedError(f"{spec.name!r} is a group of lmms-eval tasks; name tasks of the group instead")
-    close = difflib.get_close_matches(spec.name, [*tasks_here, *tasks], n=5, cutoff=0.4)
+    close = difflib.get_close_matches(spec.name, [*known_tasks, *tasks], n=5, cutoff=0.4)
     hint = f"did you mean {', '.join(map(repr, close))}?" if close else "list them with: lmms-eval tasks list"
     raise ConfigError(f"lmms-eval has no task {spec.name!r} (it has {len(tasks)}); {hint}")
 

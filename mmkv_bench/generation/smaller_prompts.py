@@ -158,12 +158,12 @@ def cut_from_left(
     def fits(prompt: tuple[list[dict], list]) -> bool:
         return prompt_length(processor, *prompt) <= limit
 
-    low, high = 0, len(text_after_instruction) - 1  # `low` pieces fit; more than `high` do not
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(kept(middle)) else (low, middle - 1)
-    if low:
-        return kept(low)
+    fitting_count, largest_count = 0, len(text_after_instruction) - 1  # bounds of the number of pieces that fit
+    while fitting_count < largest_count:
+        middle = (fitting_count + largest_count + 1) // 2
+        fitting_count, largest_count = (middle, largest_count) if fits(kept(middle)) else (fitting_count, middle - 1)
+    if fitting_count:
+        return kept(fitting_count)
     return _end_of(
         processor,
         text_after_instruction[-1],
@@ -184,21 +184,21 @@ def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> 
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     ids = tokenizer(piece["text"], add_special_tokens=False)["input_ids"] if piece["type"] == "text" else []
-    low, high = 0, len(ids)
+    fitting_count, largest_count = 0, len(ids)
 
     def prompt(count: int) -> tuple[list[dict], list]:
         end = tokenizer.decode(ids[len(ids) - count :], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return kept(0, end)
 
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(prompt(middle)) else (low, middle - 1)
-    if not low:
+    while fitting_count < largest_count:
+        middle = (fitting_count + largest_count + 1) // 2
+        fitting_count, largest_count = (middle, largest_count) if fits(prompt(middle)) else (fitting_count, middle - 1)
+    if not fitting_count:
         raise UnsupportedError(
             f"{refusal}: its template, its instruction and its last piece do not fit; raise model.max_prompt_tokens or "
             "lower max_new_tokens"
         )
-    return prompt(low)
+    return prompt(fitting_count)
 
 
 def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> list[dict]:

@@ -93,15 +93,15 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[str]:
             f"{_name(allocator)} gives entries to the heads with the larger scores, but those of {_name(scorer)} "
             "do not tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform"
         )
-    sums = None
+    sum_rule = None
     if isinstance(allocator, HeadPool) and allocator.normalize:
-        sums = "HeadPool with normalize=true compares sums of scores", "normalize=false, or a scorer of attention"
+        sum_rule = "HeadPool with normalize=true compares sums of scores", "normalize=false, or a scorer of attention"
     elif isinstance(allocator, Prefix) and allocator.mode == "online":
-        sums = "Prefix with mode=online adds scores up", "mode=offline, or a scorer of attention"
+        sum_rule = "Prefix with mode=online adds scores up", "mode=offline, or a scorer of attention"
     elif isinstance(selector, ModalityQuota):
-        sums = "ModalityQuota divides entries by sums of scores", "a scorer of attention, or the selector TopK"
-    if scorer.negative and sums is not None:
-        yield f"{sums[0]}, but {_name(scorer)} gives negative scores; allowed: {sums[1]}"
+        sum_rule = "ModalityQuota divides entries by sums of scores", "a scorer of attention, or the selector TopK"
+    if scorer.negative and sum_rule is not None:
+        yield f"{sum_rule[0]}, but {_name(scorer)} gives negative scores; allowed: {sum_rule[1]}"
     if isinstance(allocator, PositiveOnly) and selector is not None and _protects(selector):
         yield (
             f"PositiveOnly grants entries for positive scores only, but {_name(selector)} protects tokens "
@@ -188,24 +188,34 @@ def _of_retrieval(c: Compressor) -> Iterator[str]:
 
     HybridKV's retrieval needs HybridKV's head classes. It must not read entries again that a reducer has merged.
     """
-    fetching = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
-    dividing = c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
+    retrieval_policy = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
+    hybrid_allocator = (
+        c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
+    )
     if c.decoding is not None and c.decoding.retrieves and c.reducer is not None and c.reducer.merges:
         yield (
             f"{_name(c.decoding)} can read every entry of the prompt again, but {_name(c.reducer)} has merged the "
             "evicted ones into others, so they would count twice; allowed: the reducer Evict"
         )
-    elif (fetching is None) != (dividing is None):
+    elif (retrieval_policy is None) != (hybrid_allocator is None):
         yield (
             "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other "
             "leaves heads without entries; allowed: both, or neither"
         )
-    elif fetching is not None and dividing is not None and fetching.heads != dividing.heads:
+    elif (
+        retrieval_policy is not None
+        and hybrid_allocator is not None
+        and retrieval_policy.heads != hybrid_allocator.heads
+    ):
         yield "Hybrid and ChunkRetrieval define dynamic heads differently; allowed: the same `heads` in both"
-    elif fetching is not None and dividing is not None and fetching.chunk != dividing.chunk:
+    elif (
+        retrieval_policy is not None
+        and hybrid_allocator is not None
+        and retrieval_policy.chunk != hybrid_allocator.chunk
+    ):
         yield (
-            f"Hybrid counts chunks of {dividing.chunk} tokens, but ChunkRetrieval reads chunks of "
-            f"{fetching.chunk}; allowed: the same chunk size in both"
+            f"Hybrid counts chunks of {hybrid_allocator.chunk} tokens, but ChunkRetrieval reads chunks of "
+            f"{retrieval_policy.chunk}; allowed: the same chunk size in both"
         )
 
 

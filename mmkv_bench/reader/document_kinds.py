@@ -201,24 +201,24 @@ def board(draw: Draw) -> Document:
         key, value = _make(draw, key_kind, 7), _make(draw, maker, 4)
         if len(key) + len(value) < WIDTH[224] and key.lower() not in (row[0].lower() for row in rows):
             rows.append([key, value])
-    place, moment = draw.below(3), 1 + draw.below(7)
-    key, first = rows[place]
+    changed_index, change_frame = draw.below(3), 1 + draw.below(7)
+    key, first = rows[changed_index]
     new_value = _make(draw, maker, 4)
     while new_value == first or len(key) + len(new_value) >= WIDTH[224]:
         new_value = _make(draw, maker, 4)
     frames = []
     for frame in range(8):
-        shown = [(name, new_value if frame >= moment and name == key else value) for name, value in rows]
+        shown = [(name, new_value if frame >= change_frame and name == key else value) for name, value in rows]
         frames.append((Line((title,), heading=True), *(Line(cells) for cells in shown)))
     changed_row = draw.below(8)
     questions = [
-        Question("change", f"What was the {field} of {key} at first?", first, place),
-        Question("change", f"What is the {field} of {key} at the end?", new_value, place),
+        Question("change", f"What was the {field} of {key} at first?", first, changed_index),
+        Question("change", f"What is the {field} of {key} at the end?", new_value, changed_index),
         Question(
             "change",
             f"What was the {field} of {key} at 00:{changed_row:02d}?",
-            new_value if changed_row >= moment else first,
-            place,
+            new_value if changed_row >= change_frame else first,
+            changed_index,
         ),
     ]
     others = [row for row in rows if row[0] != key]

@@ -132,13 +132,13 @@ def inked(cover: np.ndarray, backdrop: np.ndarray, look: Style, draw: random.Ran
         cover: how much of each pixel the glyphs cover, 0 to 255.
         backdrop: the background's darkness, see `backdrop_of`.
     """
-    mix = cover * np.float32((0.8 + 0.2 * draw.random()) / 255)
-    mix += backdrop * (1 - mix)
-    mix *= 255
-    codes = np.clip(mix, 0, 255, out=mix).astype(np.uint8).tobytes()
+    darkness = cover * np.float32((0.8 + 0.2 * draw.random()) / 255)
+    darkness += backdrop * (1 - darkness)
+    darkness *= 255
+    darkness_bytes = np.clip(darkness, 0, 255, out=darkness).astype(np.uint8).tobytes()
     steps = np.arange(256, dtype=np.float32)[:, None] / 255
     table = (np.array(look.paper, np.float32) * (1 - steps) + np.array(look.ink, np.float32) * steps).astype(np.uint8)
-    bands = [np.frombuffer(codes.translate(table[:, band].tobytes()), dtype=np.uint8) for band in range(3)]
+    bands = [np.frombuffer(darkness_bytes.translate(table[:, band].tobytes()), dtype=np.uint8) for band in range(3)]
     return np.stack(bands, axis=1).reshape(*cover.shape, 3)
 
 

@@ -39,8 +39,8 @@ def tokenizer(gguf: Path) -> Any:
     """Return SmolLM2's tokenizer from its GGUF file, with spare special tokens renamed for SmolVLM's processor (`RENAMED`)."""
     from transformers import AutoTokenizer
 
-    stock = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    state = json.loads(stock.backend_tokenizer.to_str())
+    original_tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    state = json.loads(original_tokenizer.backend_tokenizer.to_str())
     for token in state["added_tokens"]:
         token["content"] = RENAMED.get(token["content"], token["content"])
     state["model"]["vocab"] = {RENAMED.get(token, token): number for token, number in state["model"]["vocab"].items()}

@@ -212,19 +212,20 @@ class Hybrid(Allocator):
         ``infeasible_allocation``: r was cut.
         ``budget_unused``: no static head can take the entries saved by rounding.
         """
-        division = self.divide(context.summaries, context.budget - context.refed, context.candidates)
+        head_budgets = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
         text_count = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
         text_entries = min(text_count + window - min(context.refed, window), context.candidates)
         chunk_tokens = min(self.chunk, context.candidates)
-        names = {
-            "text_over_budget": bool((division.entries[~division.dynamic] < text_entries).any()),
-            "chunk_reduced": bool((division.entries[division.dynamic] < chunk_tokens).any()),
-            "infeasible_allocation": division.clipped,
-            "budget_unused": int(division.entries.sum()) < (context.budget - context.refed) * division.entries.numel(),
+        is_taken = {
+            "text_over_budget": bool((head_budgets.entries[~head_budgets.dynamic] < text_entries).any()),
+            "chunk_reduced": bool((head_budgets.entries[head_budgets.dynamic] < chunk_tokens).any()),
+            "infeasible_allocation": head_budgets.clipped,
+            "budget_unused": int(head_budgets.entries.sum())
+            < (context.budget - context.refed) * head_budgets.entries.numel(),
         }
-        return tuple(name for name, true in names.items() if true)
+        return tuple(name for name, true in is_taken.items() if true)
 
     # ---- how many entries they get
 
@@ -256,8 +257,10 @@ class Hybrid(Allocator):
         total = budget * dynamic.numel()
         requested = ceil(_exact(self.r) * budget * n_dynamic)
         # What static heads cannot hold (everything, if there are none) goes to the dynamic heads.
-        granted = min(max(requested, total - n_static * candidates), total)
-        entries_per_layer = self._readable(granted // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
+        dynamic_budget = min(max(requested, total - n_static * candidates), total)
+        entries_per_layer = (
+            self._readable(dynamic_budget // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
+        )
         static_entries = max(total - entries_per_layer * n_dynamic, 0)
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
         static = water_fill(

@@ -103,7 +103,7 @@ class AccumulatingLayer(CompressedLayer):
         """
         slot = torch.arange(self.stored, device=self.device)
         is_evictable = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
-        weight = self.gathered.masked_fill(~is_evictable, torch.inf)
-        victim = self.stored - 1 - weight.flip(-1).argmin(-1)
+        evictable_mass = self.gathered.masked_fill(~is_evictable, torch.inf)
+        victim = self.stored - 1 - evictable_mass.flip(-1).argmin(-1)
         self.drop(victim[None])
         self.gathered = self.gathered.gather(1, slot[:-1] + (slot[:-1] >= victim[:, None]))

@@ -233,8 +233,8 @@ class QuantisedLayer(CompressedLayer):
             excess = self._excess(store, left)
             units = [count + gone // store.unit for count, gone in zip(units, excess, strict=True)]
             left = [count - gone for count, gone in zip(left, excess, strict=True)]
-        appended = int(not self._before)
-        return store.read_nbytes(units, [count + appended for count in left])
+        quantised_early = int(not self._before)
+        return store.read_nbytes(units, [count + quantised_early for count in left])
 
     def nbytes(self) -> tuple[int, int]:
         """Return (bytes of packed entries and residuals, bytes of scales, minima and positions)."""

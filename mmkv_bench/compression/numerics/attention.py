@@ -65,8 +65,10 @@ def hide(scores: Tensor, reach: range | Tensor) -> None:
     """
     smallest_reach = int(reach[0])
     last_keys = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
-    later = torch.arange(smallest_reach, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
-    scores[..., smallest_reach:].masked_fill_(later, float("-inf"))
+    is_hidden = (
+        torch.arange(smallest_reach, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
+    )
+    scores[..., smallest_reach:].masked_fill_(is_hidden, float("-inf"))
 
 
 def column_sums(

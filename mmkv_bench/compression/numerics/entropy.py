@@ -89,8 +89,8 @@ def causal_entropy(
         weight = exponentials(scores, masked=True, sinks=by_row(sinks_by_head, n))
         # With e = exp(score - maximum) and S = sum e, the sink's included: H = sum(e) / S * log S - sum(e log e) / S.
         entropy_sums = torch.special.entr(scores).sum(-1)
-        on_keys = 1 if sinks is None else weight * scores.sum(-1)
-        entropy += (weight * entropy_sums - on_keys * weight.log()).double().sum()
+        key_probability = 1 if sinks is None else weight * scores.sum(-1)
+        entropy += (weight * entropy_sums - key_probability * weight.log()).double().sum()
     return float(entropy) / (rows * heads * group)
 
 

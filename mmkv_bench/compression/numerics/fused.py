@@ -113,20 +113,20 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     heads, width = mass.shape[0], mass.shape[-1]
-    rows = mass.view(-1, width)
-    target = tau * rows.sum(-1, dtype=torch.float64)
-    highest = rows.amax(-1).view(torch.int32)
-    threshold = torch.empty(len(rows), dtype=torch.float32, device=mass.device)
-    last_indices = torch.empty(len(rows), dtype=torch.int32, device=mass.device)
+    mass_rows = mass.view(-1, width)
+    target = tau * mass_rows.sum(-1, dtype=torch.float64)
+    highest = mass_rows.amax(-1).view(torch.int32)
+    threshold = torch.empty(len(mass_rows), dtype=torch.float32, device=mass.device)
+    last_indices = torch.empty(len(mass_rows), dtype=torch.int32, device=mass.device)
     mask = torch.empty(heads, width, dtype=torch.float32, device=mass.device)
     block = min(BLOCK, _power(width))
     with devices.at(mass.device).current():
-        kernel_arguments = (rows, target, highest, threshold, last_indices, width)
-        kernels.covering_set[len(rows),](*kernel_arguments, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
+        kernel_arguments = (mass_rows, target, highest, threshold, last_indices, width)
+        kernels.covering_set[len(mass_rows),](*kernel_arguments, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
         block_size = min(block, 256)
         grid = (-(-width // block_size), heads)
         kernels.votes[grid](
-            rows, threshold, last_indices, mask, width, len(rows) // heads, BLOCK=block_size, **_OPTIONS
+            mass_rows, threshold, last_indices, mask, width, len(mass_rows) // heads, BLOCK=block_size, **_OPTIONS
         )
     return mask
 

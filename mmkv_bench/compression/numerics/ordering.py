@@ -21,8 +21,8 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     flat, second = score.flatten(), breaker.flatten()
     order = second.argsort(stable=True)
     order = order[flat[order].argsort(stable=True)]
-    low, high = order[:-1], order[1:]
-    differ = (flat[low] != flat[high]) | (second[low] != second[high])
+    lower_order, upper_order = order[:-1], order[1:]
+    differ = (flat[lower_order] != flat[upper_order]) | (second[lower_order] != second[upper_order])
     group_start = torch.nn.functional.pad(differ.cumsum(0), (1, 0))
     # Non-negative floats order like their bit patterns: no entry may come below the one before it, plus one if they differ.
     bits = flat[order].view(torch.int64)
@@ -68,11 +68,11 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     above = _mass_above(mass, bits, high)
     undecided = (bits > low.unsqueeze(-1)) & (bits <= high.unsqueeze(-1))
-    count = undecided.sum(-1, keepdim=True)
+    undecided_count = undecided.sum(-1, keepdim=True)
     # Equal masses may come in any order here: only the threshold's value is read off.
-    candidates = (mass * undecided).topk(int(count.amax()), -1).values
+    candidates = (mass * undecided).topk(int(undecided_count.amax()), -1).values
     reached = candidates.double().cumsum(-1) + above.unsqueeze(-1)
-    last_rank = torch.searchsorted(reached, target.unsqueeze(-1)).minimum(count - 1)
+    last_rank = torch.searchsorted(reached, target.unsqueeze(-1)).minimum(undecided_count - 1)
     threshold = candidates.gather(-1, last_rank)
     above = above.unsqueeze(-1) + (candidates * (candidates > threshold)).sum(-1, keepdim=True, dtype=torch.float64)
     # How many of the keys AT the threshold belong to the set; the lower indices do.

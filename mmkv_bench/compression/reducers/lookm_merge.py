@@ -137,8 +137,8 @@ class LookMMerge(Reducer):
             assigned = torch.zeros(heads, end - start, slots, device=kept.device)
             total += torch.bmm(assigned.scatter_(2, target[..., None], share[..., None]).transpose(1, 2), source)
         kept_float, count = kept.float(), count[..., None]
-        summed = kept_float * (1 + count / 2) + total / 2 if self.merge == "pivot" else total.add_(kept_float)
-        return torch.where(count > 0, summed.div_(count + 1), kept_float).to(kept.dtype)
+        merged_sum = kept_float * (1 + count / 2) + total / 2 if self.merge == "pivot" else total.add_(kept_float)
+        return torch.where(count > 0, merged_sum.div_(count + 1), kept_float).to(kept.dtype)
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
