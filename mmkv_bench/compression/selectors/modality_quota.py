@@ -69,7 +69,7 @@ class ModalityQuota(TopK):
         free_quota = torch.stack([quota, caps - quota], -1) - torch.stack([forced & visual, forced & ~visual], -1).sum(
             1
         )
-        # In each row's order of scores: the first `room` unprotected tokens of either modality come first.
+        # In each row's order of scores: the first `free_quota` unprotected tokens of either modality come first.
         is_free = ~forced.gather(-1, order)
         is_visual = visual[order]
         rank = torch.where(is_visual, (is_free & is_visual).cumsum(-1), (is_free & ~is_visual).cumsum(-1))
