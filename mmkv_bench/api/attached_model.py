@@ -115,13 +115,14 @@ class SessionReport:
     """Counts of one prompt right after its reduction; names and units are those of result rows (docs/rows.md).
 
     Attributes:
-        method, reading: method and reading that compressed the prompt.
+        method, reading: method and reading (`paper` or `released`) that compressed the prompt.
         budget: the budget as given, `64` or `20%`; None without a budget.
-        prompt_tokens: T.
+        prompt_tokens: T, tokens of the prompt.
         budget_entries: C, entries per KV head.
-        kept: entries per layer and KV head, `[layers][Hkv]`.
+        kept: kept entries per layer and KV head, `[layers][Hkv]`.
         entries_asked: min(C, T) times the number of layers and heads.
-        entries_planned, entries_resident: selected and stored entries, over all layers and heads.
+        entries_planned: selected entries, over all layers and heads.
+        entries_resident: stored entries, over all layers and heads.
         entries_reachable: stored entries and entries that can be fetched from the host.
         bytes_device, bytes_host: bytes of keys and values on the device and in host memory.
         bytes_metadata: bytes of positions and scales.
@@ -153,26 +154,26 @@ class SessionReport:
 
     @property
     def audit(self) -> str:
-        """Verdict: whether the stored entries are the selected entries and within the budget."""
+        """Return a sentence on whether the selected entries are stored, and whether they are within the budget."""
         if self.entries_resident != self.entries_planned:
             return f"failed: {self.entries_resident} entries are stored, but {self.entries_planned} were selected"
         if self.entries_asked is None:
             return "passed: no budget"
         excess = self.entries_resident - self.entries_asked
         if excess > 0:
-            why = f"which {self.method} allows" if self.allowed_over else "which nothing allows"
-            return f"{'passed' if self.allowed_over else 'failed'}: {excess} entries over the budget, {why}"
+            permission = f"which {self.method} allows" if self.allowed_over else "which nothing allows"
+            return f"{'passed' if self.allowed_over else 'failed'}: {excess} entries over the budget, {permission}"
         return "passed: exactly the budget" if not excess else f"passed: {-excess} entries below the budget"
 
     def __str__(self) -> str:
         name = self.method if self.budget is None else f"{self.method}@{self.budget}"
-        full = self.prompt_tokens * sum(len(layer) for layer in self.kept)
+        full_entries = self.prompt_tokens * sum(len(layer) for layer in self.kept)
         stored = self.bytes_device + self.bytes_host + self.bytes_metadata
-        asked = "no budget" if self.entries_asked is None else f"{self.entries_asked:,}"
+        asked_text = "no budget" if self.entries_asked is None else f"{self.entries_asked:,}"
         lines = [
-            f"{name} reading={self.reading}: {self.entries_resident:,} of {full:,} entries kept of "
+            f"{name} reading={self.reading}: {self.entries_resident:,} of {full_entries:,} entries kept of "
             f"{self.prompt_tokens} prompt tokens",
-            f"  entries  asked {asked}, planned {self.entries_planned:,}, resident "
+            f"  entries  asked {asked_text}, planned {self.entries_planned:,}, resident "
             f"{self.entries_resident:,}, reachable {self.entries_reachable:,}",
             f"  bytes    {stored:,} of {self.bytes_full:,} ({self.bytes_device:,} device, {self.bytes_host:,} host, "
             f"{self.bytes_metadata:,} metadata), {self.bytes_held:,} with slack"
@@ -186,7 +187,7 @@ class SessionReport:
 
 
 def counted(session: sessions.Session, compressor: Compressor, budget: Budget | None, protocol: str) -> SessionReport:
-    """Make the report of a session that has just compressed one prompt (batch size 1), counted as in the rows of a run."""
+    """Return the report of a session that has just compressed one prompt (batch size 1), counted as in the rows of a run."""
     prompt = session.prompt
     assert prompt is not None, "a prompt has just been reduced"
     length = prompt.length(0)
@@ -223,10 +224,10 @@ class Attached:
             raise UnsupportedError("the model is in training mode, whose dropout changes answers; call model.eval()")
         self.model, self.compressor, self.budget, self.protocol = model, compressor, budget, protocol
         self.compiled = compiled_tokens is not None
-        room: dict[str, Any] = (
+        cache_settings: dict[str, Any] = (
             {} if compiled_tokens is None else {"reserve": compiled_tokens, "fixed": compressor.decoding is None}
         )
-        self._session = sessions.attach(model, compressor, budget, protocol, seed, identity=identity, **room)
+        self._session = sessions.attach(model, compressor, budget, protocol, seed, identity=identity, **cache_settings)
         self._report: SessionReport | None = None
         self._kept: list[Tensor] = []
         self._prompt: object | None = None
@@ -249,7 +250,7 @@ class Attached:
 
     @property
     def cache(self) -> CompressedCache | None:
-        """The latest prompt's cache, inside the `with` block; `past_key_values=session.cache` appends tokens to it."""
+        """Cache of the latest prompt, inside the `with` block. `past_key_values=session.cache` appends tokens to it."""
         return self._session.cache
 
     def new_cache(self) -> CompressedCache:
@@ -284,11 +285,11 @@ class Attached:
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse, before every forward of the text model, inputs that would be compressed wrongly or silently not at all."""
-        given = kwargs.get("inputs_embeds")
-        if given is None:
-            given = args[0] if args else kwargs["input_ids"]
-        rows, new = given.shape[:2]
+        """Raise before a forward of the text model whose inputs would be compressed wrongly, or not at all."""
+        model_input = kwargs.get("inputs_embeds")
+        if model_input is None:
+            model_input = args[0] if args else kwargs["input_ids"]
+        rows, new_tokens = model_input.shape[:2]
         if rows != 1:
             raise UnsupportedError(
                 f"attach compresses one prompt at a time, but got {rows} rows; give one prompt, without beams and with one "
@@ -309,15 +310,15 @@ class Attached:
                     f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
                     "compress; allowed: none (and no cache_implementation), or session.cache to append tokens"
                 )
-        elif new > 1 and cache.get_seq_length() > 0 and not protocol_named(self.protocol).cuts:
+        elif new_tokens > 1 and cache.get_seq_length() > 0 and not protocol_named(self.protocol).cuts:
             raise UnsupportedError(
-                f"{new} tokens at once follow a prompt that is already compressed; allowed: one token at a time, as generate() "
-                "decodes without assistant_model, prompt_lookup_num_tokens and prefill_chunk_size; to ask a question about a "
-                "compressed context use attach(..., protocol='query_agnostic')"
+                f"{new_tokens} tokens at once follow a prompt that is already compressed; allowed: one token at a "
+                "time, as generate() decodes without assistant_model, prompt_lookup_num_tokens and prefill_chunk_size; to "
+                "ask a question about a compressed context use attach(..., protocol='query_agnostic')"
             )
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Count the stored tensors after the forward that reduced a prompt."""
+        """Make the report after the forward that compressed a prompt."""
         if torch.compiler.is_compiling():  # a decode step
             return
         prompt = self._session.prompt
@@ -333,10 +334,10 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
     if not isinstance(method, Compressor):
         calibrations = _OfFolder(model.config) if isinstance(method, str) else None
         return method_named(method, reading=reading, calibrations=calibrations, **parameters)
-    given = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
-    if given:
+    extra = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
+    if extra:
         raise ConfigError(
-            f"{method.name} is a Compressor whose parameters are already set, but got {given[0]}; give {given[0]} to method(...) "
+            f"{method.name} is a Compressor whose parameters are already set, but got {extra[0]}; give {extra[0]} to method(...) "
             "or dataclasses.replace(...)"
         )
     refuse(method)
@@ -356,8 +357,10 @@ def _refuse_more_than_a_prefill(compressor: Compressor) -> None:
 
 
 class _OfFolder:
-    """Finder of the calibration that a method reads for an attached model. The model is known only by the folder that its
-    config names; the folder is read when a calibration is needed."""
+    """Finder of the calibration that a method needs for an attached model.
+
+    The model is identified by the folder that its config names. The folder is read when a calibration is needed.
+    """
 
     def __init__(self, config: Any):
         self.path = str(getattr(config, "name_or_path", "") or "")

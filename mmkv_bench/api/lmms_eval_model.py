@@ -60,7 +60,10 @@ class MMKV(Respondent):
         self._rows: list[Mapping[str, Any]] = []
 
     def _answered(self, instance: Instance) -> str:
-        """Return the answer to one request. Raise DataError if there is none; lmms-eval would score an empty answer instead."""
+        """Return the answer to one request of lmms-eval.
+
+        Raises DataError: there is no answer; lmms-eval would score an empty one instead.
+        """
         from mmkv_bench.models.load import computing_with, threads_for
 
         request, answering = _request(instance, self.task_dict, self._dataset), self.answering
@@ -74,30 +77,34 @@ class MMKV(Respondent):
 
     @cached_property
     def answering(self) -> Answering:
-        """The generate stage of a run of one cell, before its first answer."""
+        """The part of a run that generates answers, for a run of one cell (model, method, budget and dataset)."""
         from mmkv_bench.run.generate import Answering, compiled_step
 
         plan = self.plan
         plan.check_machine()
         loaded = plan.load()
-        done: dict[str, set[str]] = {cell: set() for cell in plan.names}
+        done_samples: dict[str, set[str]] = {cell: set() for cell in plan.names}
         step = compiled_step(loaded, plan.answering)
-        return Answering(loaded, plan.answering, plan.cells, done, None, self._rows.extend, step=step)
+        return Answering(loaded, plan.answering, plan.cells, done_samples, None, self._rows.extend, step=step)
 
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
-    """Plan a run of one cell; its dataset is not used."""
+    """Return the plan of a run of one cell; the plan's dataset is not used. The arguments are those of `MMKV`."""
     from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validated
 
-    of_model = {name: value for name, value in settings.items() if name in keys(Model)}
-    of_run = {name: value for name, value in settings.items() if name in _OF_RUN}
-    parameters = {name: value for name, value in settings.items() if name not in of_model and name not in of_run}
+    model_settings = {name: value for name, value in settings.items() if name in keys(Model)}
+    run_settings = {name: value for name, value in settings.items() if name in _OF_RUN}
+    parameters = {
+        name: value for name, value in settings.items() if name not in model_settings and name not in run_settings
+    }
     if device is not None:
-        of_model.setdefault("device", device.partition(":")[0])
-    run = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | of_run
-    of_method = {"methods": {method: parameters}} if parameters else {}
-    plan = make_plan(validated([*words(run), *words({"model": of_model} if of_model else {}), *words(of_method)]))
+        model_settings.setdefault("device", device.partition(":")[0])
+    run = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | run_settings
+    method_settings = {"methods": {method: parameters}} if parameters else {}
+    plan = make_plan(
+        validated([*words(run), *words({"model": model_settings} if model_settings else {}), *words(method_settings)])
+    )
     if len(plan.cells) != 1:
         raise ConfigError(
             f"{len(plan.cells)} cells are planned, but only one can answer; give one method, budget, protocol and seed"

@@ -22,9 +22,9 @@ OF_SCORES = ("budget", "front", "position", "questions")
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """Kind and filters of a picture. The fields are the flags of `mmkv-bench plot`; None takes everything or the default.
+    """Kind and filters of a picture. The fields are the flags of `mmkv-bench plot`; None: no filter, or the flag's default.
 
-    rows: folder of rows; costs: folder of efficiency rows, for `front`.
+    rows: folder of rows. costs: folder of efficiency rows, for `front`.
     """
 
     kind: str
@@ -60,13 +60,13 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
     for name in options:
         if name not in allowed:
             raise ConfigError(f"plot has no option {name}; {nearest(name, allowed)}")
-    given = {name: _listed(name, value) for name, value in options.items()}
+    flags = {name: _listed(name, value) for name, value in options.items()}
     folder = Path(getattr(rows, "folder", rows))  # type: ignore[arg-type]
-    return draw(PlotRequest(kind, folder, **given))[0]
+    return draw(PlotRequest(kind, folder, **flags))[0]
 
 
 def _listed(name: str, value: Any) -> Any:
-    """Return an option in the command's form: lists of strings, a folder as a path."""
+    """Return an option in the command's form: lists of strings, and a folder as a path."""
     if name == "costs" and value is not None:
         return Path(getattr(value, "folder", value))
     if name in ("dataset", "protocol", "reading", "methods", "budgets", "cost", "name") and value is not None:
@@ -75,7 +75,7 @@ def _listed(name: str, value: Any) -> Any:
 
 
 def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
-    """Return the picture, and sentences about lines that are left out.
+    """Return the requested picture, and sentences about lines that it leaves out.
 
     Raises:
         ConfigError: filters of scores for a picture without scores, or rows with nothing to draw.
@@ -93,20 +93,20 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
 
 
 def _figure(request: PlotRequest) -> Figure:
-    """Return the picture of a kind other than `front`; the kinds without a function of their own are diagnostics."""
+    """Return the picture of any kind but `front`. Kinds without a function of their own are diagnostics."""
     from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
     from mmkv_bench.tables.figure import accuracy_figure
 
-    others = {"length": _length, "position": _position, "questions": _questions}
-    if request.kind in others:
-        return others[request.kind](request)
+    draw_functions = {"length": _length, "position": _position, "questions": _questions}
+    if request.kind in draw_functions:
+        return draw_functions[request.kind](request)
     if request.kind == "budget":
         return accuracy_figure(_score_tables(request))
     return diagnostic_figure(panels(request.rows, request.kind, request.dataset))
 
 
 def _rename(figure: Figure, names: Sequence[str]) -> None:
-    """Give lines of the picture other names; text in parentheses after a name stays.
+    """Give lines of a picture other names, in place. Text in parentheses after a name stays.
 
     Args:
         names: `line=name`.
@@ -145,13 +145,13 @@ def _position(request: PlotRequest) -> Figure:
 def _questions(request: PlotRequest) -> Figure:
     from mmkv_bench.tables.questions import by_place, question_figure, tables_with_scores
 
-    made = tables_with_scores(request.rows, request.dataset, [request.metric] if request.metric else None)
-    if len(made) > 1:
-        names = "; ".join(table.title.partition(":")[0] for table, _ in made)
+    scored_tables = tables_with_scores(request.rows, request.dataset, [request.metric] if request.metric else None)
+    if len(scored_tables) > 1:
+        names = "; ".join(table.title.partition(":")[0] for table, _ in scored_tables)
         raise ConfigError(
             f"plot questions draws one table, but the rows have several ({names}); give --dataset or --metric"
         )
-    return question_figure(by_place(made[0][1]), request.methods, _numbers(request))
+    return question_figure(by_place(scored_tables[0][1]), request.methods, _numbers(request))
 
 
 def _length(request: PlotRequest) -> Figure:
@@ -198,17 +198,17 @@ def _costs(request: PlotRequest, usual: Sequence[str]) -> list[Cost]:
 
 
 def _axes(request: PlotRequest, default: str) -> list[str]:
-    """Return the kinds of budgets (`entries`, `fraction`) among the requested budgets; [default] if there are none."""
+    """Return the kinds of the requested budgets (`entries`, `fraction`); [default] if no budget is requested."""
     return [name for name in request.budgets or () if name in AXES] or [default]
 
 
 def _numbers(request: PlotRequest) -> list[str]:
-    """Return the requested budgets that are numbers, such as `64`, not kinds of budgets."""
+    """Return the requested budgets that are numbers, such as `64`. Kinds of budgets are left out."""
     return [name for name in request.budgets or () if name not in AXES]
 
 
 def _score_tables(request: PlotRequest) -> list[ScoreTable]:
-    """Return the tables of scores, one per dataset.
+    """Return the tables of scores that the request selects, one per dataset.
 
     Raises:
         ConfigError: a dataset has several tables, or there is no table.
@@ -228,14 +228,15 @@ def _score_tables(request: PlotRequest) -> list[ScoreTable]:
     if request.methods or _numbers(request):
         tables = [table for table in narrowed(tables, request.methods, _numbers(request) or None) if table.budgets]
     for dataset in dict.fromkeys(table.dataset for table in tables):
-        several = [table for table in tables if table.dataset == dataset]
-        if len(several) > 1:
+        alternatives = [table for table in tables if table.dataset == dataset]
+        if len(alternatives) > 1:
             kinds = "; ".join(
-                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in several
+                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}"
+                for t in alternatives
             )
             raise ConfigError(
-                f"The rows have {len(several)} tables of {dataset} ({kinds}), but one can be drawn; give --metric, --protocol, "
-                "--reading or --budgets"
+                f"The rows have {len(alternatives)} tables of {dataset} ({kinds}), but one can be drawn; give --metric, "
+                "--protocol, --reading or --budgets"
             )
     if not tables:
         raise ConfigError("The rows have no table of scores with a budget of that kind; give other rows or --budgets")

@@ -57,7 +57,7 @@ class StoredRows:
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """One row per pass of `scenario=efficiency` and phase, not aggregated; empty for other runs."""
+        """One row per phase and timed pass of `scenario=efficiency`, not aggregated; empty for other runs."""
         return self._store.timings(self.names).to_pandas()
 
     @cached_property
@@ -67,7 +67,7 @@ class StoredRows:
 
     @property
     def names(self) -> list[str]:
-        """Hashes of the cells."""
+        """Hashes of the selected cells (model, method, budget and dataset each)."""
         return list(self.cells["cell"])
 
     def __repr__(self) -> str:
@@ -106,13 +106,13 @@ def load_rows(
     """
     root = Path(folder).expanduser()
     cells = _cells(root)
-    keep = cells["cell"].notna()
+    selected = cells["cell"].notna()
     for column, wanted in (("dataset", dataset), ("method", method), ("protocol", protocol)):
-        keep &= choose(cells[column], _listed(wanted), column)
-    keep &= choose(cells["reading"], _listed(reading), "reading") | cells["reading"].isna()
+        selected &= choose(cells[column], _listed(wanted), column)
+    selected &= choose(cells["reading"], _listed(reading), "reading") | cells["reading"].isna()
     if budget is not None:
-        keep &= _at(cells, budget if isinstance(budget, list | tuple) else [budget])
-    return StoredRows(root, cells[keep].reset_index(drop=True))
+        selected &= _at(cells, budget if isinstance(budget, list | tuple) else [budget])
+    return StoredRows(root, cells[selected].reset_index(drop=True))
 
 
 def evaluate(
@@ -188,7 +188,9 @@ class Tables(_Printed, list[ScoreTable]):
         return latex(tables_of_scores(self), notes="all")
 
     def frame(self) -> pd.DataFrame:
-        """Return one row per table cell: context, method, budget, score, interval, rank, audit; unrounded."""
+        """Return the tables' numbers, unrounded, with one row per table cell: context, method, budget, score, interval, rank,
+        audit.
+        """
         return frame(self)
 
 
@@ -288,18 +290,18 @@ def _cells(root: Path) -> pd.DataFrame:
 
 
 def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
-    """Return the mask of the cells with one of these budgets or without a budget."""
+    """Return a boolean mask of the rows in `cells` that have one of these budgets, or no budget."""
     from mmkv_bench.compression.budget import Budget
 
-    keep = cells["budget_kind"] == "none"
+    selected = cells["budget_kind"] == "none"
     for budget in map(Budget.parse, budgets):
-        entries = budget.kind == "entries"
-        column, value = ("budget_entries", budget.entries) if entries else ("budget_fraction", budget.fraction_text)
+        is_entries = budget.kind == "entries"
+        column, value = ("budget_entries", budget.entries) if is_entries else ("budget_fraction", budget.fraction_text)
         at_budget = (cells["budget_kind"] == budget.kind) & (cells[column] == value)
         if not at_budget.any():
             raise ConfigError(f"The rows have no budget {budget}: give a budget that was run, or leave the filter out.")
-        keep |= at_budget
-    return keep
+        selected |= at_budget
+    return selected
 
 
 def _listed(wanted: Names) -> list[str] | None:

@@ -73,9 +73,10 @@ def _eager(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(Q K^T * scaling + mask) V with a float32 softmax; transformers registers no eager function.
+    """Return softmax(Q K^T * scaling + mask) V and the attention weights, with a float32 softmax.
 
-    s_aux: `[Hq]`, learned sinks: one more column of scores, without a value (gpt-oss). As in that model, the softmax then runs in
+    This package needs its own function, because transformers registers none for eager attention.
+    s_aux: `[Hq]`, learned sinks (gpt-oss): one more column of scores, without a value. As in that model, the softmax then runs in
     the dtype of the scores, after the row's maximum is subtracted.
     """
     groups = query.shape[1] // key.shape[1]
@@ -99,16 +100,16 @@ def _eager(
 def _sdpa(
     module: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call transformers' `sdpa`, where possible without copying keys and values for each query head of a group.
+    """Call transformers' `sdpa`; if possible, keys and values are not copied for each query head of a KV head.
 
-    mask: `[B|1, Hq|Hkv|1, n, slots]`. A single query's heads of a group become rows of one query, so that keys and values are
-    read once per KV head. This needs one mask per KV head, or one for all heads (a fixed layer's). Without a mask this is done
-    only for long caches on a CPU, whose kernel would read keys and values once per query head.
+    mask: `[B|1, Hq|Hkv|1, n, slots]`. For a single query, the query heads of a KV head become rows of one query, so keys and
+    values are read once per KV head. This needs one mask per KV head, or one for all heads (as a fixed layer has). Without a mask
+    it is done only for long caches on a CPU, whose kernel would read keys and values once per query head.
     """
-    heads, new = key.shape[1], query.shape[2]
+    heads, new_tokens = key.shape[1], query.shape[2]
     groups = query.shape[1] // heads
     by_group = mask is not None and mask.shape[1] in (1, heads)
-    if groups > 1 and new == 1 and (by_group if mask is not None else _is_read_often(key)):
+    if groups > 1 and new_tokens == 1 and (by_group if mask is not None else _is_read_often(key)):
         output = functional.scaled_dot_product_attention(
             query.reshape(query.shape[0], heads, groups, -1), key, value, attn_mask=mask, scale=scaling
         )
@@ -116,7 +117,7 @@ def _sdpa(
     if mask is not None and groups > 1:
         if mask.shape[1] == heads != 1:
             mask = mask.repeat_interleave(groups, 1)
-        if new > 1 and devices.at(key.device).attends_by_query_head:  # equal to transformers' copies
+        if new_tokens > 1 and devices.at(key.device).attends_by_query_head:  # equal to transformers' copies
             output = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
             )

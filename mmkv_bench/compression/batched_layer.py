@@ -30,7 +30,10 @@ class BatchedLayer(CompressedLayer):
         self._entries: list[tuple[Tensor, Tensor]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append row i of `[R, Hkv, n, D]` to layer i; `attention` reads the entries from there."""
+        """Append row i of keys and values `[R, Hkv, n, D]` to layer i; return both unchanged.
+
+        `attention` reads the entries from the layers.
+        """
         self._entries = [
             row.update(key_states[i : i + 1], value_states[i : i + 1], *args, **kwargs)
             for i, row in enumerate(self.rows)
@@ -86,17 +89,17 @@ class BatchedLayer(CompressedLayer):
 
 
 def join(caches: Sequence[CompressedCache], reserve: int, stepwise: bool = False) -> CompressedCache:
-    """Return one cache with the rows of several caches, which are emptied.
+    """Return one cache with the rows of several caches. The given caches are emptied.
 
-    Layers are joined one by one, so that at most one layer is in memory twice. If lengths differ, shorter heads are
-    padded on the left, or stored back to back if the device can read them so. Layers with a decode policy's state are
-    not merged: a `BatchedLayer` holds them side by side.
+    Layers are joined one by one, so at most one layer is in memory twice. If lengths differ, shorter heads are padded on the
+    left, or stored back to back if the device can read them so. Layers with the state of a decode policy are not merged: a
+    `BatchedLayer` stores them side by side.
 
     Args:
         caches: must all have been shown the same number of tokens, unless `stepwise`.
         reserve: number of slots that will be appended (a decode policy's layer has reserved them itself).
-        stepwise: only one token per row will be fed at a time. Such a token sees every entry of its row, so that rows may
-            have been shown different numbers of tokens. A mask for several tokens would be wrong.
+        stepwise: only one token per row will be fed at a time. Such a token sees every entry of its row, so rows may have been
+            shown different numbers of tokens. A mask for several tokens would be wrong.
     """
     layers: list[Any] = []
     while caches[0].layers:
@@ -115,6 +118,6 @@ def _joined(layers: Sequence[CompressedLayer], reserve: int, stepwise: bool) -> 
     complete = len(seen) == 1 and all(layer.positions is None for layer in layers)
     rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for layer in layers:
-        places = [None] * len(layer.keys) if complete else layer.slot_positions()
-        rows += zip(layer.keys, layer.values, places, strict=True)
+        positions = [None] * len(layer.keys) if complete else layer.slot_positions()
+        rows += zip(layer.keys, layer.values, positions, strict=True)
     return kind.from_rows(rows, max(seen), reserve)

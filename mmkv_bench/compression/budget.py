@@ -52,8 +52,10 @@ class StateCost:
     beside: int = 0
 
     def entries(self, nbytes: int, text: str) -> int:
-        """Return the entries per KV head that fit into `nbytes` of state. text: the requested amount, for the message
-        of the ConfigError if none fit."""
+        """Return the number of entries per KV head that fit into `nbytes` of state. Raises ConfigError: none fit.
+
+        text: the requested amount, for the message.
+        """
         if (entries := (nbytes - self.beside) // self.entry) < 1:
             raise ConfigError(
                 f"budget={text} leaves no entry: windows and recurrent states of this model hold {self.beside:,} bytes and one "
@@ -76,11 +78,11 @@ class Budget:
 
     @classmethod
     def parse(cls, value: object, cost: StateCost | None = None) -> Budget:
-        """Read a budget from a config value.
+        """Return the budget that a config value describes.
 
         Args:
             value: int (entries per KV head), float or decimal text or percent text (fraction kept), or text with a unit of bytes.
-            cost: the model's cost; None if it is not known.
+            cost: the model's cost in bytes; None if it is not known.
 
         Raises:
             ConfigError: anything else, 0, negative numbers and fractions above 1; bytes without a model, or too few bytes.
@@ -120,7 +122,10 @@ class Budget:
         return cls("fraction", fraction=fraction.normalize())
 
     def entries_for(self, length: int) -> int:
-        """Return C, the entries per KV head for a prompt of `length` tokens: exact decimal floor, at least one."""
+        """Return C, the entries per KV head for a prompt of `length` tokens.
+
+        A fraction of the length is rounded down in exact decimal arithmetic, to at least one entry.
+        """
         if self.entries is not None:
             return self.entries
         numerator, denominator = self._kept.as_integer_ratio()

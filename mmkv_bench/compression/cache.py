@@ -108,31 +108,31 @@ class CompressedLayer(CacheLayerMixin):
         if self.stored + new <= self.capacity:
             return
         self.growths += self.stored > 0
-        room = self.stored + new + max(self.reserve, self.stored // 4)
+        slot_count = self.stored + new + max(self.reserve, self.stored // 4)
 
         def grown(old: Tensor) -> Tensor:
-            fresh = old.new_empty(*old.shape[:2], room, *old.shape[3:])
-            fresh[:, :, : self.stored] = old[:, :, : self.stored]
-            return fresh
+            storage = old.new_empty(*old.shape[:2], slot_count, *old.shape[3:])
+            storage[:, :, : self.stored] = old[:, :, : self.stored]
+            return storage
 
         self._key_storage, self._value_storage = grown(self._key_storage), grown(self._value_storage)
         if self._position_storage is not None:
             self._position_storage = grown(self._position_storage)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; return all stored keys and values."""
+        """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        new = key_states.shape[2]
-        self._make_room(new)
-        end = self.stored + new
+        new_tokens = key_states.shape[2]
+        self._make_room(new_tokens)
+        end = self.stored + new_tokens
         self._key_storage[:, :, self.stored : end] = key_states
         self._value_storage[:, :, self.stored : end] = value_states
         if self._position_storage is not None:
-            fresh = torch.arange(self.seen, self.seen + new, dtype=torch.int32, device=key_states.device)
-            self._position_storage[:, :, self.stored : end] = fresh
+            new_positions = torch.arange(self.seen, self.seen + new_tokens, dtype=torch.int32, device=key_states.device)
+            self._position_storage[:, :, self.stored : end] = new_positions
         self.stored = end
-        self.seen += new
+        self.seen += new_tokens
         return self.keys, self.values
 
     # ------------------------------------------------------------------ what generate() and the mask builders see
@@ -147,7 +147,7 @@ class CompressedLayer(CacheLayerMixin):
 
     # ------------------------------------------------------------------ compression
     def slot_positions(self) -> Tensor:
-        """Return the logical index of every slot, int64 `[B, Hkv, stored]`, also if nothing was evicted."""
+        """Return the logical index (token number) of every slot, int64 `[B, Hkv, stored]`, also if nothing was evicted."""
         if (positions := self.positions) is not None:
             return positions.long()
         batch, heads = self._key_storage.shape[:2]
@@ -165,58 +165,61 @@ class CompressedLayer(CacheLayerMixin):
             reserve: slots of slack after the kept ones; None: the layer's default.
             forget: number of newest tokens that no longer count as seen (they must not be kept).
         """
-        batch, heads, kept = index.shape
-        room = kept + (self.reserve if reserve is None else reserve)
+        batch, heads, kept_count = index.shape
+        slot_count = kept_count + (self.reserve if reserve is None else reserve)
         old_positions = self.slot_positions()
-        fresh_keys = self._key_storage.new_zeros(batch, heads, room, self._key_storage.shape[-1])
-        fresh_values = self._value_storage.new_zeros(batch, heads, room, self._value_storage.shape[-1])
+        fresh_keys = self._key_storage.new_zeros(batch, heads, slot_count, self._key_storage.shape[-1])
+        fresh_values = self._value_storage.new_zeros(batch, heads, slot_count, self._value_storage.shape[-1])
         for row, one in enumerate(reduce if isinstance(reduce, Sequence) else [reduce] * batch):
-            fresh_keys[row, :, :kept], fresh_values[row, :, :kept] = one(self.keys[row], self.values[row], index[row])
-        positions = index.new_empty(batch, heads, room, dtype=torch.int32)
-        chosen = old_positions.gather(2, index.clamp_min(0))
-        positions[:, :, :kept] = chosen.masked_fill(index < 0, -1)
+            fresh_keys[row, :, :kept_count], fresh_values[row, :, :kept_count] = one(
+                self.keys[row], self.values[row], index[row]
+            )
+        positions = index.new_empty(batch, heads, slot_count, dtype=torch.int32)
+        kept_positions = old_positions.gather(2, index.clamp_min(0))
+        positions[:, :, :kept_count] = kept_positions.masked_fill(index < 0, -1)
         self._key_storage, self._value_storage, self._position_storage = fresh_keys, fresh_values, positions
-        self.stored = kept
+        self.stored = kept_count
         self.seen -= forget
-        self.ragged = bool((positions[:, :, :kept] < 0).any())
+        self.ragged = bool((positions[:, :, :kept_count] < 0).any())
 
     def forget(self, count: int) -> None:
-        """Drop the slots of the `count` newest tokens in every head, because these will be fed again; everything else stays."""
+        """Drop the slots of the `count` newest tokens in every head, because these tokens will be fed again."""
         self.stored -= count
         self.seen -= count
 
     def visible(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Map the logical mask onto the stored slots.
+        """Return the mask over stored slots that corresponds to a mask over all tokens seen (the logical mask).
 
         Args:
             query: `[B, Hq, n, D]`; its shape gives the number of queries.
             mask: `[B|1, 1, n, seen]` bool (True = visible) or additive float, or None when nothing is masked.
 
         Returns:
-            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot
-                i holds token i; None when every stored slot is visible to every query.
+            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot i holds
+                token i;
+                None when every stored slot is visible to every query.
         """
         positions = self.positions
         if positions is None:
             return mask
         batch, heads, _ = positions.shape
-        real = positions >= 0 if self.ragged else None
+        is_entry = positions >= 0 if self.ragged else None
         if mask is None:
-            if real is None:
+            if is_entry is None:
                 return None
             if query.shape[2] != 1:
                 raise UnsupportedError(
                     "the base attention gave no mask for several query tokens on a compressed cache; use "
                     "attention=sdpa or attention=eager"
                 )
-            mask = real[:, :, None]
+            mask = is_entry[:, :, None]
         else:
             index = positions.clamp_min(0).long()[:, :, None].expand(-1, -1, mask.shape[-2], -1)
             mask = mask.expand(batch, heads, -1, -1).gather(-1, index)
-            if real is not None and mask.dtype == torch.bool:
-                mask = mask & real[:, :, None]
-            elif real is not None:
-                mask = mask.masked_fill(~real[:, :, None], torch.finfo(mask.dtype).min)
+            if is_entry is not None and mask.dtype == torch.bool:
+                mask = mask & is_entry[:, :, None]
+            elif is_entry is not None:
+                mask = mask.masked_fill(~is_entry[:, :, None], torch.finfo(mask.dtype).min)
         return mask
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
@@ -226,7 +229,7 @@ class CompressedLayer(CacheLayerMixin):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its attention weights (or None)."""
+        """Run an attention kernel on what `attend` returns; return its output `[B, n, Hq, D]` and its weights (or None)."""
         return kernel(query, *self.attend(query, key, value, mask))
 
     # ------------------------------------------------------------------ what decode policies override
@@ -246,7 +249,7 @@ class CompressedLayer(CacheLayerMixin):
         return key, value, self.visible(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Do nothing; subclasses accumulate scores or evict here. Called after the attention of every forward."""
+        """Hook that is called after the attention of every forward. No effect here; subclasses accumulate scores or evict."""
 
     def drop(self, slots: Tensor) -> None:
         """Remove one slot of every head, int64 `[B, Hkv]`, in place; all later entries move one slot to the left."""
@@ -262,18 +265,21 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions < 0).any())
 
     def _move(self, index: Tensor, right: bool = False) -> None:
-        """Copy slot `index[..., j]` to slot j, int64 `[B, Hkv, m]`, block by block, so that no second cache is needed.
+        """Copy slot `index[..., j]` to slot j, block by block, so that no second cache is needed.
 
-        right: entries move to higher slots (no `index[..., j]` is above j), so blocks are copied from the last to the
-        first. Otherwise entries move to lower slots (none is below j).
+        Args:
+            index: int64 `[B, Hkv, m]`.
+            right: True if entries move to higher slots (no `index[..., j]` is above j): blocks are copied from the last to the
+                first.
+                False if entries move to lower slots (no `index[..., j]` is below j).
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))
-        starts = range(0, width, block)
+        block_starts = range(0, width, block)
         for storage in (self._key_storage, self._value_storage):
-            for start in reversed(starts) if right else starts:
-                taken = index[:, :, start : start + block, None].expand(-1, -1, -1, storage.shape[-1])
-                storage[:, :, start : start + taken.shape[2]] = storage.gather(2, taken)
+            for start in reversed(block_starts) if right else block_starts:
+                block_index = index[:, :, start : start + block, None].expand(-1, -1, -1, storage.shape[-1])
+                storage[:, :, start : start + block_index.shape[2]] = storage.gather(2, block_index)
 
     # ------------------------------------------------------------------ audit
     def entries(self) -> Tensor:
@@ -300,12 +306,14 @@ class CompressedLayer(CacheLayerMixin):
         """Return the bytes of stored slots that are padding, their positions included."""
         if (positions := self.positions) is None:
             return 0
-        empty = positions.numel() - int(self.entries().sum())
-        return empty * (self.slot_nbytes + positions.element_size())
+        padding_slots = positions.numel() - int(self.entries().sum())
+        return padding_slots * (self.slot_nbytes + positions.element_size())
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes that attention reads to decode one token after `fed` further tokens. They include the token's
-        own key and value, padding, scales, minima and mean keys."""
+        """Return the bytes that attention reads to decode one token after `fed` further tokens.
+
+        They include the token's own key and value, padding, scales, minima and mean keys.
+        """
         batch, heads = self._key_storage.shape[:2]
         return batch * heads * (self.stored + fed + 1) * self.slot_nbytes
 
@@ -400,11 +408,17 @@ class CompressedCache(Cache):
         return cache
 
     def like(self, compressed: Sequence[CompressedLayer], others: Mapping[int, Any], rows: int = 1) -> CompressedCache:
-        """Return a cache that has copies of `others` (index -> layer that is not compressed) at their indices, and `compressed`,
-        in order, at all other indices. rows: how often the only sequence of `others` is repeated."""
-        rest = iter(compressed)
+        """Return a new cache with the layers `compressed`, in order, and with copies of the layers `others`.
+
+        Args:
+            others: index -> layer that is not compressed. All other indices get the layers of `compressed`.
+            rows: how often the only sequence of `others` is repeated.
+        """
+        remaining_layers = iter(compressed)
         layers = [
-            states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0)) if i in others else next(rest)
+            states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0))
+            if i in others
+            else next(remaining_layers)
             for i in range(len(self.layers))
         ]
         return CompressedCache.of(layers)
@@ -434,7 +448,10 @@ class CompressedCache(Cache):
             self.layers[i] = states.mapped(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens that a layer has seen. Index 0, the default, stands for the first compressed layer."""
+        """Return the number of tokens that a layer has seen.
+
+        layer_idx: the layer's index; 0, the default, stands for the first compressed layer.
+        """
         if layer_idx == 0 and (layer := next(iter(self.compressed), None)) is not None:
             return layer.get_seq_length()
         length: int = super().get_seq_length(layer_idx)

@@ -38,14 +38,14 @@ class Compaction:
         self._moved: dict[int, Tensor] = {}
 
     def moves(self, layer: int, tokens: Tensor, index: Tensor) -> Tensor:
-        """Assign new positions to the entries of a layer that stay; return the differences.
+        """Assign new positions to the entries of a layer that stay, and return how far each key must be rotated.
 
         Args:
             tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending.
             index: `[Hkv, m]` slots that stay.
 
         Returns:
-            int64 `[axes, Hkv, m]`: how far each kept key must be rotated.
+            int64 `[axes, Hkv, m]`: new position minus old position.
         """
         current = self.positions[:, tokens]
         if layer in self._moved:
@@ -56,11 +56,11 @@ class Compaction:
         return self._moved[layer] - kept
 
     def rotated(self, keys: Tensor, moves: Tensor) -> Tensor:
-        """Return keys `[Hkv, m, D]` rotated by `moves` `[axes, Hkv, m]`; keys that do not move stay bit for bit."""
+        """Return keys `[Hkv, m, D]` rotated by `moves` `[axes, Hkv, m]`. Keys with no move are returned bit for bit."""
         cos, sin = (part.float().view(*keys.shape[:2], -1) for part in self.rope(moves.flatten(1)))
         scale = (cos * cos + sin * sin).rsqrt()  # of scaled rotations (YaRN): the key has its scale already
-        turned = rotate(keys.float(), cos * scale, sin * scale).to(keys.dtype)
-        return torch.where((moves != 0).any(0)[..., None], turned, keys)
+        rotated_keys = rotate(keys.float(), cos * scale, sin * scale).to(keys.dtype)
+        return torch.where((moves != 0).any(0)[..., None], rotated_keys, keys)
 
 
 def _consecutive(positions: Tensor, newest: int) -> Tensor:
@@ -70,7 +70,7 @@ def _consecutive(positions: Tensor, newest: int) -> Tensor:
 
 
 def check_rope(config: object) -> None:
-    """Refuse models whose rotary frequencies depend on the length. Raises UnsupportedError."""
+    """Raise UnsupportedError for a model whose rotary frequencies depend on the length. config: its text config."""
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if kind in ("dynamic", "longrope"):
         raise UnsupportedError(

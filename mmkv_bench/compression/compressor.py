@@ -112,16 +112,16 @@ class Compressor:
     def exceeds(self) -> bool:
         """True if more than the budget may be kept.
 
-        Either a released code does this, which is refused outside of `reading=released`, or a paper's own formula does
+        Either a released code does so, which is refused outside of `reading=released`, or a paper's own formula does
         (`exceeds_as_printed`).
         """
         return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
 
     @property
     def exceeds_as_printed(self) -> bool:
-        """True if more than the budget may be kept, only because the paper's own formula says so."""
-        over = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
-        return bool(over) and all(part.printed for part in over)
+        """True if the paper's own formula may keep more than the budget, and nothing else does."""
+        exceeding_parts = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
+        return bool(exceeding_parts) and all(part.printed for part in exceeding_parts)
 
     @property
     def falls_short(self) -> bool:
@@ -129,7 +129,10 @@ class Compressor:
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     def check_no_answer(self, protocol: str) -> None:
-        """Raise UnsupportedError if scores need the answer: under this protocol a document has several questions and answers."""
+        """Raise UnsupportedError if scores need the full cache's answer.
+
+        Under the given protocol a document has several questions and so several answers.
+        """
         if self.needs.answer:
             raise UnsupportedError(
                 f"protocol={protocol} compresses a document for other questions than the answered one, but "
@@ -137,30 +140,32 @@ class Compressor:
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError if the method does more than evict entries, which the given protocol could not repeat."""
-        decoding, reducer, why = self.decoding, self.reducer, None
+        """Raise UnsupportedError if the method does more than evict entries, because the given protocol could not repeat it."""
+        decoding, reducer, objection = self.decoding, self.reducer, None
         if self.resamples:
-            why = "evicts nothing"
+            objection = "evicts nothing"
         elif reducer is not None and reducer.merges:
-            why = "merges evicted entries into kept ones"
+            objection = "merges evicted entries into kept ones"
         elif decoding is not None and decoding.quantises:
-            why = "stores entries in fewer bits"
+            objection = "stores entries in fewer bits"
         elif decoding is not None and decoding.retrieves:
-            why = "reads entries again that it took off the device"
+            objection = "reads entries again that it took off the device"
         elif decoding is not None and decoding.tokens_from_full:
-            why = "decodes from the full cache first"
-        if why is not None:
+            objection = "decodes from the full cache first"
+        if objection is not None:
             raise UnsupportedError(
-                f"protocol={protocol} prefills a second time with kept entries alone, but {self.name} {why}; "
+                f"protocol={protocol} prefills a second time with kept entries alone, but {self.name} {objection}; "
                 "allowed: methods that only evict; leave the method out, or use protocol=strict"
             )
 
     def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
-        """Raise UnsupportedError if the method or the protocol cannot run on a model with sliding or recurrent layers, which for
-        instance cannot return to an earlier state.
+        """Raise UnsupportedError if method or protocol cannot run on a model with sliding or recurrent layers.
+
+        For example, such layers cannot return to an earlier state.
 
         Args:
             owner: name of the model or family, for messages.
+            rule: the protocol.
             read: whether later layers read the keys of compressed layers.
         """
         if read and self.decoding is not None:
@@ -193,27 +198,33 @@ class Compressor:
 
     @property
     def version(self) -> int:
-        """Version of the method's results, from 1; each part whose results were changed raises it (`Scorer.method_version`).
+        """Version of the method's results, from 1. A part whose results were changed raises it (`Scorer.method_version`).
 
-        The version is a sum, so that a later change of one part shows, whatever the versions of the others.
+        The version is a sum over parts, so a change of any part changes it.
         """
-        parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
-        return 1 + sum(part.method_version(self) - 1 for part in parts if part is not None)
+        all_parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
+        return 1 + sum(part.method_version(self) - 1 for part in all_parts if part is not None)
 
     def version_at(self, budget: Budget | None) -> int:
-        """Return the `version` for this budget: one more if the budget is a fraction and the allocator reads the fraction."""
+        """Return the version of the method's results at this budget.
+
+        It is `version`, plus one if the budget is a fraction and the allocator reads the fraction.
+        """
         fraction = budget is not None and budget.asked is not None
         return self.version + (fraction and self.allocator is not None and self.allocator.reads_fraction)
 
     @property
     def scope(self) -> str:
-        """`layer` if a layer can be reduced as soon as it is prefilled, `model` if all layers must be seen."""
+        """`layer` if each layer can be reduced as soon as it is prefilled; `model` if the method needs all layers first."""
         if self.needs.replay:  # a prompt is fed again once all layers are prefilled
             return "model"
         return "layer" if self.allocator is None else self.allocator.scope
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return the names of what could not be done as configured for this prompt; the row stores them."""
+        """Return the names of settings that cannot be applied as configured to this prompt, as rows store them.
+
+        budget: entries per KV head. length: tokens of the prompt. types: token types.
+        """
         decoding = () if self.decoding is None else self.decoding.fallbacks(min(budget, length))
         if self.unbudgeted:
             return decoding
@@ -223,24 +234,31 @@ class Compressor:
         return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only after the budget was divided."""
+        """Return further fallbacks, which are known only after the budget was divided among layers and heads."""
         return () if self.unbudgeted or context.length <= context.budget else self.eviction.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
-        """Return the scores `[Hkv, T]` of one layer for a budget of `entries` per KV head, checked: float32, float64, or
-        the model's half precision if the scorer rounds to it.
+        """Return the scores `[Hkv, T]` of one layer for a budget of `entries` per KV head.
+
+        Shape and dtype are checked: float32, float64, or the model's half precision if the scorer rounds to it.
 
         Raises:
             ScoreError: the score has another shape or dtype.
         """
         score = self.eviction.scorer.score(self._seen(observation, entries, seed), entries, seed)
-        wanted = tuple(observation.key.shape[:2])
+        expected_shape = tuple(observation.key.shape[:2])
         allowed = (*SCORE_DTYPES, str(observation.key.dtype)) if self.eviction.scorer.halves else SCORE_DTYPES
-        if not isinstance(score, torch.Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in allowed:
-            got = f"{score.dtype} {list(score.shape)}" if isinstance(score, torch.Tensor) else type(score).__name__
+        if (
+            not isinstance(score, torch.Tensor)
+            or tuple(score.shape) != expected_shape
+            or str(score.dtype) not in allowed
+        ):
+            description = (
+                f"{score.dtype} {list(score.shape)}" if isinstance(score, torch.Tensor) else type(score).__name__
+            )
             raise ScoreError(
-                f"{type(self.scorer).__name__} of {self.name} gave {got} in layer {observation.layer}; a score is "
-                f"torch.float32 or torch.float64 {list(wanted)}, KV heads by tokens"
+                f"{type(self.scorer).__name__} of {self.name} gave {description} in layer {observation.layer}; a score is "
+                f"torch.float32 or torch.float64 {list(expected_shape)}, KV heads by tokens"
             )
         return score
 
@@ -261,8 +279,10 @@ class Compressor:
         return observation.seen_by(scorer, scorer.needs, scorer.key(entries, observation.length), seed)
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only after the full cache has answered. steps: tokens fed after the
-        prefill."""
+        """Return further fallbacks, which are known only after the full cache has answered.
+
+        steps: number of tokens fed after the prefill.
+        """
         return self.eviction.scorer.answer_fallbacks(steps) if self.needs.answer else ()
 
     def select(
@@ -278,20 +298,20 @@ class Compressor:
         length: int | None = None,
         asked: Fraction | None = None,
     ) -> list[Tensor]:
-        """Select the entries that stay of a prompt longer than its budget.
+        """Select the entries to keep of a prompt longer than its budget.
 
         Args:
             scores: per layer float32 or float64 `[Hkv, prefilled]`, at least T columns.
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
-            length: T, the number of tokens that the budget applies to; None: as many as were scored.
             layers: the layers that `scores` belong to.
             n_layers: number of layers of the model.
             refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
                 candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
             order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None:
                 sort here.
-            summaries: layer -> what the allocator's `summary` returned for it (see `Context`).
+            summaries: layer -> result of the allocator's `summary` (see `Context`).
+            length: T, the number of tokens that the budget applies to; None: as many as were scored.
             asked: the fraction of T that was requested as budget; None for a budget in entries.
 
         Returns:
@@ -313,24 +333,26 @@ class Compressor:
         _, allocator, selector, _ = self.eviction
         protected = selector.protected(length, budget, token_types)[..., :candidates].to(rows.device)
         caps = allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers, context)
-        together = selector.select(rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types)
-        counts = (together >= 0).sum(-1).tolist()
+        index_rows = selector.select(rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types)
+        counts = (index_rows >= 0).sum(-1).tolist()
         if self.reading != "released" and not self.exceeds_as_printed:
-            kept = sum(counts)
+            kept_count = sum(counts)
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
-            if kept > allowed:
-                raise OverBudgetError(f"{self.name} kept {kept} entries, but the budget allows {allowed}")
-        parts, first = [], 0
+            if kept_count > allowed:
+                raise OverBudgetError(f"{self.name} kept {kept_count} entries, but the budget allows {allowed}")
+        index_by_layer, first_row = [], 0
         for score, cap in zip(scores, caps, strict=True):
-            last = first + len(cap)
-            width = max(counts[first:last])  # not the caps: a released selector may exceed them
-            parts.append(together[first:last, together.shape[1] - width :].to(score.device))
-            first = last
-        return parts
+            end_row = first_row + len(cap)
+            width = max(counts[first_row:end_row])  # not the caps: a released selector may exceed them
+            index_by_layer.append(index_rows[first_row:end_row, index_rows.shape[1] - width :].to(score.device))
+            first_row = end_row
+        return index_by_layer
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the entries per KV head that these layers may hold together (`Allocator.allowance`), after checking
-        that all layers together stay within the budget."""
+        """Return how many entries per KV head these layers may keep together (`Allocator.allowance`).
+
+        Raises OverBudgetError: all layers of the model together would exceed the budget.
+        """
         allocator = self.eviction.allocator
         total = allocator.allowance(granted, candidates, range(n_layers), n_layers)
         if total > granted * n_layers:

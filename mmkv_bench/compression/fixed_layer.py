@@ -41,16 +41,16 @@ class FixedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer, not fixed yet, that shares the storage of another layer and does not change that layer's lengths."""
+        """Return a layer, not fixed yet, that shares the storage of `layer`. Changes of its lengths do not affect `layer`."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
-        made = cls(layer.reserve)
-        made.dtype, made.device, made.is_initialized = layer.dtype, layer.device, True
-        made._key_storage, made._value_storage = layer._key_storage, layer._value_storage
-        made._position_storage = layer._position_storage
-        made.stored, made.seen, made.ragged = layer.stored, layer.seen, layer.ragged
-        return made
+        fixed_layer = cls(layer.reserve)
+        fixed_layer.dtype, fixed_layer.device, fixed_layer.is_initialized = layer.dtype, layer.device, True
+        fixed_layer._key_storage, fixed_layer._value_storage = layer._key_storage, layer._value_storage
+        fixed_layer._position_storage = layer._position_storage
+        fixed_layer.stored, fixed_layer.seen, fixed_layer.ragged = layer.stored, layer.seen, layer.ragged
+        return fixed_layer
 
     def _clear(self) -> None:
         self.fixed = False
@@ -93,7 +93,10 @@ class FixedLayer(CompressedLayer):
         return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
 
     def shape(self, padded: bool, rounded: bool) -> StorageShape:
-        """Return the storage's shape for `fix`. padded: whether a layer of the cache has padding. rounded: see `fix`."""
+        """Return the shape of the storage that `fix` needs.
+
+        padded: whether a layer of the cache has padding. rounded: round the number of slots up, see `fix`.
+        """
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
         slots = bucket(self.capacity) if rounded else self.capacity
@@ -101,7 +104,7 @@ class FixedLayer(CompressedLayer):
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
     def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
-        """Move the entries into the tensors of `room` and stop growing.
+        """Move the entries into the tensors of `room`; from then on the storage does not grow.
 
         padding: number of padding slots of each head (`padding()`); None if no layer of the cache has any.
         """
@@ -130,31 +133,31 @@ class FixedLayer(CompressedLayer):
         self.fixed = True
 
     def _mark(self) -> None:
-        """Tell the compiler which tensors have stable addresses and which dimensions may change."""
+        """Mark for the compiler which tensors have stable addresses, and which dimensions may change."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
-        further = [tensor for tensor in (self._first, self._starts) if tensor is not None]
-        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *further):
+        optional_tensors = [tensor for tensor in (self._first, self._starts) if tensor is not None]
+        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *optional_tensors):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
     # ------------------------------------------------------------------ what the model and the mask builders see
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; return the whole storage once it is fixed.
+        """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored ones, or the whole storage once fixed.
 
         Raises:
-            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there
-                `get_mask_sizes`, which runs before the step, or `index_copy_` raises an error.
+            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there `get_mask_sizes`,
+                which runs before the step, or `index_copy_` raises an error.
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)
-        new = key_states.shape[2]
+        new_tokens = key_states.shape[2]
         if not torch.compiler.is_compiling():
-            self._check_room(new)
-        slots = self._length + torch.arange(new, device=self._length.device)
+            self._check_room(new_tokens)
+        slots = self._length + torch.arange(new_tokens, device=self._length.device)
         self._key_storage.index_copy_(2, slots, key_states)
         self._value_storage.index_copy_(2, slots, value_states)
-        self._length.add_(new)
-        self._shown.add_(new)
+        self._length.add_(new_tokens)
+        self._shown.add_(new_tokens)
         return self._key_storage, self._value_storage
 
     def _check_room(self, new: int) -> None:
@@ -168,8 +171,10 @@ class FixedLayer(CompressedLayer):
         return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the capacity once the layer is fixed. The mask that transformers makes from this number is ignored: the
-        layer masks by lengths."""
+        """Return (capacity, 0) once the layer is fixed, as transformers asks before it makes a mask.
+
+        The mask that transformers makes is ignored, because the layer masks by lengths.
+        """
         if not self.fixed:
             return super().get_mask_sizes(query_length)
         if not torch.compiler.is_compiling():
@@ -182,7 +187,10 @@ class FixedLayer(CompressedLayer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """See `CompressedLayer.attend`; a fixed layer uses the mask of `shown` in place of the logical mask."""
+        """Return what the attention kernel reads, see `CompressedLayer.attend`.
+
+        A fixed layer uses the mask of `shown` in place of the logical mask.
+        """
         if not self.fixed:
             return super().attend(query, key, value, mask)
         return key, value, self.shown(query.shape[2])
@@ -191,32 +199,31 @@ class FixedLayer(CompressedLayer):
     def back_to_back(self) -> bool:  # type: ignore[override]
         """True if attention reads the entries by a kernel that takes lengths in place of a mask.
 
-        With a mask, every free slot would be read, and kernels that split one query's keys among all processors could
-        not be used.
+        With a mask, every free slot would be read, and kernels that split one query's keys among all processors could not be
+        used.
         """
         return self.fixed and self._starts is not None
 
     def sequences(self) -> Sequences:
         """Return the storage in the form that the kernel of `varlen_layer.attend` reads, new tokens included."""
         rows, heads, slots, _ = self._key_storage.shape
-        used = self._length.int().expand(rows * heads)
+        used_slots = self._length.int().expand(rows * heads)
         if self._first is not None:
-            used = used - self._first.flatten().int()
+            used_slots = used_slots - self._first.flatten().int()
         keys, values = (storage.flatten(0, 2) for storage in (self._key_storage, self._value_storage))
         assert self._starts is not None, "the caller checks `back_to_back`"
-        return Sequences(keys, values, self._starts, used.contiguous(), slots, (rows, heads))
+        return Sequences(keys, values, self._starts, used_slots.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:
-        """Return the mask of the `new` newest tokens, bool `[B|1, Hkv|1, new, capacity]`, True for the slots that a
-        token may see."""
+        """Return which slots the `new` newest tokens may see, as a mask: bool `[B|1, Hkv|1, new, capacity]`, True = visible."""
         slots = torch.arange(self.capacity, device=self.device)
         newest = self._length - new + torch.arange(new, device=self.device)
         visible = (slots <= newest[:, None])[None, None]
         return visible if self._first is None else visible & (slots >= self._first)
 
     def buffers(self) -> list[Tensor]:
-        further = [self._length, self._shown, self._first, self._starts] if self.fixed else []
-        return super().buffers() + [tensor for tensor in further if tensor is not None]
+        optional_tensors = [self._length, self._shown, self._first, self._starts] if self.fixed else []
+        return super().buffers() + [tensor for tensor in optional_tensors if tensor is not None]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.fixed:
@@ -228,9 +235,14 @@ class FixedLayer(CompressedLayer):
 
 
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
-    """Move a cache to storage of fixed size, taken from `pool`, so that `torch.compile` traces its decode step once.
+    """Move a cache to storage of fixed size, so that `torch.compile` traces its decode step once; return the cache.
 
-    All layers get the same kind of mask. rounded: round slots up (`bucket`), so that prompts of similar length share storage.
+    Args:
+        pool: lends the storage.
+        pads: left padding of each row.
+        rounded: round slots up (`bucket`), so that prompts of similar length share storage.
+
+    All layers get the same kind of mask.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
@@ -245,10 +257,10 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
 
 
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
-    """Move a cache to storage of fixed size, taken from `pool`, and return it as a new cache.
+    """Move a cache to storage of fixed size, lent by `pool`, and return it as a new cache.
 
-    The old storage is released layer by layer. `cache` becomes a view of the new cache and must not be used while that one is
-    fed. rounded: see `fix`.
+    The old storage is released layer by layer. `cache` becomes a view of the new cache, and must not be used while the new cache
+    is fed. rounded: see `fix`.
     """
     if cache.states:
         raise UnsupportedError(
@@ -302,8 +314,8 @@ class LayerBuffers:
             self.first = torch.zeros(shape.rows, shape.heads, 1, 1, dtype=torch.int64, device=shape.device)
 
     def tensors(self) -> list[Tensor]:
-        further = [tensor for tensor in (self.first, self.starts) if tensor is not None]
-        return [self.keys, self.values, self.length, self.shown, *further]
+        optional_tensors = [tensor for tensor in (self.first, self.starts) if tensor is not None]
+        return [self.keys, self.values, self.length, self.shown, *optional_tensors]
 
 
 @dataclass
@@ -328,23 +340,23 @@ class Pool:
         self._sets: list[_Set] = []  # the most recently used is last
 
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
-        """Lend a set of storages of these shapes to `user` until `user` is garbage-collected; make a new set if none is free."""
-        wanted = tuple(shapes)
-        made = self._free(wanted)
-        if made is None and any(one.shapes == wanted for one in self._sets):
+        """Lend a set of storages of these shapes until `user` is garbage-collected. A new set is made if none is free."""
+        requested_shapes = tuple(shapes)
+        buffer_set = self._free(requested_shapes)
+        if buffer_set is None and any(one.shapes == requested_shapes for one in self._sets):
             gc.collect()  # reference cycles of the tracer keep a traced cache alive
-            made = self._free(wanted)
-        if made is None:
-            made = _Set(wanted, self._made(wanted))
+            buffer_set = self._free(requested_shapes)
+        if buffer_set is None:
+            buffer_set = _Set(requested_shapes, self._made(requested_shapes))
         else:
-            self._sets.remove(made)
-        self._sets.append(made)
-        made.user = weakref.ref(user)
-        self._leave(int(SHARE * devices.at(wanted[0].device).total_bytes()))
-        return made.rooms
+            self._sets.remove(buffer_set)
+        self._sets.append(buffer_set)
+        buffer_set.user = weakref.ref(user)
+        self._leave(int(SHARE * devices.at(requested_shapes[0].device).total_bytes()))
+        return buffer_set.rooms
 
     def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
-        """Return the most recently used free set of these shapes, or None."""
+        """Return the most recently used free set of storages with these shapes; None if there is none."""
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
     def _made(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
@@ -355,7 +367,7 @@ class Pool:
             return [LayerBuffers(shape) for shape in shapes]
 
     def _leave(self, limit: int) -> None:
-        """Drop free sets, the least recently used first, until the free sets have at most `limit` bytes."""
+        """Drop free sets, the least recently used first, until the remaining free sets have at most `limit` bytes."""
         for one in [one for one in self._sets if one.free]:
             if sum(other.nbytes for other in self._sets if other.free) <= limit:
                 return
@@ -367,9 +379,9 @@ class Pool:
 
     def clear(self) -> None:
         """Drop all free sets, and the graphs that were recorded on them."""
-        places = {one.shapes[0].device for one in self._sets}
+        devices_used = {one.shapes[0].device for one in self._sets}
         self._sets = [one for one in self._sets if not one.free]
-        for place in places:
+        for place in devices_used:
             devices.at(place).forget_graphs()
 
 
@@ -382,6 +394,6 @@ def pool_of(model: nn.Module) -> Pool:
 
 
 def bucket(slots: int) -> int:
-    """Round slots up, by at most an eighth (or to 64), so that prompts of similar lengths share a shape."""
+    """Return `slots` rounded up by at most an eighth (or to 64), so that prompts of similar lengths share a shape."""
     step = max(64, 1 << max(slots.bit_length() - 4, 0))
     return -(-slots // step) * step

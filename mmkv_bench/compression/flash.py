@@ -24,7 +24,7 @@ WIDEST_HEAD = 256
 
 
 def check(attention: str | None, place: torch.device | str, dtype: torch.dtype | str, compiled: bool = False) -> None:
-    """Refuse what flash-attn cannot do. Does nothing if `attention` is another implementation.
+    """Raise an error for settings that flash-attn does not support. No effect for another attention implementation.
 
     Args:
         place, dtype: device and precision of the model.
@@ -73,7 +73,7 @@ def padding_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """Return the mask of one forward, in the form in which transformers calls a mask function.
+    """Return the attention mask of one forward for flash-attn; transformers calls it as a mask function.
 
     Args:
         attention_mask: bool `[B, seen]`, False where a token is padding.
@@ -119,13 +119,17 @@ def attend(
     """
     from flash_attn import flash_attn_func, flash_attn_with_kvcache
 
-    rule = {"softmax_scale": scaling, "causal": True, "softcap": softcap or 0.0}
-    batch, heads, new = query.shape[0], key.shape[1], query.shape[2]
+    kernel_arguments = {"softmax_scale": scaling, "causal": True, "softcap": softcap or 0.0}
+    batch, heads, new_tokens = query.shape[0], key.shape[1], query.shape[2]
     if mask is None:
-        return flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **rule), None
+        return flash_attn_func(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **kernel_arguments
+        ), None
     padding = (~mask).sum(-1, dtype=torch.int32)[..., 0]  # [B|1, Hkv|1]
-    alone = padding.shape[1] == heads > 1  # each head has its own padding and becomes a sequence: views, no copies
-    if alone:
+    padded_per_head = (
+        padding.shape[1] == heads > 1
+    )  # each head has its own padding and becomes a sequence: views, no copies
+    if padded_per_head:
         query = query.unflatten(1, (heads, -1)).flatten(0, 1)
         key, value = key.flatten(0, 1)[:, None], value.flatten(0, 1)[:, None]
     padding = padding.expand(batch, -1).reshape(-1)
@@ -135,8 +139,8 @@ def attend(
         value.transpose(1, 2),
         cache_seqlens=torch.full_like(padding, key.shape[2]),
         cache_leftpad=padding,
-        **rule,
+        **kernel_arguments,
     )
-    if alone:
-        output = output.unflatten(0, (batch, heads)).transpose(1, 2).reshape(batch, new, -1, output.shape[-1])
+    if padded_per_head:
+        output = output.unflatten(0, (batch, heads)).transpose(1, 2).reshape(batch, new_tokens, -1, output.shape[-1])
     return output, None

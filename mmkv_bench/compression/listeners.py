@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from mmkv_bench.compression import states
-from mmkv_bench.compression.account import LayerAccount, account, accounts
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.compression.observation import Observation, PromptBatch
 from mmkv_bench.compression.replay import Replay
@@ -75,7 +75,7 @@ class PrefillListener:
         self.slot_nbytes = self.state_nbytes = 0
 
     def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
-        """Return the protocol's lengths for one row of the prompt; the model prefills all of its tokens."""
+        """Return the lengths of one row of the prompt under the protocol. The model prefills all tokens of the row."""
         length = prompt.length(row)
         return self.protocol.lengths(length, length if self.context is None else self.context)
 
@@ -95,8 +95,10 @@ class PrefillListener:
             entries = self._entries(length)
             if layer == 0:
                 requested = length if self.budget is None else self.budget.entries_for(length)
-                late = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
-                self.fallbacks.append(self.compressor.fallbacks(requested, length, self._types(prompt, row)) + late)
+                answer_fallbacks = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
+                self.fallbacks.append(
+                    self.compressor.fallbacks(requested, length, self._types(prompt, row)) + answer_fallbacks
+                )
             if entries >= length:
                 scores.append(None)
                 continue
@@ -126,7 +128,7 @@ class PrefillListener:
             self.accounts = {layer: self._accounts(prompt, compressed[layer]) for layer in self._kept}
 
     def _score_again(self, prompt: PromptBatch) -> None:
-        """Replace the scores by those that the scorer computes while the context is fed again."""
+        """Replace the scores by those that the scorer computes while the context is fed a second time."""
         if self.replay is None:
             raise UnsupportedError(
                 f"method {self.compressor.name} feeds the prompt again with an instruction, but here the "
@@ -141,19 +143,20 @@ class PrefillListener:
     def _reduce(self, prompt: PromptBatch, layers: list[int]) -> None:
         # If nothing is evicted, only our own list of kept slots is made; the full cache is not touched.
         with self.phases("account" if self.compressor.unbudgeted else "select"):
-            chosen, all_kept = self._select(prompt, layers)
+            kept_by_layer, all_kept = self._select(prompt, layers)
         for layer in layers:
             with self.phases("account" if self.compressor.is_full else "reduce"):
-                width = max(kept.shape[1] for kept in chosen[layer])
-                stored = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
+                width = max(kept.shape[1] for kept in kept_by_layer[layer])
+                stored = torch.stack(
+                    [nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in kept_by_layer[layer]]
+                )
                 self._store(prompt, layer, stored, all_kept)
             self._kept[layer] = stored
             self.scores.pop(layer, None)
 
     def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
-        """Map each layer to the slots that stay in each row, int64 `[Hkv, m]` on the CPU. Also return whether all slots of
-        all rows stay."""
-        chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        """Return two values: layer -> slots to keep in each row, int64 `[Hkv, m]` on the CPU; and whether all slots are kept."""
+        kept_by_layer: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         complete = []
         for row, pad in enumerate(prompt.pads):
             lengths = self._lengths(prompt, row)
@@ -161,8 +164,8 @@ class PrefillListener:
             complete.append(entries >= lengths.reduced)
             if complete[-1]:
                 heads = prompt.cache.compressed[layers[0]].keys.shape[1]
-                every = torch.arange(lengths.candidates).expand(heads, -1)
-                index = [every] * len(layers)
+                all_indices = torch.arange(lengths.candidates).expand(heads, -1)
+                index = [all_indices] * len(layers)
             else:
                 scores = [self.scores[layer][row] for layer in layers]
                 index = self.compressor.select(
@@ -177,8 +180,8 @@ class PrefillListener:
                     asked=None if self.budget is None else self.budget.asked,
                 )
             for layer, kept in zip(layers, index, strict=True):
-                chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
-        return chosen, all(complete)
+                kept_by_layer[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
+        return kept_by_layer, all(complete)
 
     def _store(self, prompt: PromptBatch, layer: int, index: Tensor, all_kept: bool) -> None:
         target = prompt.cache.compressed[layer]
@@ -195,7 +198,7 @@ class PrefillListener:
             target.forget(forgotten)
 
     def _accounts(self, prompt: PromptBatch, layer: CompressedLayer) -> list[LayerAccount]:
-        """Count bytes and entries of each row as if it were alone, without the batch's padding."""
+        """Return byte and entry counts of each row as if it were stored alone, without the batch's padding."""
         rows = len(prompt.pads)
         fed = [
             max(self.prompt_tokens or 0, prompt.total) - pad - self._lengths(prompt, row).candidates
@@ -217,8 +220,10 @@ class PrefillListener:
         return Context(entries, lengths.reduced, lengths.refed, self._types(prompt, row), summaries)
 
     def _reduce_row(self, prompt: PromptBatch, row: int) -> Reduce:
-        """Return the method's reducer, restricted to one row's candidates: padding and a token that will be fed again
-        are left out."""
+        """Return the method's reducer, restricted to one row's candidates.
+
+        Padding, and a token that will be fed again, are no candidates.
+        """
         context, pad = self._context(prompt, row), prompt.pads[row]
         end, reducer = pad + context.candidates, self.compressor.reducer
 
@@ -286,7 +291,7 @@ class AnswerAttention:
         self._mass: dict[int, Tensor] = {}
 
     def add(self, layer: int, query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None) -> None:
-        """Add the attention of one forward.
+        """Add the attention of one forward of the answer.
 
         Args:
             query: `[1,Hq,n,D]`, rotated, of the last n of S tokens.

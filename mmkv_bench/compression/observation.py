@@ -23,7 +23,7 @@ QUERY_MOMENTS_SKIP = 4  # first tokens left out of the query moments (sinks), as
 
 
 def effective_window(window: int, budget: int, length: int) -> int:
-    """Return ``min(window, max(1, C // 2), T)``, the rows of an observation window that are used.
+    """Return ``min(window, max(1, C // 2), T)``, the number of queries of an observation window that are used.
 
     At most half of the budget C is spent on the window itself; C = 1 keeps the last token.
     """
@@ -48,8 +48,8 @@ class Needs:
     states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], as long as `queries`
 
     def __or__(self, other: Needs) -> Needs:
-        mine, theirs = vars(self), vars(other)
-        return Needs(**{name: max(mine[name], theirs[name]) for name in mine})  # flags are 0 and 1
+        own_needs, other_needs = vars(self), vars(other)
+        return Needs(**{name: max(own_needs[name], other_needs[name]) for name in own_needs})  # flags are 0 and 1
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,14 @@ class Observation:
         self.reach: Tensor | None = None
 
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
-        """Return a view of the layer for one reader, after the last chunk. Reading a statistic that only others declared
-        raises an error, and values that others memoised are absent.
+        """Return a view of the layer for one scorer or allocator, after the last chunk.
+
+        Reading a statistic that the part did not declare raises an error. Values that others memoised are absent.
 
         Args:
             part: the scorer or allocator, which outlives the observation.
-            needs: what this part declared.
-            key: what else its results depend on (its key at the budget, the seed).
+            needs: statistics that this part declared.
+            key: further values on which its results depend (its key at the budget, the seed).
         """
         view = copy.copy(self)
         view.needs, view._reader = needs, (id(part), *key)
@@ -172,9 +173,9 @@ class Observation:
                 " tokens; feed every prefill chunk once, in order, with all keys so far"
             )
         if chunk.reach is not None or self.reach is not None:
-            before = torch.arange(self._seen) if self.reach is None else self.reach
-            after = torch.arange(self._seen, total) if chunk.reach is None else chunk.reach
-            self.reach = torch.cat([before, after])
+            earlier_reach = torch.arange(self._seen) if self.reach is None else self.reach
+            later_reach = torch.arange(self._seen, total) if chunk.reach is None else chunk.reach
+            self.reach = torch.cat([earlier_reach, later_reach])
         if self._queries is not None:
             skip = max(0, QUERY_MOMENTS_SKIP - self._shown)
             self._queries.add(chunk.query[:, skip:], (chunk.cos[skip:], chunk.sin[skip:]))
@@ -200,7 +201,7 @@ class Observation:
         self._shown += rows
 
     def go_on(self, held: int, rounds: int) -> None:
-        """Start after entries that are already stored, so that statistics cover only the tokens that follow.
+        """Start after entries that are already stored. Statistics then cover only the tokens that follow.
 
         Args:
             held: number of stored slots.
@@ -210,7 +211,10 @@ class Observation:
         self._rounds = rounds
 
     def begin_behind(self, context: Observation) -> None:
-        """Start with a copy of the statistics of `context`, the observed beginning that this prompt shares with other prompts."""
+        """Start with a copy of the statistics of `context`, the observation of the beginning of this prompt.
+
+        Other prompts may begin with the same tokens.
+        """
         for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
             setattr(self, name, getattr(context, name))
         self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
@@ -219,12 +223,12 @@ class Observation:
     # ---- between the chunks of a stream
 
     def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
-        """Return a view for a stream's scorers: the prompt ends with the newest token, and has the stored entries only.
+        """Return a view for a stream's scorers, in which the prompt has only the stored entries and ends with the newest token.
 
         Args:
             places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending.
             frames: their frames, if the stream has any.
-            asked: number of last tokens that belong to the chat template: only their queries are the tail. 0: there are none.
+            asked: number of last tokens that belong to the chat template; only their queries are the tail. 0: there are none.
         """
         view = copy.copy(self)
         view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
@@ -233,19 +237,22 @@ class Observation:
         return view
 
     def retain(self, index: Tensor) -> None:
-        """Adapt to an eviction that left only the stored slots in ``index``, int64 ``[Hkv,m]``, ascending, without padding.
+        """Adapt the statistics to an eviction.
 
-        The stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window
-        stays causal.
+        Stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window stays causal.
+        index: the kept slots, int64 ``[Hkv,m]``, ascending, without padding.
         """
-        kept, last = index.shape[1], torch.arange(self._seen - index.shape[1], self._seen, device=index.device)
-        whole = int((index == last).flip(-1).cumprod(-1).sum(-1).min())
+        kept_count, newest_slots = (
+            index.shape[1],
+            torch.arange(self._seen - index.shape[1], self._seen, device=index.device),
+        )
+        unchanged_count = int((index == newest_slots).flip(-1).cumprod(-1).sum(-1).min())
         if self._tail is not None:
-            self._tail = self._tail[:, self._tail.shape[1] - min(whole, self._tail.shape[1]) :]
+            self._tail = self._tail[:, self._tail.shape[1] - min(unchanged_count, self._tail.shape[1]) :]
         if self._columns is not None:
             self._columns = self._columns.gather(1, index)
         self._key = self._value = None  # they would keep the evicted entries alive
-        self._seen, self._rounds = kept, self._rounds + 1
+        self._seen, self._rounds = kept_count, self._rounds + 1
 
     # ---- after the last chunk
 
@@ -265,7 +272,7 @@ class Observation:
 
     @property
     def tokens(self) -> Tensor:
-        """int64 ``[Hkv,T]``: the token in each slot; in a stream the tokens that are left, ascending."""
+        """int64 ``[Hkv,T]``: the token in each slot; in a stream the tokens whose entries are still stored, ascending."""
         if self._places is not None:
             return self._places
         return torch.arange(self.length, device=self.device).expand(self.key.shape[0], -1)
@@ -288,7 +295,10 @@ class Observation:
         return tail[:, -w:].clone() if w < tail.shape[1] else tail
 
     def tail_reach(self, w: int) -> Tensor | None:
-        """Return ``reach`` of the rows of ``tail(w)``, int64 ``[min(w,T)]``; None: the rows are causal."""
+        """Return ``reach`` (the last token attended to) for the queries of ``tail(w)``, int64 ``[min(w,T)]``.
+
+        None: each query attends up to its own token.
+        """
         return None if self.reach is None else self.reach[-w:]
 
     @property
@@ -310,8 +320,10 @@ class Observation:
         return self._whole("cos", 0), self._whole("sin", 0)
 
     def window_mass(self, w: int) -> Tensor:
-        """Return the attention of the last w queries to every key, ``[Hkv,T]`` float32: the mean over these queries and the
-        g query heads. Memoised."""
+        """Return the attention of the last w queries to every key, ``[Hkv,T]`` float32.
+
+        It is the mean over these queries and over the g query heads of a KV head. The result is memoised.
+        """
         tail, reach = self.tail(w), self.tail_reach(w)
 
         def mass() -> Tensor:
@@ -379,8 +391,8 @@ class Observation:
     def generator(self, *salt: object, every_round: bool = True) -> torch.Generator:
         """Return a CPU generator seeded by SHA-256 of (salt..., identity, layer): equal on every device and in any order.
 
-        every_round: each eviction of a stream gets another seed; the seed of the first eviction equals that of a prompt
-        outside of a stream.
+        every_round: each eviction of a stream gets another seed. The seed of the first eviction equals that of a prompt outside
+        of a stream.
         """
         rounds = [self._rounds] if every_round and self._rounds else []
         text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])
@@ -388,8 +400,10 @@ class Observation:
         return torch.Generator().manual_seed(seed)
 
     def memo(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of ``make()``, computed once per layer for this reader and its key (``seen_by``). Callers must
-        not write to it."""
+        """Return the value of ``make()``, which is computed once per layer for this reader and its key (``seen_by``).
+
+        Callers must not write to it.
+        """
         return self.shared(("memo", *self._reader, name), make)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
@@ -405,12 +419,15 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """Join the stored pieces of all chunks along the token axis; a prompt that was prefilled at once is not copied."""
+        """Return the stored pieces of all chunks, joined along the token axis.
+
+        A prompt that was prefilled at once is not copied. name: the statistic.
+        """
         self._complete(self._key)
-        pieces = self._pieces[name]
-        if len(pieces) > 1:
-            pieces[:] = [torch.cat(pieces, axis)]
-        return pieces[0]
+        parts = self._pieces[name]
+        if len(parts) > 1:
+            parts[:] = [torch.cat(parts, axis)]
+        return parts[0]
 
     def _complete(self, value: T | None) -> T:
         if value is None or self._seen != self.length:
@@ -425,7 +442,10 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Return ``text_over_budget`` if a head holds more text tokens than the budget; for methods that keep text before frames."""
+    """Return the fallback ``text_over_budget`` if a head keeps more text tokens than the budget; otherwise ().
+
+    For methods that keep text before frames.
+    """
     text = int((frames.number[obs.tokens] < 0).sum(-1).max())
     return ("text_over_budget",) if text > budget else ()
 

@@ -11,14 +11,14 @@ from mmkv_bench.errors import ConfigError, nearest
 
 @cache
 def _words(kind: type) -> dict[str, tuple[str, ...]]:
-    """Map each field of a class that is typed as a `Literal` to the strings that it allows."""
+    """Map each field of a class that is typed as a `Literal` to its allowed strings."""
     hints = get_type_hints(kind)
     listed = {field.name: get_args(hints[field.name]) for field in fields(kind)}
     return {name: words for name, words in listed.items() if words and all(isinstance(word, str) for word in words)}
 
 
 def check_words(part: Any) -> None:
-    """Raise ConfigError for a string that the `Literal` of its field does not list."""
+    """Raise ConfigError if a `Literal` field of a part has a string that is not allowed."""
     kind: Any = type(part)
     for name, words in _words(kind).items():
         if getattr(part, name) not in words:
@@ -26,13 +26,16 @@ def check_words(part: Any) -> None:
 
 
 def check_least(part: Any, least: int, unit: str, *names: str) -> None:
-    """Raise ConfigError for a parameter below `least`. unit: unit of the parameter, for the message."""
+    """Raise ConfigError if one of the named parameters of a part is below `least`. unit: its unit, for the message."""
     for name in names:
         if not getattr(part, name) >= least:
             raise ConfigError(f"{name} is {getattr(part, name)}; allowed: {least} or more {unit}".rstrip())
 
 
 def check_share(part: Any, name: str, whole: str) -> None:
-    """Raise ConfigError for a share outside of [0, 1]. whole: what it is a share of, for the message."""
+    """Raise ConfigError if parameter `name` of a part is outside of [0, 1].
+
+    whole: what the parameter is a share of, for the message.
+    """
     if not 0 <= getattr(part, name) <= 1:
         raise ConfigError(f"{name} is {getattr(part, name)}; allowed: a share of {whole}, 0 <= {name} <= 1")

@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
-    """Return position ids `[..., rows, count]` of text tokens that begin `offset` positions after `last`."""
+    """Return position ids `[..., rows, count]` of text tokens, equal in all rows, beginning `offset` positions after `last`."""
     positions = last + torch.arange(offset, offset + count, device=last.device)
     return positions.expand(*positions.shape[:-2], rows, count)
 
 
 def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Return the positions after which the next text token of prompts of `length` tokens is numbered, `[..., B, 1]` (B = 1
-    if all prompts share it).
+    """Return the position after which the next text token of each prompt is numbered, `[..., B, 1]`.
 
-    For a prompt that ends in a video, this is the largest position of height and width, even if the positions of time are
-    larger, as in transformers (`get_rope_index` of Qwen2.5-VL). For a prompt that ends in text, it is that text's position.
+    B is 1 if all prompts have the same positions. For a prompt that ends in text, it is the last token's position. For a prompt
+    that ends in a video, it is the largest position of height and width, even if positions of time are larger, as in transformers
+    (`get_rope_index` of Qwen2.5-VL).
 
-    positions: position ids that the text model received; None: the default ones.
+    positions: position ids that the text model received; None: the default ones. length: tokens of the prompts.
     """
     if positions is None:
         return torch.full((1, 1), length - 1, device=device)

@@ -71,8 +71,10 @@ _OVERRIDES = {
 
 
 def load() -> ModuleType:
-    """Import and return the installed kvpress. Importing kvpress changes transformers' attention functions for all models of the
-    process. The change is undone: it serves the library's masking, and this package evicts entries instead.
+    """Return the imported kvpress.
+
+    Importing kvpress changes transformers' attention functions for all models of the process. The change is undone: it serves the
+    library's masking, and this package evicts entries instead.
 
     Raises:
         ConfigError: kvpress is not installed, or cannot be imported with this package's versions.
@@ -126,7 +128,7 @@ def presses(library: ModuleType) -> dict[str, type]:
 
 
 def refusal(library: ModuleType, name: str, cls: type) -> str | None:
-    """Return the reason why a press cannot be used; None if it can."""
+    """Return the reason why a press (a class of kvpress) cannot be used; None if it can."""
     if cls in (library.BasePress, library.ScorerPress):
         return "it is a base class"
     if name in REFUSED or name in POOLED:
@@ -144,11 +146,12 @@ def _wraps(cls: type) -> bool:
 
 
 def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, inside: str = "") -> Any:
-    """Build the press of this name with these constructor arguments; a press inside it is built in the same way.
+    """Build a press from its constructor arguments. A press among the arguments is built in the same way.
 
     Args:
+        name: class name of the press.
         where: name of the arguments in messages.
-        inside: name of the press that takes this press as an argument, if any.
+        inside: name of the press that takes this press as an argument; "" if there is none.
 
     Raises:
         ConfigError: an unknown press or argument, or arguments that the press does not take.
@@ -174,12 +177,12 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
         if key not in accepted:
             allowed = sorted(set(accepted) - {RATIO})
             raise ConfigError(f"{where}: {name} has no argument {key!r}; {nearest(str(key), allowed)}")
-    given = dict(args)
+    arguments = dict(args)
     for key in filter(_is_press, args):
         inner, inner_args = _inner(args[key], f"{where}.{key}")
-        given[key] = build(library, inner, inner_args, f"{where}.{key}", name)
+        arguments[key] = build(library, inner, inner_args, f"{where}.{key}", name)
     try:
-        return classes[name](**given)
+        return classes[name](**arguments)
     except Exception as error:  # a press asserts what it accepts
         raise ConfigError(f"{where}: kvpress' {name} cannot be built: {type(error).__name__}: {error}") from error
 
@@ -202,8 +205,10 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all plain arguments of a press and of presses inside it, defaults included. Integers given for float
-    arguments become floats."""
+    """Return all plain arguments of a press, and of presses among its arguments, defaults included.
+
+    Integers given for float arguments become floats.
+    """
     effective_args: dict[str, Any] = {}
     for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
         default = parameter.default
@@ -212,15 +217,15 @@ def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[s
             effective_args[key] = {"press": inner, "args": effective(library, inner, inner_args)}
         elif key in args:
             value = args[key]
-            real = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
-            effective_args[key] = float(value) if real else value
+            is_whole_number = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+            effective_args[key] = float(value) if is_whole_number else value
         elif key != RATIO and (default is None or isinstance(default, (bool, int, float, str))):
             effective_args[key] = default
     return effective_args
 
 
 def chain(library: ModuleType, made: Any) -> list[Any]:
-    """Return a press, the press that it wraps, and so on to the press that scores by itself."""
+    """Return a list of presses: the given one, the press that it wraps, and so on to the innermost, which scores by itself."""
     wrapped = [made]
     while isinstance(getattr(wrapped[-1], "press", None), library.BasePress):
         wrapped.append(wrapped[-1].press)
@@ -229,10 +234,10 @@ def chain(library: ModuleType, made: Any) -> list[Any]:
 
 def draws(library: ModuleType, made: Any) -> bool:
     """Tell whether a press, or one that it wraps, draws random numbers."""
-    parts = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
-    classes = {cls for cls in parts if issubclass(cls, library.BasePress)}
-    imported = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}
-    press_classes = {c for c in classes | imported if issubclass(c, library.BasePress)}
+    classes_used = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
+    classes = {cls for cls in classes_used if issubclass(cls, library.BasePress)}
+    imported_classes = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}
+    press_classes = {c for c in classes | imported_classes if issubclass(c, library.BasePress)}
     return any("torch.rand" in inspect.getsource(_module(c)) for c in press_classes)
 
 

@@ -85,48 +85,58 @@ class Replay:
 
     @torch.no_grad()
     def feed(self, chunk: int, read: Read) -> None:
-        """Feed the context again, `chunk` tokens at a time, each chunk after an instruction and the tokens with which
-        the template ends a user's turn. read: called for every layer and chunk with queries and keys."""
+        """Feed the context again, `chunk` tokens at a time.
+
+        Each chunk follows an instruction to repeat it, and the tokens with which the template ends a user's turn.
+        read: function that is called for every layer and chunk with queries and keys.
+        """
         start, received = self.words.prefix, self.prompt.received
         assert received is not None, "the session keeps it where `needs.replay` is set"
         embed = self.text.get_input_embeddings()
-        last = last_positions(self._until(received.position_ids), self.end, received.embeds.device)
+        last_position = last_positions(self._until(received.position_ids), self.end, received.embeds.device)
 
         def embedded(ids: tuple[int, ...]) -> Tensor:
-            made: Tensor = embed(torch.tensor([ids], dtype=torch.int64, device=received.embeds.device))
-            return made
+            embeds: Tensor = embed(torch.tensor([ids], dtype=torch.int64, device=received.embeds.device))
+            return embeds
 
         for first in range(start, self.end, chunk):
-            stop, before = min(first + chunk, self.end), slice(max(start, first - OVERLAP), first)
-            parts = [embedded(self.words.whole)] if first == start else [embedded(self.words.part)]
-            again = [before, slice(first, stop)]
-            parts += [received.embeds[:, before], embedded(self.words.tail), received.embeds[:, first:stop]]
-            fed = torch.cat(parts, 1)
+            stop, context_before = min(first + chunk, self.end), slice(max(start, first - OVERLAP), first)
+            embedded_parts = [embedded(self.words.whole)] if first == start else [embedded(self.words.part)]
+            fed_slices = [context_before, slice(first, stop)]
+            embedded_parts += [
+                received.embeds[:, context_before],
+                embedded(self.words.tail),
+                received.embeds[:, first:stop],
+            ]
+            fed = torch.cat(embedded_parts, 1)
             layers = [
                 _Beside(layer, self.end, _told(read, number, first, stop)) for number, layer in enumerate(self.layers)
             ]
             self.text(
                 inputs_embeds=fed,
-                position_ids=following(last, 1, fed.shape[1], 1),
+                position_ids=following(last_position, 1, fed.shape[1], 1),
                 past_key_values=CompressedCache.of(layers),
                 use_cache=True,
-                **self._added(again, [part.shape[1] for part in parts]),
+                **self._added(fed_slices, [part.shape[1] for part in embedded_parts]),
             )
 
     def _until(self, positions: Tensor | None) -> Tensor | None:
         return None if positions is None else positions[..., : self.end]
 
     def _added(self, again: list[slice], widths: list[int]) -> dict[str, Any]:
-        """Return the features that the text model adds to the fed visual tokens in its first layers (Qwen3-VL)."""
+        """Return arguments with the features that the text model adds to visual tokens in its first layers (Qwen3-VL).
+
+        again: slices of the prompt that are fed again. widths: number of tokens of each fed piece.
+        """
         received = self.prompt.received
         if received is None or received.visual is None or received.deepstack is None:
             return {}
         visual = received.visual[0]
         number = visual.cumsum(0) - 1
-        places = torch.cat([number[one][visual[one]] for one in again])
+        feature_rows = torch.cat([number[one][visual[one]] for one in again])
         none = [visual.new_zeros(widths[0]), visual.new_zeros(widths[2])]
         mask = torch.cat([none[0], visual[again[0]], none[1], visual[again[1]]])[None]
-        return {"visual_pos_masks": mask, "deepstack_visual_embeds": [one[places] for one in received.deepstack]}
+        return {"visual_pos_masks": mask, "deepstack_visual_embeds": [one[feature_rows] for one in received.deepstack]}
 
 
 def _told(read: Read, layer: int, first: int, last: int) -> Callable[[Tensor, Tensor, float], None]:

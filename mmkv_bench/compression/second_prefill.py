@@ -29,16 +29,19 @@ class MaskedLayer(CompressedLayer):
     ) -> tuple[Tensor, None]:
         """Attend in blocks of rows, because the mask of a whole prompt would be of size T x T for every head."""
         step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))
-        parts = []
+        outputs = []
         for start in range(0, query.shape[2], step):
             stop = min(start + step, query.shape[2])
             rows = None if mask is None else mask[..., start:stop, :stop]
             visible = self._seen(start, stop, rows).repeat_interleave(query.shape[1] // key.shape[1], 1)
-            parts.append(kernel(query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop], visible)[0])
-        return torch.cat(parts, 1), None
+            outputs.append(kernel(query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop], visible)[0])
+        return torch.cat(outputs, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
-        """Return the mask `[B, Hkv, stop - start, stop]` of rows `start` to `stop`: additive if `mask` is additive, else bool."""
+        """Return the mask `[B, Hkv, stop - start, stop]` of the queries `start` to `stop - 1`.
+
+        It is additive if `mask` is additive, otherwise bool.
+        """
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)
@@ -52,7 +55,7 @@ class MaskedLayer(CompressedLayer):
 def prefilled_again(
     session: Session, inputs: Mapping[str, Tensor], kept: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return keys and values of kept tokens from a second prefill.
+    """Return keys and values of the kept tokens from a second prefill, in which tokens see only kept entries and themselves.
 
     Args:
         session: open on the model; what it has prefilled does not change.
@@ -64,8 +67,8 @@ def prefilled_again(
     """
     total, layers = inputs["input_ids"].shape[1], []
     for index in kept:
-        shown = torch.zeros(*index.shape[:2], total + 1, dtype=torch.bool, device=index.device)
-        layers.append(MaskedLayer(shown.scatter_(2, index.masked_fill(index < 0, total), True)[..., :total]))
+        is_kept = torch.zeros(*index.shape[:2], total + 1, dtype=torch.bool, device=index.device)
+        layers.append(MaskedLayer(is_kept.scatter_(2, index.masked_fill(index < 0, total), True)[..., :total]))
     cache, listener = CompressedCache.of(layers), session.listener
     session.listener = None
     try:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression import flash, states
+from mmkv_bench.compression.attended_prefix import check_start, reach_of
 from mmkv_bench.compression.attention_backend import LAYER, READS, SESSIONS, Attention, register, sinks_of
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
@@ -22,7 +23,6 @@ from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import FixedLayer, fix, pool_of
 from mmkv_bench.compression.listeners import AnswerAttention, Phases, PrefillListener, untimed
 from mmkv_bench.compression.observation import Chunk, Needs, Observation, PromptBatch, Received
-from mmkv_bench.compression.reach import check_start, reach_of
 from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.streaming import StreamListener
 from mmkv_bench.compression.varlen_layer import VarlenLayer, folds
@@ -115,16 +115,16 @@ class Session:
         return len(self.full) < len(self.kinds)
 
     def check_method(self, compressor: Compressor, rule: ProtocolRule) -> None:
-        """Raise UnsupportedError for a method or protocol that sliding or recurrent layers of the model rule out."""
+        """Raise UnsupportedError if the method or protocol cannot run beside the model's sliding or recurrent layers."""
         if self.has_states:
             compressor.check_beside_states(type(self.model).__name__, rule, bool(self.readers))
 
     def _check(self, packs: bool) -> None:
         if self.has_states and (self.fixed or self.base == flash.FLASH):
-            given = "decode=compiled" if self.fixed else f"attention={self.base}"
+            setting_text = "decode=compiled" if self.fixed else f"attention={self.base}"
             raise UnsupportedError(
                 f"{type(self.model).__name__} has {states.SLIDING} or {states.LINEAR} layers, which do not "
-                f"support {given}; allowed for this model: decode=eager, attention=sdpa or eager"
+                f"support {setting_text}; allowed for this model: decode=eager, attention=sdpa or eager"
             )
         for module in self.attentions:
             if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
@@ -151,8 +151,8 @@ class Session:
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:
-        busy = [module for module in self.attentions if module in SESSIONS]
-        if busy:
+        attached_modules = [module for module in self.attentions if module in SESSIONS]
+        if attached_modules:
             raise ConfigError("this model already has a session attached; leave it before attaching another")
         name = register(self.base)
         self._stock = self.text.config._attn_implementation
@@ -186,11 +186,14 @@ class Session:
         self.model.set_attn_implementation(name if alone else {"text_config": name})
 
     def expect(self, listener: Listener | None, token_types: Tensor | None, identity: str | Sequence[str]) -> None:
-        """Set listener, token types and identity of the next prompt; a session may stay open over many samples."""
+        """Set listener, token types and identity of the next prompt. A session may be used for many samples."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
-        """Observe the tokens that are fed next to a cache with entries of one sequence, until it has seen `total` tokens."""
+        """Observe the next tokens that are fed to a cache with entries of one sequence, until it has seen `total` tokens.
+
+        turn: index of the conversation's turn.
+        """
         self.expect(listener, None, identity)
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
@@ -198,7 +201,7 @@ class Session:
     def go_behind(
         self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
     ) -> None:
-        """Observe the rest of a prompt whose beginning, the context, was observed before and still has its entries in the cache.
+        """Observe the rest of a prompt. Its beginning, the context, was observed before and is still in the cache.
 
         Args:
             context: the session's `prompt` after the context was fed, as the first chunk of a longer prompt.
@@ -224,8 +227,8 @@ class Session:
         cache = kwargs.get("past_key_values")
         # a compressed prompt of one token is empty again under strict, and still the same prompt
         reopened = self.prompt is not None and self.prompt.complete and cache is self.prompt.cache
-        empty = (cache is None or cache.get_seq_length() == 0) and not reopened
-        if empty and self.listener is not None and kwargs.get("use_cache") is not False:
+        starts_prompt = (cache is None or cache.get_seq_length() == 0) and not reopened
+        if starts_prompt and self.listener is not None and kwargs.get("use_cache") is not False:
             if not isinstance(cache, CompressedCache):
                 cache = self.new_cache()
                 kwargs = dict(kwargs, past_key_values=cache)
@@ -299,7 +302,7 @@ class Session:
         return fed.shape[1]
 
     def _start_prompt(self, cache: CompressedCache, args: Args, kwargs: Kwargs) -> None:
-        new = self._new_tokens(args, kwargs)
+        new_tokens = self._new_tokens(args, kwargs)
         embeds = kwargs.get("inputs_embeds")
         rows = (embeds if embeds is not None else args[0] if args else kwargs["input_ids"]).shape[0]
         mask = self._top.get("attention_mask")
@@ -311,17 +314,17 @@ class Session:
             if isinstance(mask, Tensor) and mask.ndim == 4:
                 mask = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] == 0
         if isinstance(mask, Tensor) and mask.ndim == 2:
-            real = mask[:, :new].bool()
+            real = mask[:, :new_tokens].bool()
             pads = (~real).int().cumprod(-1).sum(-1).tolist()
             if bool((real.sum(-1) + torch.tensor(pads, device=real.device) != real.shape[1]).any()):
                 raise UnsupportedError("the attention mask has gaps or right padding; pad prompts on the left")
-        total = self.prompt_length or new
+        total = self.prompt_length or new_tokens
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, pads, cache, len(self.attentions))
         if self.token_types is not None:
             self.prompt.token_types = self.token_types
         else:
-            self._add_types(new)
+            self._add_types(new_tokens)
 
     def _receive(self, args: Args, kwargs: Kwargs) -> None:
         """Store the text model's arguments for a prompt that will be fed again."""
@@ -346,7 +349,7 @@ class Session:
         prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
 
     def _add_reach(self, kwargs: Kwargs) -> None:
-        """Set the reach of the newest chunk's tokens, from the model's attention mask."""
+        """Set the last token that each token of the newest chunk attends to, from the model's attention mask."""
         prompt = self.prompt
         assert prompt is not None, "it is being prefilled"
         prompt.reach = reach_of(kwargs.get("attention_mask"), prompt.token_types, prompt.pads)
@@ -437,22 +440,24 @@ class Session:
         )
 
     def _of_both_halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[..., R]` for all R rotated dimensions. gpt-oss's model gives only R / 2 values, which are
-        repeated."""
+        """Return cos, sin `[..., R]` for all R rotated dimensions.
+
+        gpt-oss's model gives only R / 2 values, which are repeated.
+        """
         frequencies = getattr(self.text.rotary_emb, "inv_freq", None)
         if frequencies is None or cos.shape[-1] != len(frequencies):
             return cos, sin
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
     def _future_rope(self, prompt: PromptBatch, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[m, D]` at offsets `[m]` after the last token of a row (1 = first position after it)."""
+        """Return cos, sin `[m, D]` of the positions that are `offsets` `[m]` after the last token of a row."""
         positions = self.position_ids
         if positions is None:
-            last = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)
+            last_position = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)
         else:
             positions = positions[1:] if positions.ndim == 3 and positions.shape[0] == 4 else positions
-            last = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
-        return self.rope((last + offsets.to(last)).squeeze(-2))
+            last_position = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
+        return self.rope((last_position + offsets.to(last_position)).squeeze(-2))
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos, sin `[n, D]`, float32, of position ids `[n]` or `[axes, n]` in compressed layers."""

@@ -41,8 +41,8 @@ def check_layers(owner: str, config: Any) -> list[str]:
         UnsupportedError: a layer's kind can be neither compressed nor kept unchanged, or no layer can be compressed.
     """
     kinds: list[str] = get_layer_types_and_kwargs(config)[0]
-    known = {FULL, SLIDING, LINEAR} | ({READER} if getattr(config, "num_kv_shared_layers", 0) else set())
-    other = sorted(set(kinds) - known)
+    supported_kinds = {FULL, SLIDING, LINEAR} | ({READER} if getattr(config, "num_kv_shared_layers", 0) else set())
+    other = sorted(set(kinds) - supported_kinds)
     if other or FULL not in kinds:
         raise UnsupportedError(
             f"{owner} has {', '.join(other or sorted(set(kinds)))} layers; allowed: {FULL} layers (at least one; "
@@ -52,10 +52,10 @@ def check_layers(owner: str, config: Any) -> list[str]:
 
 
 def readers(config: Any) -> dict[int, int]:
-    """Map each full-attention layer that stores nothing to the layer whose keys and values it reads."""
-    kinds, own = get_layer_types_and_kwargs(config)[0], list(getattr(config, "layer_types", None) or [])
-    full = [i for i, kind in enumerate(kinds) if kind == READER and own[i] == FULL]
-    return {i: max(j for j, kind in enumerate(kinds) if kind == FULL) for i in full}
+    """Map each full-attention layer that stores no entries to the layer whose keys and values it reads."""
+    kinds, stated_types = get_layer_types_and_kwargs(config)[0], list(getattr(config, "layer_types", None) or [])
+    reader_indices = [i for i, kind in enumerate(kinds) if kind == READER and stated_types[i] == FULL]
+    return {i: max(j for j, kind in enumerate(kinds) if kind == FULL) for i in reader_indices}
 
 
 def state_layer(config: Any, index: int) -> Any:
@@ -65,16 +65,20 @@ def state_layer(config: Any, index: int) -> Any:
 
 
 def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Copy a layer, with `change` applied to each of its tensors; `torch.clone` as `change` makes a plain copy."""
-    made = copy.copy(layer)
+    """Return a copy of a layer, with `change` applied to each of its tensors. `change=torch.clone` makes a plain copy."""
+    changed_layer = copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
         for name in _PER_STATE:
-            setattr(made, name, dict(getattr(layer, name)))
+            setattr(changed_layer, name, dict(getattr(layer, name)))
         for name in _STATES:
-            setattr(made, name, {i: None if one is None else change(one) for i, one in getattr(layer, name).items()})
+            setattr(
+                changed_layer,
+                name,
+                {i: None if one is None else change(one) for i, one in getattr(layer, name).items()},
+            )
     elif layer.is_initialized and layer.keys is not None:
-        made.keys, made.values = change(layer.keys), change(layer.values)
-    return made
+        changed_layer.keys, changed_layer.values = change(layer.keys), change(layer.values)
+    return changed_layer
 
 
 def tensors(layer: Any) -> list[Tensor]:
@@ -85,11 +89,11 @@ def tensors(layer: Any) -> list[Tensor]:
 
 
 def beside(layers: Sequence[Any]) -> Any:
-    """Join several layers, which have been shown the same number of tokens, into one layer with all their rows."""
-    parts = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
-    return mapped(layers[0], lambda _: torch.cat(next(parts)))
+    """Join several layers into one layer with all their rows. All have been shown the same number of tokens."""
+    tensor_groups = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
+    return mapped(layers[0], lambda _: torch.cat(next(tensor_groups)))
 
 
 def nbytes(layers: Sequence[Any]) -> int:
-    """Return the bytes of the tensors of layers that are not compressed."""
+    """Return the bytes of all tensors of layers that are not compressed."""
     return sum(one.numel() * one.element_size() for layer in layers for one in tensors(layer))

@@ -29,11 +29,11 @@ class StreamLayer(CompressedLayer):
 
     def copied(self) -> Self:
         """Return an independent copy of the layer."""
-        made = copy.copy(self)
-        made._key_storage, made._value_storage = self._key_storage.clone(), self._value_storage.clone()
+        layer_copy = copy.copy(self)
+        layer_copy._key_storage, layer_copy._value_storage = self._key_storage.clone(), self._value_storage.clone()
         if self._position_storage is not None:
-            made._position_storage = self._position_storage.clone()
-        return made
+            layer_copy._position_storage = self._position_storage.clone()
+        return layer_copy
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.stored + query_length, self.seen - self.stored
@@ -76,11 +76,11 @@ class StreamListener:
         self.fallbacks: dict[str, None] = {}
 
     def is_full(self, layer: CompressedLayer) -> bool:
-        """Tell whether a layer holds more entries than may stay after a chunk."""
+        """Tell whether a layer has more entries than are allowed after a chunk."""
         return self.asked > 0 or (self.cap is not None and layer.stored > self.cap)
 
     def layer_full(self, prompt: PromptBatch, layer: int, observation: Observation) -> None:
-        """Evict from a layer that holds more than the cap, and drop the template's tokens."""
+        """Evict entries of a layer down to the cap, and drop the entries of the template's tokens."""
         target, compressor, cap = prompt.cache.layers[layer], self.compressor, self.cap
         stored = target.stored - self.asked
         self.entries_peak = max(self.entries_peak, target.stored)
@@ -96,8 +96,8 @@ class StreamListener:
                 index, tokens = index.to(target.device), target.slot_positions()[0][:, :stored]
                 target.retain(index[None], self._reduce, self.room, self.asked)
                 if self.compaction is not None:
-                    moves = self.compaction.moves(layer, tokens, index)
-                    target.replace(self.compaction.rotated(target.keys[0], moves)[None], target.values)
+                    rotations = self.compaction.moves(layer, tokens, index)
+                    target.replace(self.compaction.rotated(target.keys[0], rotations)[None], target.values)
             self.rounds += layer == 0
             self.evicted += (stored - target.stored) * index.shape[0]
         observation.retain(index)
@@ -116,24 +116,24 @@ class StreamListener:
         self.entries_max, self.entries_peak = max(self.entries_max, stored), max(self.entries_peak, stored)
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Do nothing: `layer_full` has cut every layer back."""
+        """Do nothing: `layer_full` has reduced every layer."""
 
     def kept(self) -> list[Tensor]:
         return []
 
 
 def check_streams(compressor: Compressor, budget: Budget | None) -> None:
-    """Refuse methods that cannot run on a stream, and caps that cannot hold what a method protects.
+    """Raise an error for methods that cannot run on a stream, and for caps below what a method protects.
 
     Raises:
-        UnsupportedError: the method needs the whole prompt or later tokens, or may hold more than the cap in a KV head.
+        UnsupportedError: the method needs the whole prompt or later tokens, or may keep more than the cap in a KV head.
         ConfigError: a fraction of an unknown length, or a cap that is too small.
     """
-    why = _unfit(compressor)
-    if why is not None:
+    reason = _unfit(compressor)
+    if reason is not None:
         raise UnsupportedError(
             f"protocol=stream keeps at most the budget in every KV head after each chunk, but {compressor.name} "
-            f"{why}; leave the method out, or use protocol=query_agnostic"
+            f"{reason}; leave the method out, or use protocol=query_agnostic"
         )
     if compressor.unbudgeted or budget is None:
         return
@@ -143,25 +143,27 @@ def check_streams(compressor: Compressor, budget: Budget | None) -> None:
             "a whole number of entries, as budget=256"
         )
     if not compressor.resamples and _reduced(compressor, budget.entries):
-        least = next((cap for cap in range(budget.entries, _SEARCHED) if not _reduced(compressor, cap)), _SEARCHED)
+        smallest_cap = next(
+            (cap for cap in range(budget.entries, _SEARCHED) if not _reduced(compressor, cap)), _SEARCHED
+        )
         raise ConfigError(
-            f"budget={budget} is below the {least} entries that {compressor.name} needs for its protected tokens "
-            f"and its observation window, and a stream's cap is never exceeded; give budget={least} or more"
+            f"budget={budget} is below the {smallest_cap} entries that {compressor.name} needs for its protected tokens "
+            f"and its observation window, and a stream's cap is never exceeded; give budget={smallest_cap} or more"
         )
 
 
 def check_turns(compressor: Compressor) -> None:
-    """Refuse methods that cannot run in a conversation. Raises UnsupportedError."""
-    why = "evicts nothing" if compressor.resamples else _unfit(compressor)
-    if why is not None:
+    """Raise UnsupportedError for methods that cannot run in a conversation."""
+    reason = "evicts nothing" if compressor.resamples else _unfit(compressor)
+    if reason is not None:
         raise UnsupportedError(
             f"protocol=turns cuts every KV head back to the budget after each answer, but {compressor.name} "
-            f"{why}; leave the method out, or use protocol=query_aware"
+            f"{reason}; leave the method out, or use protocol=query_aware"
         )
 
 
 def _unfit(compressor: Compressor) -> str | None:
-    """Return why a method cannot run on a stream, as the end of a sentence, or None."""
+    """Return the reason why a method cannot run on a stream, as the end of a sentence; None if it can."""
     decoding, needs = compressor.decoding, compressor.needs
     if compressor.resamples:  # the smaller prompt fits into the cap
         return None
@@ -186,5 +188,5 @@ def _unfit(compressor: Compressor) -> str | None:
 
 
 def _reduced(compressor: Compressor, cap: int) -> bool:
-    """Tell whether a cap cannot hold what the method protects."""
+    """Tell whether a cap is smaller than the number of entries that the method protects."""
     return bool({"window_reduced", "protected_reduced"} & {*compressor.fallbacks(cap, _SEARCHED + 1)})

@@ -60,14 +60,17 @@ class VarlenLayer(CompressedLayer):
     def retain(
         self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
-        """See `CompressedLayer.retain`; folds the layer if heads differ in length."""
+        """Keep the slots `index` only, see `CompressedLayer.retain`. The layer is folded if heads then differ in length."""
         self._unfold()
         super().retain(index, reduce, reserve, forget)
         self._fold()
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """See `CompressedLayer.from_rows`; the layer is folded if heads or rows differ in length."""
+        """Build a layer for several sequences, see `CompressedLayer.from_rows`.
+
+        It is folded if heads or rows differ in length.
+        """
         layer = super().from_rows(rows, seen, reserve)
         layer._fold()
         return layer
@@ -75,10 +78,14 @@ class VarlenLayer(CompressedLayer):
     def _fold(self) -> None:
         if not self.ragged:
             return
-        places, stored = self._position_storage, self.stored
-        assert places is not None, "ragged heads have positions"
-        self._heads, self._slack, self._appended = (places.shape[0], places.shape[1]), self.capacity - stored, 0
-        lengths = (places[:, :, :stored] >= 0).sum(-1).flatten()
+        old_positions, stored = self._position_storage, self.stored
+        assert old_positions is not None, "ragged heads have positions"
+        self._heads, self._slack, self._appended = (
+            (old_positions.shape[0], old_positions.shape[1]),
+            self.capacity - stored,
+            0,
+        )
+        lengths = (old_positions[:, :, :stored] >= 0).sum(-1).flatten()
         ends = (lengths + self._slack).cumsum(0)
         starts = torch.nn.functional.pad(ends, (1, 0))
         self._lengths, first = lengths.tolist(), starts.tolist()
@@ -100,13 +107,18 @@ class VarlenLayer(CompressedLayer):
         self.folded, self.ragged = False, True
 
     def _padded(self, flat: Tensor) -> Tensor:
-        """Return `[B, Hkv, stored + free slack, ...]` of a storage, padded on the left with zeros; positions with -1."""
-        free = self._slack - self._appended
-        made = flat.new_full((len(self._lengths), self.stored + free, *flat.shape[1:]), -1 if flat.ndim == 1 else 0)
-        for one, start, length in zip(made, self._starts.tolist()[:-1], self._lengths, strict=True):
+        """Return a folded storage as `[B, Hkv, stored + free slack, ...]`, padded on the left.
+
+        Padding is 0, or -1 for positions.
+        """
+        free_slots = self._slack - self._appended
+        padded = flat.new_full(
+            (len(self._lengths), self.stored + free_slots, *flat.shape[1:]), -1 if flat.ndim == 1 else 0
+        )
+        for one, start, length in zip(padded, self._starts.tolist()[:-1], self._lengths, strict=True):
             filled = length + self._appended
             one[self.stored - filled : self.stored] = flat[start : start + filled]
-        return made.unflatten(0, self._heads)
+        return padded.unflatten(0, self._heads)
 
     def _map_storages(self, change: Callable[[Tensor], Tensor]) -> None:
         assert self._position_storage is not None
@@ -131,8 +143,11 @@ class VarlenLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ decoding
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[B, Hkv, n, D]` keys and values of the next n tokens. Once folded, return only the new ones, because
-        `attention` reads all entries from the storage."""
+        """Append keys and values `[B, Hkv, n, D]` of the next n tokens.
+
+        Returns all stored keys and values. A folded layer returns only the new ones, because `attention` reads all entries from
+        the storage.
+        """
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
         n_new = key_states.shape[2]
@@ -159,7 +174,7 @@ class VarlenLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """See `CompressedLayer.attention`; a folded layer uses the kernel `attend`."""
+        """Run attention on the layer, see `CompressedLayer.attention`. A folded layer uses the kernel `attend`."""
         if not self.folded:
             return super().attention(kernel, query, key, value, mask)
         if mask is not None and query.shape[2] > 1:
@@ -171,10 +186,13 @@ class VarlenLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError if a mask hides stored entries, as it does only if questions of several lengths were padded."""
-        places = self.slot_positions().flatten(1)
-        visible = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
-        if bool((~visible & (places >= 0)).any()):
+        """Raise UnsupportedError if a mask hides stored entries.
+
+        This happens only if questions of several lengths were padded.
+        """
+        positions = self.slot_positions().flatten(1)
+        visible = mask[:, 0, -1].expand(len(positions), -1).gather(1, positions.clamp_min(0))
+        if bool((~visible & (positions >= 0)).any()):
             raise UnsupportedError(
                 "the attention mask hides tokens of a question that is fed to reduced entries; feed questions of "
                 "equal length, without padding"
@@ -230,17 +248,19 @@ class VarlenLayer(CompressedLayer):
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
     def alone(self, row: int, slack: int) -> CompressedLayer:
-        """Return a layer with the size that one row of a folded layer would have alone, with `slack` free slots per head.
-        It is a view for counting bytes: its slots do not contain the row's entries in order."""
+        """Return a layer of the size that one row of a folded layer would have if stored alone, with `slack` free slots per head.
+
+        It is a view for counting bytes: its slots do not contain the row's entries in order.
+        """
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[row_heads]]
         size, start = sum(lengths) + heads * slack, int(self._starts[row * heads])
-        alike = len(set(lengths)) == 1
-        layer: CompressedLayer = CompressedLayer(self.reserve) if alike else VarlenLayer(self.reserve)
+        equal_lengths = len(set(lengths)) == 1
+        layer: CompressedLayer = CompressedLayer(self.reserve) if equal_lengths else VarlenLayer(self.reserve)
         for name in ("_key_storage", "_value_storage", "_position_storage"):
             flat = getattr(self, name)[start : start + size]
-            setattr(layer, name, flat.view(1, heads, lengths[0] + slack, *flat.shape[1:]) if alike else flat)
+            setattr(layer, name, flat.view(1, heads, lengths[0] + slack, *flat.shape[1:]) if equal_lengths else flat)
         layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
         layer.stored, layer.seen = max(lengths), self.seen
         if isinstance(layer, VarlenLayer):

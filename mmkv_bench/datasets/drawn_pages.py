@@ -1,6 +1,6 @@
-"""Samples of drawn datasets, drawn again for reports on stored rows, which have no pictures. The pattern of a sample's id selects
-the drawing function.
+"""Drawing functions for samples of drawn datasets, so that a report on stored answers can show their pictures.
 
+Stored rows have no pictures. The pattern of a sample's id selects the drawing function.
 To add a dataset of drawn samples, add an entry to `DRAWERS`.
 """
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrawnSample:
-    """A sample that was drawn again.
+    """A sample drawn again for a report.
 
     Attributes:
-        images: images of the sample's prompt; empty if the prompt is not the one that was answered.
-        question, answer: the sample's question and answer; None: use the question and answer of the stored prompt.
+        images: pictures of the prompt; empty if the drawn prompt differs from the answered one.
+        question, answer: question and reference answer of the sample; None if the report has to take both from the stored prompt.
     """
 
     images: list[Image.Image]
@@ -36,9 +36,13 @@ Drawer = Callable[["re.Match[str]", str, str, str], DrawnSample | None]
 
 
 def drawn(sample_id: str, prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
-    """Draw a sample again; return None if the sample id belongs to no drawn dataset.
+    """Draw the sample with this id again; return None if the id belongs to no drawn dataset.
 
-    prompt_hash, question, reference: of the prompt that was answered; empty if no prompt is stored."""
+    Args:
+        sample_id: id of the sample in the rows.
+        prompt_hash: hash of the answered prompt; "" if no prompt is stored.
+        question, reference: question and reference answer of the answered prompt; "" if no prompt is stored.
+    """
     for pattern, drawer in DRAWERS.items():
         if match := re.fullmatch(pattern, sample_id):
             return drawer(match, prompt_hash, question, reference)
@@ -46,7 +50,10 @@ def drawn(sample_id: str, prompt_hash: str, question: str, reference: str) -> Dr
 
 
 def _page(page: re.Match[str], prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
-    """Draw a page of the embedded model; without images if the prompt's hash differs from the answered one."""
+    """Draw a sample of the embedded model's pages. Its images are left out if its prompt hash differs from `prompt_hash`.
+
+    page: the parts of the sample id. The other arguments are those of `drawn`.
+    """
     from mmkv_bench.datasets.page_data import to_row
     from mmkv_bench.tiny.pages import make_sample
 
@@ -60,15 +67,18 @@ def _page(page: re.Match[str], prompt_hash: str, question: str, reference: str) 
 
 
 def _reader_page(page: re.Match[str], prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
-    """Draw pages or frames of the reader model, from the split whose question and answer are the stored ones."""
+    """Draw a sample of the reader model, from the split in which the sample has this question and reference answer.
+
+    page: the parts of the sample id. The other arguments are those of `drawn`.
+    """
     from PIL import Image
 
     from mmkv_bench.reader.trials import pictures, trial
 
     task, number = page["task"], int(page["number"])
     for split in ("test", "dev"):
-        asked, answer = trial(task, split, number).turns[-1]
-        if asked in question and answer == reference:
+        sample_question, answer = trial(task, split, number).turns[-1]
+        if sample_question in question and answer == reference:
             return DrawnSample([Image.fromarray(one) for one in pictures(task, split, number)])
     return None
 

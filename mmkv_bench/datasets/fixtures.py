@@ -26,9 +26,12 @@ def names() -> tuple[str, ...]:
 
 
 def folder(name: str) -> Path:
-    """Return the folder with a dataset's fixture; the first call unpacks it into the cache.
+    """Return the folder with a dataset's fixture; the first call unpacks its archive into the cache.
 
-    Raises ConfigError: the dataset has no fixture. DataError: the cache cannot be written."""
+    Raises:
+        ConfigError: the dataset has no fixture.
+        DataError: the cache cannot be written.
+    """
     if name not in names():
         raise ConfigError(
             f"dataset {name!r} has no fixture; {nearest(name, names())}; choose another dataset, or give the data "

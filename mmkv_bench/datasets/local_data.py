@@ -26,10 +26,13 @@ OTHER_MEDIA = ("video", "audio")  # words in names of columns whose {bytes, path
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Files of one split.
+    """Data files of one split in a local folder.
 
-    kind    `parquet`: `files` are the parquet parts; `saved`: save_to_disk wrote the folder; `other`: `datasets` detects
-            the format
+    Attributes:
+        kind: `parquet` for parquet parts, `saved` for a folder of `save_to_disk`, `other` for formats that the library
+            `datasets` detects itself (JSON, CSV, text).
+        split: upstream name of the split.
+        files: the files of the split; () for `saved`.
     """
 
     folder: Path
@@ -38,7 +41,7 @@ class LocalFiles:
     files: tuple[Path, ...] = ()
 
     def source(self) -> dict[str, Any]:
-        """Return the keys for a task's YAML that make the task read these files."""
+        """Return the keys of a task's YAML with which lmms-eval reads these files."""
         if self.kind == "parquet":
             files = {self.split: [str(file) for file in self.files]}
             return {"dataset_path": "parquet", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
@@ -52,10 +55,11 @@ def media_root(folder: Path) -> str | None:
 
 
 def find(folder: Path, config: str | None, split: str) -> LocalFiles:
-    """Find the files of a split.
+    """Find the data files of a split in a dataset's local folder.
 
     config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
-    Raises MissingDataError: the folder is empty, or has only other splits."""
+    Raises MissingDataError: the folder is empty, or has only other splits.
+    """
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
         if split not in splits:
@@ -81,21 +85,21 @@ def columns(files: Sequence[Path]) -> list[str]:
     Raises MissingDataError: a file is truncated or not parquet, or two files have different columns."""
     import pyarrow.parquet as pq
 
-    first: list[str] = []
+    first_columns: list[str] = []
     for file in files:
         try:
-            names = list(pq.read_schema(file).names)
+            column_names = list(pq.read_schema(file).names)
         except Exception as error:
             reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
             raise MissingDataError(
                 f"{file} is truncated or not a parquet file ({reason}); copy or download it again"
             ) from error
-        first = first or names
-        if odd := sorted({*names} ^ {*first}):
+        first_columns = first_columns or column_names
+        if odd := sorted({*column_names} ^ {*first_columns}):
             raise MissingDataError(
                 f"{file} and {files[0].name} differ in columns {', '.join(odd)}; give files of the same version"
             )
-    return first
+    return first_columns
 
 
 def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:
@@ -117,16 +121,17 @@ def count_rows(files: Sequence[Path]) -> int:
 
 
 def require_readable(files: LocalFiles) -> None:
-    """Read enough of each file to detect damage: the first and last row groups of parquet files, JSON files entirely.
+    """Raise MissingDataError if the rows of a file cannot be read.
 
-    Raises MissingDataError: the rows of a file cannot be read."""
+    Only the first and the last row group of a parquet file are read, but the whole of a JSON file.
+    """
     import pyarrow.parquet as pq
 
     for file in files.files:
         try:
-            opened = pq.ParquetFile(file)
-            for group in {0, opened.num_row_groups - 1} if opened.num_row_groups else ():
-                opened.read_row_group(group)
+            parquet_file = pq.ParquetFile(file)
+            for group in {0, parquet_file.num_row_groups - 1} if parquet_file.num_row_groups else ():
+                parquet_file.read_row_group(group)
         except Exception as error:
             raise _damaged(file, error) from error
     for file in sorted(files.folder.rglob("*.json")) if files.kind == "other" else ():
@@ -147,29 +152,34 @@ def _damaged(file: Path, error: Exception) -> MissingDataError:
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError if `rows`, the split's number of rows, is 0. None: the number is unknown."""
+    """Raise MissingDataError if a split has no rows.
+
+    rows: the split's number of rows; None if the number is unknown, which is accepted.
+    """
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
 
 def picture_features(files: Sequence[str]) -> datasets.Features | None:
-    """Return features that decode columns of plain {bytes, path}, or lists of them, as pictures.
+    """Return `datasets` features in which the files' picture columns are decoded; None if no column has to be changed.
 
-    Files written by `datasets` declare their picture columns. Files written by pandas or pyarrow do not, so the task
-    would get dicts. Return None if no column has to be changed. As in `datasets`, the first file's schema holds for all."""
+    Picture columns hold {bytes, path} or lists of {bytes, path}. Files written by `datasets` declare their picture columns.
+    Files written by pandas or pyarrow do not, so a task would get dicts instead of pictures.
+    The schema of the first file is used for all files, as in `datasets`.
+    """
     import pyarrow.parquet as pq
     from datasets import Features, Image, List
 
     features = Features.from_arrow_schema(pq.read_schema(files[0]))
-    pictures: dict[str, Any] = {}
+    picture_columns: dict[str, Any] = {}
     for name, feature in features.items():
         if any(word in name.lower() for word in OTHER_MEDIA):
             continue
         if _holds_picture(feature):
-            pictures[name] = Image()
+            picture_columns[name] = Image()
         elif isinstance(feature, List) and _holds_picture(feature.feature):
-            pictures[name] = List(Image())
-    return Features({**features, **pictures}) if pictures else None
+            picture_columns[name] = List(Image())
+    return Features({**features, **picture_columns}) if picture_columns else None
 
 
 def _holds_picture(feature: Any) -> bool:
@@ -192,10 +202,10 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
     except yaml.YAMLError:
         return []
     configs = [entry for entry in card.get("configs") or [] if isinstance(entry, dict)]
-    chosen = [entry for entry in configs if entry.get("config_name") == (config or "default")] or configs[:1]
-    if config is not None and chosen and chosen[0].get("config_name") != config:
+    matching_configs = [entry for entry in configs if entry.get("config_name") == (config or "default")] or configs[:1]
+    if config is not None and matching_configs and matching_configs[0].get("config_name") != config:
         return []
-    for entry in chosen:
+    for entry in matching_configs:
         for part in entry.get("data_files") or []:
             if isinstance(part, dict) and str(part.get("split")) == split:
                 patterns = part.get("path")
@@ -205,7 +215,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
 
 
 def _named(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Return the files whose names contain the split, preferably the exact name in the configuration's folder."""
+    """Return the files whose names contain the split. Files in the configuration's folder with the exact name come first."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):

@@ -21,7 +21,7 @@ WORD = "<image>"  # a dataset's placeholder for an image in a text
 
 
 class Conversation(NamedTuple):
-    """Messages with placeholders, and the media that fill the placeholders in reading order."""
+    """A prompt: chat messages with placeholders for media, and the images and videos in the order of the placeholders."""
 
     messages: list[dict[str, Any]]
     images: list[Image.Image]
@@ -29,10 +29,12 @@ class Conversation(NamedTuple):
 
 
 def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
-    """Turn the result of a task's `doc_to_messages` ({"role", "content": text or parts}) into a `Conversation`.
+    """Convert chat messages of an lmms-eval task to a `Conversation`.
 
-    Images become RGB. A path of an image or video must be a local file.
-    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts."""
+    messages: the result of the task's `doc_to_messages`, {"role", "content": text or parts}. task: its name, for messages.
+    Images become RGB. The path of an image or video must be a local file.
+    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts.
+    """
     images: list[Image.Image] = []
     videos: list[Any] = []
     turns = []
@@ -67,10 +69,10 @@ def _image(medium: Any, task: str) -> Image.Image:
         image.load()  # decode a file now, not when its pixels are first needed
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, AttributeError) as error:
-        shown = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
+        displayed_name = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
         # without the path, which differs between machines
         reason = getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
-        raise DataError(f"task {task}: image {shown} cannot be read ({reason}); restore the file") from error
+        raise DataError(f"task {task}: image {displayed_name} cannot be read ({reason}); restore the file") from error
 
 
 def stated(error: BaseException) -> str:
@@ -83,9 +85,10 @@ def stated(error: BaseException) -> str:
 
 
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
-    """Return the video as a path, as frames, or as {"video": path, "start_time", "end_time"} if a time is given.
+    """Return the video of a message part: a path, frames, or {"video": path, "start_time", "end_time"} if a time span is given.
 
-    lmms-eval gives the times either beside the path (start_time) or in a dict with the path (video_start)."""
+    lmms-eval states the span either beside the path (`start_time`) or in a dict with the path (`video_start`).
+    """
     fields = dict(part)
     if isinstance(medium, dict):
         fields |= medium
@@ -103,14 +106,17 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
 
 
 def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Conversation:
-    """Return the prompt with the placeholder `<image>` in its texts replaced or removed.
+    """Return the prompt with the text `<image>` in its messages replaced or removed.
 
     Args:
-        use: `interleave`: the message's next image takes the place of each placeholder; images of a message without
-            placeholders stay in place. `remove`: placeholders are removed, images stay in place. None: nothing changes.
+        use: what happens to `<image>`.
+            `interleave`: each `<image>` is replaced by the message's next image. A message without `<image>` does not change.
+            `remove`: each `<image>` is deleted, and images keep their positions.
+            None: nothing changes.
+        dataset: the dataset's name, for messages.
 
     Raises:
-        DataError: `use` is `interleave`, and a message has a different number of placeholders than of images.
+        DataError: `use` is `interleave`, and a message has a different number of `<image>` than of images.
     """
     if use is None:
         return prompt
@@ -119,15 +125,15 @@ def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Co
 
 
 def _placed(parts: Sequence[dict[str, Any]], use: str, dataset: str) -> list[dict[str, Any]]:
-    words = sum(part["text"].count(WORD) for part in parts if part["type"] == "text")
+    markers = sum(part["text"].count(WORD) for part in parts if part["type"] == "text")
     images = sum(part["type"] == "image" for part in parts)
-    if words == 0:
+    if markers == 0:
         return list(parts)
     if use == "remove":
         return [part | {"text": part["text"].replace(WORD, "")} if part["type"] == "text" else part for part in parts]
-    if words != images:
+    if markers != images:
         raise DataError(
-            f"the text has {WORD} {words} times but comes with {images} images, so their positions are unknown; set "
+            f"the text has {WORD} {markers} times but comes with {images} images, so their positions are unknown; set "
             f"datasets.{dataset}.placeholders=remove to put the images before the text"
         )
     interleaved = []
@@ -141,11 +147,12 @@ def _placed(parts: Sequence[dict[str, Any]], use: str, dataset: str) -> list[dic
 
 
 def with_question(messages: Sequence[dict[str, Any]], context: str, question: str) -> list[dict[str, Any]]:
-    """Return the messages with the text after the document replaced by `question`.
+    """Return the messages of a prompt with `question` in place of the text after the document.
 
-    The document ends with the text `context` in the last message, or with the last image or video there.
+    The document ends with the text `context` in the last message, or with the last image or video of that message.
 
-    Raises DataError: the last message has neither."""
+    Raises DataError: the last message has neither.
+    """
     turns = [dict(turn, content=list(turn["content"])) for turn in messages]
     parts = turns[-1]["content"]
     for place in reversed(range(len(parts))):
@@ -154,8 +161,8 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
             turns[-1]["content"] = [*parts[: place + 1], {"type": "text", "text": question}]
             return turns
         if context and context in part["text"]:
-            end = part["text"].index(context) + len(context)
-            turns[-1]["content"] = [*parts[:place], {"type": "text", "text": part["text"][:end] + question}]
+            context_end = part["text"].index(context) + len(context)
+            turns[-1]["content"] = [*parts[:place], {"type": "text", "text": part["text"][:context_end] + question}]
             return turns
     raise DataError(
         "the last message has neither the document's text nor an image or video, so its question cannot be replaced"
@@ -163,9 +170,10 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
 
 
 def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
-    """Return the text that `with_question` would replace: everything after the document.
+    """Return the text after the document in the last message, which `with_question` would replace.
 
-    Raises DataError: the last message does not end with one text after the document."""
+    Raises DataError: the last message does not end with one text after the document.
+    """
     parts = messages[-1]["content"]
     if parts and parts[-1]["type"] == "text":
         text = parts[-1]["text"]
@@ -180,9 +188,11 @@ def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
 
 
 def prompt_hash(prompt: Conversation) -> str:
-    """Return a sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
+    """Return a sha256 (hex) over a prompt's text, the positions of its media, and the size and pixels of every image.
 
-    For a video given as a path the file's content is hashed, not its name or folder. For decoded frames the values are."""
+    A video given as a path is hashed by the content of its file, without name and folder. Decoded frames are hashed by their
+    pixels.
+    """
     digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
     for image in prompt.images:
         digest.update(f"image {image.width}x{image.height}".encode())

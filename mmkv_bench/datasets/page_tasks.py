@@ -1,4 +1,4 @@
-"""The pages tasks, with the kinds of question that each task mixes, in order. Imports nothing heavy."""
+"""The pages tasks (drawn documents for the embedded model), with the kinds of question of each task. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def page_task(name: str) -> tuple[str, str]:
 
 
 def place(task: str, position: int) -> tuple[str, int]:
-    """Return the kind of the sample at `position` (from 0) of a pages task, and the sample's index within that kind."""
+    """Return kind and index of the sample at `position` (from 0) of a pages task; samples of one kind are indexed from 0."""
     kinds = PAGE_TASKS[task]
     return kinds[position % len(kinds)], position // len(kinds)

@@ -19,9 +19,9 @@ EPSILON = 1e-8  # the package adds it to precision + recall
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """Return the F-measure, 0 to 1 (an exact copy gives 1 - 5e-9).
+    """Return the ROUGE-L F-measure of an answer against a reference, 0 to 1. Equal texts give 1 - 5e-9.
 
-    An empty text or periods alone give 0; the package refuses them.
+    A text that is empty or has only periods gives 0; the package `rouge` refuses such a text.
     """
     answers, references = _sentences(answer), _sentences(reference)
     answer_words = {word for sentence in answers for word in sentence}
@@ -41,21 +41,21 @@ def _sentences(text: str) -> list[list[str]]:
 
 
 def _common_words(reference: Sequence[str], answer: Sequence[str]) -> set[str]:
-    """Return the different words of the longest common subsequence."""
+    """Return the different words of the longest common subsequence of a reference and an answer, both lists of words."""
     lengths = [[0] * (len(answer) + 1)]  # lengths[i][j]: LCS of the first i words and the first j words
     for word in reference:
-        above, row = lengths[-1], [0]
+        previous_row, row = lengths[-1], [0]
         for j, other in enumerate(answer):
-            row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
+            row.append(previous_row[j] + 1 if word == other else max(previous_row[j + 1], row[j]))
         lengths.append(row)
-    words: set[str] = set()
+    common_words: set[str] = set()
     i, j = len(reference), len(answer)
     while i and j:
         if reference[i - 1] == answer[j - 1]:
-            words.add(reference[i - 1])
+            common_words.add(reference[i - 1])
             i, j = i - 1, j - 1
         elif lengths[i - 1][j] > lengths[i][j - 1]:
             i -= 1
         else:
             j -= 1
-    return words
+    return common_words

@@ -17,7 +17,7 @@ LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "vid
 
 
 def reads_itself(config: Mapping[str, Any]) -> Any:
-    """Return `metadata.read` of a task's YAML, the loader of data that `datasets` cannot load; None if there is none."""
+    """Return `metadata.read` of a task's YAML: the function that loads data which `datasets` cannot load; None if unset."""
     metadata = config.get("metadata")
     return metadata.get("read") if isinstance(metadata, Mapping) else None
 
@@ -28,9 +28,10 @@ def of_hub(dataset_path: str) -> bool:
 
 
 def preflight(spec: TaskSpec) -> None:
-    """Check that a task's data are available, before lmms-eval or a model is imported.
+    """Raise an error if a task's data are not available; called before lmms-eval or a model is imported.
 
-    Raises MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist."""
+    Raises MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist.
+    """
     if not spec.is_pages:
         path = task_file(spec)
         source(spec, path)
@@ -38,9 +39,10 @@ def preflight(spec: TaskSpec) -> None:
 
 
 def local_rows(spec: TaskSpec) -> int | None:
-    """Count the rows of a task's split if its data are local parquet files, from the footers; return None for other data.
+    """Count the rows of a task's split from parquet footers; return None if the data are not local parquet files.
 
-    Raises MissingDataError: see `source`."""
+    Raises MissingDataError: see `source`.
+    """
     if spec.is_pages or not spec.dataset_path:
         return None
     keys = source(spec, task_file(spec))
@@ -51,11 +53,12 @@ def local_rows(spec: TaskSpec) -> int | None:
 
 
 def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
-    """Return the YAML keys that make a task read `spec.dataset_path`; no keys if the task keeps its own source.
+    """Return the YAML keys with which a task reads the local data in `spec.dataset_path`; {} if no path is set.
 
     path: the task's YAML file.
-    Raises MissingDataError: the data or their videos are missing or truncated, or the data have no rows, lack the split, or lack
-    a column."""
+    Raises MissingDataError: the data or their videos are missing or truncated; or the data have no rows, lack the split, or lack
+    a column.
+    """
     if spec.is_pages or not spec.dataset_path:
         return {}
     config = plain_config(path)
@@ -74,40 +77,43 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
         local_data.require_rows(files, local_data.count_rows(files.files))
     media = videos(spec.media_root, config.get("dataset_kwargs") or {})
     if media is not None and not media.is_dir():  # a single missing video fails its sample only
-        wanted = Path(str(spec.dataset_path)) / local_data.MEDIA / media.name
+        expected_media = Path(str(spec.dataset_path)) / local_data.MEDIA / media.name
         raise MissingDataError(
-            f"the folder {media} with the videos of {spec.dataset} is missing; put the videos into {wanted}, or set "
+            f"the folder {media} with the videos of {spec.dataset} is missing; put the videos into {expected_media}, or set "
             "HF_HOME to the folder that contains them"
         )
     return files.source()
 
 
 def data_files(spec: TaskSpec) -> list[Path]:
-    """Return the local files that a task's rows are read from, sorted, without media that rows name by path.
+    """Return the local files with a task's rows, sorted. Media that the rows name by path are left out.
 
-    The list is empty for embedded pages and repositories of the hub. Raises what `source` raises."""
+    The list is empty for embedded pages and for repositories of the hub. Raises the errors of `source`.
+    """
     if spec.is_pages:
         return []
     path = task_file(spec)
     config = plain_config(path)
-    replaced = source(spec, path)
-    if replaced.get("dataset_path") == "parquet":
-        return sorted({Path(file) for files in replaced["dataset_kwargs"]["data_files"].values() for file in files})
-    config |= replaced
-    place, kwargs = str(config.get("dataset_path")), config.get("dataset_kwargs") or {}
-    named = list(_leaves(kwargs.get("data_files"))) if not replaced else []
-    folders = [Path(str(part)).expanduser() for part in (place, kwargs.get("data_dir")) if part]
-    if named:
+    replacement_keys = source(spec, path)
+    if replacement_keys.get("dataset_path") == "parquet":
+        return sorted(
+            {Path(file) for files in replacement_keys["dataset_kwargs"]["data_files"].values() for file in files}
+        )
+    config |= replacement_keys
+    dataset_path, kwargs = str(config.get("dataset_path")), config.get("dataset_kwargs") or {}
+    data_file_patterns = list(_leaves(kwargs.get("data_files"))) if not replacement_keys else []
+    folders = [Path(str(part)).expanduser() for part in (dataset_path, kwargs.get("data_dir")) if part]
+    if data_file_patterns:
         base = folders[0] if folders[0].is_dir() else Path()
-        files = {file for name in named for file in _matching(base, name)}
+        files = {file for name in data_file_patterns for file in _matching(base, name)}
     else:
         files = {file for folder in folders if folder.is_dir() for file in folder.rglob("*")}
-    of_media = {folder / local_data.MEDIA for folder in folders}
-    return sorted(file for file in files if file.is_file() and not of_media.intersection(file.parents))
+    media_folders = {folder / local_data.MEDIA for folder in folders}
+    return sorted(file for file in files if file.is_file() and not media_folders.intersection(file.parents))
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Yield the strings in nested lists and mappings."""
+    """Yield all strings in nested lists and mappings."""
     if isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _leaves(part)
@@ -122,41 +128,48 @@ def _matching(base: Path, name: str) -> list[Path]:
 
 
 def require_upstream(spec: TaskSpec, path: Path) -> bool:
-    """Tell whether a task takes its data from the hub, after checking that they are available.
+    """Return True if a task takes its data from the hub, after checking that the data are available.
 
-    Raises MissingDataError: the repository is neither in a cache nor on the hub, or the files must be fetched by hand."""
+    path: the task's YAML file.
+    Raises MissingDataError: the repository is neither in a cache nor on the hub, or the files must be fetched by hand.
+    """
     config = plain_config(path)
     repository = str(config.get("dataset_path"))
     if spec.dataset_path:
         return False
     if reads_itself(config):
-        obtain = str(config["metadata"].get("obtain") or "").strip()
-        if not obtain:  # the task makes its data
+        download_instructions = str(config["metadata"].get("obtain") or "").strip()
+        if not download_instructions:  # the task makes its data
             return False
         raise MissingDataError(
-            f"task {spec.name} reads its data from local folders only: {obtain}, or give the folder with "
+            f"task {spec.name} reads its data from local folders only: {download_instructions}, or give the folder with "
             f"datasets.{spec.dataset}.dataset_path=<folder>"
         )
     if not of_hub(repository):
         return False
-    why = refusal(repository, spec.offline)
-    if why is not None:
-        trial = ", or try with data=fixture" if spec.dataset in fixtures.names() else ""
+    reason = refusal(repository, spec.offline)
+    if reason is not None:
+        fixture_hint = ", or try with data=fixture" if spec.dataset in fixtures.names() else ""
         raise MissingDataError(
-            f"the data of {spec.dataset} are not available: {why}; or give them with data.root=<folder>{trial}"
+            f"the data of {spec.dataset} are not available: {reason}; or give them with data.root=<folder>{fixture_hint}"
         )
     return True
 
 
 def videos(media_root: str | None, kwargs: Mapping[str, Any]) -> Path | None:
-    """Return the folder in which a task looks for its videos, by its YAML's `dataset_kwargs`; None if it has no videos."""
+    """Return the folder in which a task expects its videos; None if the task has no videos.
+
+    Args:
+        media_root: the folder that replaces $HF_HOME; None: $HF_HOME itself.
+        kwargs: `dataset_kwargs` of the task's YAML.
+    """
     if not kwargs.get("video") or not kwargs.get("cache_dir"):
         return None
     return home(media_root) / str(kwargs["cache_dir"]).strip()
 
 
 def home(media_root: str | None) -> Path:
-    """Return the value of HF_HOME while a task runs."""
+    """Return the folder that HF_HOME names while a task runs. media_root: a folder that replaces $HF_HOME, or None."""
     from huggingface_hub import constants
 
     return Path(media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()
@@ -167,7 +180,7 @@ TIMEOUT = 20.0  # seconds to wait for the hub
 
 
 def snapshot(repository: str) -> Path | None:
-    """Return the newest snapshot of a dataset repository in the hub cache, or None."""
+    """Return the newest snapshot folder of a dataset repository in the hub's cache; None if there is no snapshot."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}" / "snapshots"
@@ -184,9 +197,11 @@ def converted(repository: str) -> bool:
 
 
 def refusal(repository: str, offline: bool) -> str | None:
-    """Return a clause that says why a repository's data are not available; None if they are cached or on the hub.
+    """Return a clause that explains why a repository's data are not available; None if they are available.
 
-    If nothing is cached, one request is made. Without it, libraries would retry for minutes before they fail."""
+    Data are available if they are cached or on the hub. If nothing is cached, one request is made to the hub, unless `offline`.
+    Without this request, libraries would retry for minutes before they fail.
+    """
     if snapshot(repository) is not None or converted(repository):
         return None
     if offline:

@@ -69,12 +69,12 @@ class TaskSpec:
 
     @property
     def needs_reference(self) -> bool:
-        """Tell whether a measure uses the tokens of the reference answer."""
+        """Tell whether one of the dataset's measures uses the tokens of the reference answer."""
         return not {"ppl", "continuation"}.isdisjoint(self.measures)
 
     @property
     def is_mix(self) -> bool:
-        """Tell whether the samples are of several kinds, so that there is one metric over all samples and one per kind."""
+        """Tell whether the samples are of several kinds. Then there is one metric over all samples, and one per kind."""
         return self.is_pages and len(PAGE_TASKS[page_task(self.name)[0]]) > 1
 
     def sample_id(self, doc_id: int) -> str:
@@ -82,7 +82,7 @@ class TaskSpec:
         return f"{self.dataset}-{doc_id:06d}"
 
     def key(self) -> str:
-        """Return a canonical text of the fields that determine the samples; specs with equal keys share loaded data."""
+        """Return a canonical text of the fields that determine the samples. Specs with equal keys share loaded data."""
         source = (self.name, self.dataset, self.size, self.split, self.dataset_path, self.include_path)
         questions = [self.questions_key] if self.questions_key else []
         return json.dumps([*source, self.cluster_key, self.media_root, self.placeholders, *questions])
@@ -121,15 +121,17 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
     if not task:
         example = f"datasets.{name}.task=docvqa_val"
         raise ConfigError(f"datasets.{name}.task is empty; name an lmms-eval task, for example {example}")
-    use = _one_of(f"datasets.{name}.placeholders", str(node.get("placeholders") or "keep"), PLACEHOLDERS)
-    unchanged = ("dataset_path", "include_path", "cluster_key", "context_key", "questions_key")
-    common: dict[str, Any] = {key: node.get(key) for key in unchanged} | {
+    placeholder_mode = _one_of(f"datasets.{name}.placeholders", str(node.get("placeholders") or "keep"), PLACEHOLDERS)
+    copied_keys = ("dataset_path", "include_path", "cluster_key", "context_key", "questions_key")
+    common: dict[str, Any] = {key: node.get(key) for key in copied_keys} | {
         "count": _positive(f"datasets.{name}.count", node.get("count")),
         "generation": dict(node.get("generation") or {}),
         "metrics": tuple(node.get("metrics") or ()),
         "offline": bool(node.get("offline", True) or node.get("dataset_path")),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
-        "placeholders": None if use == "keep" else use,  # `keep` equals leaving the setting out
+        "placeholders": None
+        if placeholder_mode == "keep"
+        else placeholder_mode,  # `keep` equals leaving the setting out
         "columns": tuple((node.get("about") or {}).get("columns") or ()),
     }
     if task not in PAGE_TASKS:
@@ -150,9 +152,13 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
 
 
 def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
-    """Return the spec's fields that locate the data of dataset `name`; none if the task's own source (the hub) is used.
+    """Return the fields of `TaskSpec` that locate the local data of a dataset; {} if the task reads from the hub.
 
-    below: the dataset's folder under data.root."""
+    Args:
+        name: the dataset's name in the configuration.
+        data: keys `source` and `root` of the configuration.
+        below: the dataset's folder below `data.root`.
+    """
     if data.get("source") == "fixture":
         folder = fixtures.folder(name)
     elif data.get("root"):
@@ -169,7 +175,10 @@ def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
 
 
 def limited(spec: TaskSpec, limit: int | None) -> int | None:
-    """Return the number of samples of a run with `limit`; None: all. Raises ConfigError unless limit is None or >= 1."""
+    """Return how many samples a run reads from a dataset with the run's `limit`; None: all.
+
+    Raises ConfigError: `limit` is neither None nor >= 1.
+    """
     limit = _positive("limit", limit)
     counts = [number for number in (limit, spec.count) if number is not None]
     return min(counts) if counts else None

@@ -25,7 +25,7 @@ def task_file(spec: TaskSpec) -> Path:
     Raises ConfigError with the nearest names for an unknown task, UnsupportedError for a group of tasks."""
     if spec.is_pages:
         return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
-    tasks_here = own_tasks()
+    known_tasks = own_tasks()
     if spec.include_path:
         folder = Path(spec.include_path).expanduser()
         if not folder.is_dir():
@@ -33,34 +33,34 @@ def task_file(spec: TaskSpec) -> Path:
                 f"datasets.{spec.dataset}.include_path={spec.include_path} is not a folder; give the folder with the YAML "
                 "files of your tasks"
             )
-        tasks_here = tasks_here | _index(folder.resolve())[0]
-    if spec.name in tasks_here:
-        return tasks_here[spec.name]
+        known_tasks = known_tasks | _index(folder.resolve())[0]
+    if spec.name in known_tasks:
+        return known_tasks[spec.name]
     tasks, groups = lmms_eval_tasks()
     if spec.name in tasks:
         return tasks[spec.name]
     if spec.name in groups:
         raise UnsupportedError(f"{spec.name!r} is a group of lmms-eval tasks; name tasks of the group instead")
-    close = difflib.get_close_matches(spec.name, [*tasks_here, *tasks], n=5, cutoff=0.4)
+    close = difflib.get_close_matches(spec.name, [*known_tasks, *tasks], n=5, cutoff=0.4)
     hint = f"did you mean {', '.join(map(repr, close))}?" if close else "list them with: lmms-eval tasks list"
     raise ConfigError(f"lmms-eval has no task {spec.name!r} (it has {len(tasks)}); {hint}")
 
 
 def includes(path: Path) -> list[Path]:
-    """Return the files that a task's YAML file includes."""
+    """Return the YAML files that a task's YAML file includes (key `include`)."""
     named = [Path(path.parent, name) for name in INCLUDE_LINE.findall(_text(path))]
     return [file for file in named if file.is_file()]
 
 
 @cache
 def own_tasks() -> dict[str, Path]:
-    """Map each task of this project to its YAML file; the pages tasks are left out."""
+    """Map the name of each task of this project to its YAML file. The pages tasks are left out."""
     return {name: path for name, path in _index(OWN_FOLDER)[0].items() if path.parent.name != "pages"}
 
 
 @cache
 def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
-    """Return the tasks of the installed lmms-eval with their YAML files, and the names of its groups and tags."""
+    """Return two values for the installed lmms-eval: task name -> YAML file, and the names of its groups and tags."""
     return _index(lmms_eval_folder() / "tasks")
 
 
@@ -73,7 +73,7 @@ def lmms_eval_folder() -> Path:
 
 
 def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
-    """Return the tasks below a folder with their files, and the names of groups and tags, read from the YAML text."""
+    """Read the YAML files below a folder. Return two values: task name -> YAML file, and the names of groups and tags."""
     tasks: dict[str, Path] = {}
     groups: set[str] = set()
     for path in sorted(folder.rglob("*.yaml")):
@@ -104,10 +104,10 @@ def plain_config(path: Path) -> dict[str, Any]:
         config = Loader(_text(path)).get_single_data() or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
+        line_text = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{path.name}{place} of the folder {path.parent.name} is not valid YAML: {getattr(error, 'problem', None) or error}; "
-            "correct the file"
+            f"{path.name}{line_text} of the folder {path.parent.name} is not valid YAML: "
+            f"{getattr(error, 'problem', None) or error}; correct the file"
         ) from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path.name} of the folder {path.parent.name} is not a mapping of keys; correct the file")

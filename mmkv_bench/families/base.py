@@ -27,7 +27,7 @@ OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own process
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """Pixel limits of a run (model.min_pixels, model.max_pixels, model.video_max_pixels); None: the checkpoint's limit."""
+    """Pixel limits that a run sets (model.min_pixels, model.max_pixels, model.video_max_pixels); None: the checkpoint's limit."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -38,8 +38,11 @@ NO_LIMITS = PixelLimits()
 
 
 class Box(NamedTuple):
-    """A rectangle of one image: the image's index in the prompt, and the rectangle's edges as exact fractions of height
-    and width, from the upper left corner."""
+    """A rectangle of one image, the part that a visual token shows.
+
+    It has the image's index in the prompt, and the rectangle's edges as exact fractions of the image's height and width, from
+    the upper left corner.
+    """
 
     image: int
     top: Fraction
@@ -49,8 +52,10 @@ class Box(NamedTuple):
 
 
 class ImagePrompt(NamedTuple):
-    """A prompt with images and no video: the config of the whole model, the processor, the `inputs` that it made, and
-    the images' sizes."""
+    """A prompt with images and no video.
+
+    It has the config of the whole model, the processor, the `inputs` that the processor made, and the sizes of the images.
+    """
 
     config: Any
     processor: Any
@@ -58,15 +63,18 @@ class ImagePrompt(NamedTuple):
     sizes: Sequence[Size]
 
     def tower_edge(self) -> int:
-        """Return the side in pixels of the square image that the vision tower takes, after checking that the processor makes it.
+        """Return the side in pixels of the square image that the vision tower takes.
 
-        Raises UnsupportedError: the sides differ, or images are not scaled."""
-        part, edge = self.processor.image_processor, self.config.vision_config.image_size
+        Raises UnsupportedError: the processor makes images of another size, or does not scale images.
+        """
+        scaler, edge = self.processor.image_processor, self.config.vision_config.image_size
         edge = edge if isinstance(edge, int) else edge[0]
-        made = {value for size in (part.size, getattr(part, "crop_size", None)) for value in dict(size or {}).values()}
-        if made != {edge} or not part.do_resize:
+        processor_sides = {
+            value for size in (scaler.size, getattr(scaler, "crop_size", None)) for value in dict(size or {}).values()
+        }
+        if processor_sides != {edge} or not scaler.do_resize:
             raise UnsupportedError(
-                f"the image processor makes {dict(part.size)} (do_resize={part.do_resize}), but the vision tower "
+                f"the image processor makes {dict(scaler.size)} (do_resize={scaler.do_resize}), but the vision tower "
                 f"takes {edge} pixels, so visual tokens cannot be located; restore the {OWN_FILES}"
             )
         return edge
@@ -79,15 +87,17 @@ reads the keys and values of an earlier layer."""
 
 @dataclass(frozen=True)
 class States:
-    """Layers of a text model that are not compressed, and how many numbers each of them stores per sequence.
+    """The layers of a text model that are not compressed, and how many numbers each of them stores per sequence.
 
     Attributes:
         windows: number of sliding layers.
         window: number of newest entries that a sliding layer keeps per KV head.
         entry: numbers in one token's keys and values in a sliding layer; 0: as many as in a compressed layer.
-        readers: number of layers that store nothing; full_readers: how many of these read a compressed layer.
-        linear: number of recurrent layers; conv: numbers in a layer's convolution state, in the model's dtype; recurrent:
-            numbers in its recurrent state, in float32.
+        readers: number of layers that store nothing and read another layer's keys and values.
+        full_readers: number of `readers` that read a compressed layer.
+        linear: number of recurrent layers.
+        conv: numbers in a recurrent layer's convolution state, which has the model's dtype.
+        recurrent: numbers in a recurrent layer's recurrent state, which is float32.
         weights: parameters of a recurrent layer's mixer; 0 if the family does not state them.
     """
 
@@ -106,12 +116,17 @@ class States:
         return self.windows + self.linear + self.readers
 
     def nbytes(self, tokens: int, entry: int, itemsize: int) -> int:
-        """Return the bytes stored after a prompt of `tokens`. entry: numbers in one token's keys and values in one layer."""
+        """Return the bytes that all these layers store after a prompt of `tokens` tokens.
+
+        Args:
+            entry: numbers in one token's keys and values in one compressed layer.
+            itemsize: bytes of a number in the model's dtype.
+        """
         windows = self.windows * min(tokens, self.window) * (self.entry or entry) * itemsize
         return windows + self.linear_bytes(itemsize)
 
     def linear_bytes(self, itemsize: int) -> int:
-        """Return the bytes of all recurrent layers."""
+        """Return the bytes that all recurrent layers store. itemsize: bytes of a number in the model's dtype."""
         return self.linear * (self.conv * itemsize + self.recurrent * 4)
 
 
@@ -120,14 +135,16 @@ NO_STATES = States()
 
 @dataclass(frozen=True)
 class Layer:
-    """The layers of a text model that have one shape.
+    """A group of layers of a text model that have the same shape.
 
     Attributes:
         count: number of these layers.
-        matrices, vectors: parameters of one layer: those that are multiplied with each token, and norms and biases. Of experts
-            only those that a token takes count; idle: parameters of the others.
-        queries: numbers in a token's queries, all heads together.
-        near: a query sees a window. reads: the layer stores nothing, see READER.
+        matrices: parameters of one layer that are multiplied with each token. Of experts only those that a token takes count.
+        vectors: norms and biases of one layer.
+        idle: parameters of the experts that a token does not take.
+        queries: numbers in one token's queries, all heads together.
+        near: a query sees only a window.
+        reads: the layer stores nothing and reads another layer's keys and values (see READER).
     """
 
     count: int
@@ -141,16 +158,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class TextModel:
-    """Facts of a text backbone that a config.json may leave to the defaults of transformers' class.
+    """Facts of a text model (backbone) that a config.json may leave to the defaults of transformers' class.
 
     Attributes:
         model_type: `model_type` of the text config.
-        qkv_bias: the projections of queries, keys and values always have biases; qk_norm: queries and keys are normalised
-            per head.
+        qkv_bias: the projections of queries, keys and values always have biases.
+        qk_norm: queries and keys are normalised per head.
         head_dim_follows: if config.json has no `head_dim`, the head dimension is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
         beside: kinds of layers, besides full attention, that are not compressed.
-        norms: number of norms in a layer's residual stream; gated: each query head has a gate of the head's width.
+        norms: number of norms in a layer's residual stream.
+        gated: each query head has a gate of the head's width.
         sinks: each query head has a learned sink, which only eager attention supports.
     """
 
@@ -165,22 +183,24 @@ class TextModel:
     sinks: bool = False
 
     def check(self, text: Any) -> None:
-        """Raise UnsupportedError for a text config with settings (such as softcapping) that the scorers' attention does
-        not reproduce."""
+        """Raise UnsupportedError for a text config whose attention the scorers do not reproduce, such as softcapped attention."""
 
     def states_all(self, text: Mapping[str, Any]) -> bool:
-        """Tell whether the keys of a config.json state all that this class reads from a text config."""
+        """Tell whether a config.json has all keys that this class reads from a text config."""
         return True
 
     def kinds(self, text: Any) -> list[str]:
-        """Return the kind of every layer from the keys of a config.json."""
+        """Return the kind of each layer (`full_attention`, `sliding_attention`, ...), from the keys of a config.json."""
         return list(getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers)
 
     def shorten(self, text: dict[str, Any], cut: int) -> None:
-        """Adapt the keys of a config.json, in place, whose last `cut` layers were left out."""
+        """Adapt the keys of a config.json, in place, after its last `cut` layers were left out."""
 
     def layers(self, text: Any, states: States) -> tuple[Layer, ...]:
-        """Return the layers of each shape, and perhaps an item for what all layers share. states: as from `states`."""
+        """Return the layers of a text config, grouped by shape. A further group may hold what all layers share.
+
+        states: the result of `states` for this config.
+        """
         kv_heads, width = self.heads(text)
         queries, entries = text.num_attention_heads * width, kv_heads * width
         mlp, norms = 3 * text.hidden_size * text.intermediate_size, self.norms * text.hidden_size
@@ -188,21 +208,26 @@ class TextModel:
         matrices = text.hidden_size * ((2 + self.gated) * queries + 2 * entries) + mlp
         biases = queries + 2 * entries if self.qkv_bias or getattr(text, "attention_bias", False) else 0
         vectors = norms + biases + 2 * width * self.qk_norm
-        full = Layer(text.num_hidden_layers - states.layers, matrices, vectors, queries)
-        return tuple(one for one in (full, replace(full, count=states.windows, near=True), linear) if one.count)
+        full_layers = Layer(text.num_hidden_layers - states.layers, matrices, vectors, queries)
+        return tuple(
+            one for one in (full_layers, replace(full_layers, count=states.windows, near=True), linear) if one.count
+        )
 
     def rows(self, text: Any) -> int:
-        """Count the parameters of tables of embeddings besides the first, of which a token reads one row."""
+        """Count the parameters of embedding tables other than the first. A token reads one row of each table."""
         return 0
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
-        """Describe the layers that are not compressed. text: a text config; kinds: the kinds of all its layers."""
+        """Return the layers that are not compressed, with their sizes.
+
+        text: a text config. kinds: the kinds of all its layers.
+        """
         if SLIDING not in kinds:
             return NO_STATES
         return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
 
     def heads(self, text: Any) -> tuple[int, int]:
-        """Return the number of KV heads of a compressed layer, and their width."""
+        """Return the number of KV heads of a compressed layer, and the width of a head."""
         query_heads: int = text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // query_heads
         return getattr(text, "num_key_value_heads", None) or query_heads, width
@@ -210,24 +235,26 @@ class TextModel:
 
 @dataclass(frozen=True)
 class Family:
-    """Facts and rules of one family.
+    """Facts and rules of one model family.
 
     Attributes:
-        model_type: as in config.json; name: the family's name in messages; text_models: the supported backbones.
-        model_class, processor, image_processor, video_processor: classes of transformers. The processor of a text model
-            is its tokenizer; a family without a video processor takes no videos.
-        image_id_key, video_id_key, closing_id_key: keys of config.json for the ids of visual tokens and of the token
-            that closes them; closing_marker: the closing token's text, if only the tokenizer knows its id.
+        model_type: `model_type` of config.json.
+        name: the family's name in messages.
+        text_models: the supported text models.
+        model_class, processor, image_processor, video_processor: classes of transformers. The processor of a text model is its
+            tokenizer. A family without a video processor takes no videos.
+        image_id_key, video_id_key: keys of config.json for the ids of visual tokens.
+        closing_id_key: key of config.json for the id of the token that follows the visual tokens of an image or video.
+        closing_marker: text of this closing token, if only the tokenizer knows its id.
         pixel_limits: images are scaled to an area between two limits, which a run can change.
         whole_video_limit: the pixel limit of a video is for all its frames together.
         equal_videos: the videos of one prompt need equally many frames.
         repeats_last_frame: a video with fewer than `temporal_patch_size` frames is filled up with its last frame.
-        streams: a video can be read in chunks: the vision tower encodes any number of temporal patches or pictures by
+        streams: a video can be read in chunks. The vision tower then encodes any number of temporal patches or pictures by
             themselves, and positions are the tokens' indices or come from `get_rope_index`.
-        smaller_by: how a picture gets fewer tokens: `SIDES` (smaller sides), `TILES` (fewer tiles), None (not
-            possible).
-        classes_version: version of classes that transformers does not have, part of the fingerprint of random weights;
-            None: transformers has all of them.
+        smaller_by: how a picture gets fewer tokens: `SIDES` (smaller sides), `TILES` (fewer tiles), None (not possible).
+        classes_version: version of model classes that transformers lacks, part of the fingerprint of random weights; None:
+            transformers has all of them.
     """
 
     model_type: str
@@ -263,24 +290,34 @@ class Family:
         return tuple(kind for kind, processor in kinds if processor)
 
     def text_model(self, model_type: str) -> TextModel | None:
-        """Return the backbone of this type, or None if it is not supported."""
+        """Return the supported text model with this `model_type`; None if there is none."""
         return next((text for text in self.text_models if text.model_type == model_type), None)
 
     # ------------------------------------------------------------------ visual tokens
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
         """Count the visual tokens of one image in a prompt of `images` images; 0 for a model without images.
 
-        Raises UnsupportedError: one side is more than 200 times the other, and the family refuses such images."""
+        Args:
+            settings: keys of the checkpoint's processor, as in `model.processor`.
+            size: width and height of the image in pixels.
+            limits: pixel limits of the run.
+
+        Raises UnsupportedError: one side is more than 200 times the other, and the family refuses such images.
+        """
         return 0
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
-        """Count the visual tokens of a video of `frames` >= 1 sampled frames; for 0 and errors see `image_tokens`."""
+        """Count the visual tokens of a video of `frames` >= 1 sampled frames; 0 for a model without videos.
+
+        The other arguments and the error are those of `image_tokens`; size: of one frame.
+        """
         return 0
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        """Return the part of an image that each visual token shows, in prompt order; None for a token that shows no part.
+        """Return, for each visual token of a prompt in order, the rectangle of an image that it shows; None if it shows no part.
 
-        Raises UnsupportedError: the processor cuts images differently from the family's processor."""
+        Raises UnsupportedError: the processor cuts images differently from the family's processor.
+        """
         raise UnsupportedError(
             f"{self.model_type} models have no rule for the places of visual tokens; choose a model of another family"
         )
@@ -288,14 +325,18 @@ class Family:
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """Return images and keyword arguments of the image processor, with sides or tiles of at most this share, 0 < share
-        <= 1.
+        """Return two values: images with fewer tokens, and keyword arguments for the image processor.
 
-        Sides are rounded to whole pixels, at least one, and scaled by Pillow's bicubic filter."""
+        Sides or the number of tiles are at most `share` (0 < share <= 1) of the original. Sides are rounded to whole pixels, at
+        least one, and scaled by Pillow's bicubic filter.
+        """
         if self.smaller_by == TILES:
-            part = processor.image_processor
-            most = max(1, round(share * part.max_patches))
-            return list(images), {"max_patches": most, "min_patches": min(part.min_patches, most)}
+            image_processor = processor.image_processor
+            max_patches = max(1, round(share * image_processor.max_patches))
+            return list(images), {
+                "max_patches": max_patches,
+                "min_patches": min(image_processor.min_patches, max_patches),
+            }
         from PIL.Image import Resampling
 
         sizes = [tuple(max(1, round(side * share)) for side in image.size) for image in images]
@@ -316,8 +357,10 @@ class Family:
             values["vision_feature_layer"] = min(features, depth) if features >= 0 else max(features, -(depth + 1))
 
     def register_classes(self) -> None:
-        """Register model classes of our own with transformers' Auto classes, for models that transformers lacks. May be
-        called again."""
+        """Register this project's model classes with transformers' Auto classes, for models that transformers lacks.
+
+        May be called several times.
+        """
 
     def processor_class(self) -> Any:
         """Return the class of the family's processor."""

@@ -29,13 +29,15 @@ class ModelFacts:
     """The facts of one model. Token ids are empty tuples if the model has none.
 
     Attributes:
-        name: the family's name in messages; model_type: `model_type` of config.json.
-        image_token_ids, video_token_ids: ids of visual tokens; closing_token_ids: ids of the token that ends them
-            (if only the tokenizer knows the id, empty unless `model_facts` was given a tokenizer).
-        num_layers: number of compressed layers of the text model, which are all layers but those in `states`.
+        name: the family's name in messages.
+        model_type: `model_type` of config.json.
+        image_token_ids, video_token_ids: ids of visual tokens.
+        closing_token_ids: ids of the token that follows the visual tokens. If only the tokenizer knows the id, it is empty unless
+            `model_facts` was given a tokenizer.
+        num_layers: number of compressed layers of the text model.
         num_query_heads, num_kv_heads, head_dim: shape of each compressed layer.
-        states: the layers that keep a window or a recurrent state instead.
-        max_context: longest context of the text model, None if its config does not say.
+        states: the other layers, which keep a window or a recurrent state and are not compressed.
+        max_context: longest context of the text model; None if its config does not state it.
         sinks: see `base.TextModel`.
     """
 
@@ -64,7 +66,7 @@ class ModelFacts:
 
     @property
     def groups(self) -> int:
-        """Query heads per KV head."""
+        """Number of query heads per KV head."""
         return self.num_query_heads // self.num_kv_heads
 
     @property
@@ -88,12 +90,12 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
     Raises:
         UnsupportedError: unknown `model_type` or text backbone, or kinds of layers that the backbone does not support.
     """
-    known, text = family(config.model_type), text_config(config)
-    backbone = known.text_model(text.model_type)
+    model_family, text = family(config.model_type), text_config(config)
+    backbone = model_family.text_model(text.model_type)
     if backbone is None:
         raise UnsupportedError(
-            f"{known.name} with a {text.model_type!r} text model is not supported; supported text models of this family: "
-            f"{', '.join(one.model_type for one in known.text_models)}. Choose a checkpoint with one of these."
+            f"{model_family.name} with a {text.model_type!r} text model is not supported; supported text models of this family: "
+            f"{', '.join(one.model_type for one in model_family.text_models)}. Choose a checkpoint with one of these."
         )
     if isinstance(text, StatedConfig):
         kinds = backbone.kinds(text)
@@ -101,15 +103,16 @@ def model_facts(config: Any, tokenizer: Any = None) -> ModelFacts:
         from transformers.cache_utils import get_layer_types_and_kwargs
 
         kinds = list(get_layer_types_and_kwargs(text)[0])
-    _refuse_other_layers(known, backbone, text, kinds)
+    _refuse_other_layers(model_family, backbone, text, kinds)
     backbone.check(text)
     kv_heads, width = backbone.heads(text)
     return ModelFacts(
-        name=known.name,
+        name=model_family.name,
         model_type=config.model_type,
-        image_token_ids=_ids(config, known.image_id_key),
-        video_token_ids=_ids(config, known.video_id_key),
-        closing_token_ids=_ids(config, known.closing_id_key) or _marker_ids(known.closing_marker, tokenizer),
+        image_token_ids=_ids(config, model_family.image_id_key),
+        video_token_ids=_ids(config, model_family.video_id_key),
+        closing_token_ids=_ids(config, model_family.closing_id_key)
+        or _marker_ids(model_family.closing_marker, tokenizer),
         num_layers=kinds.count(FULL),
         num_query_heads=text.num_attention_heads,
         num_kv_heads=kv_heads,
@@ -139,9 +142,9 @@ def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
 
 
 def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
-    """Count the tokens of the prompt's context, after which a protocol cuts the prompt.
+    """Count the tokens of a prompt's context. Some protocols cut the prompt after the context.
 
-    The context ends with the last visual token, or with its closing token if that follows directly.
+    The context ends with the last visual token, or with the closing token if that follows directly.
 
     Args:
         input_ids: [T] or [1, T], one prompt without padding on the right.
@@ -155,36 +158,46 @@ def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
     ids = input_ids.reshape(-1)
     visual = (token_types(ids, facts) != TEXT).nonzero()
     if not len(visual):
-        cutting = " and ".join(name for name in CUTTING if name in SINGLE)
+        protocol_names = " and ".join(name for name in CUTTING if name in SINGLE)
         raise UnsupportedError(
-            f"protocol={cutting} cut a prompt behind its visual tokens, but this prompt is text only; use "
+            f"protocol={protocol_names} cut a prompt behind its visual tokens, but this prompt is text only; use "
             f"{' or '.join(f'protocol={name}' for name in WHOLE)}, or name the field of its document with "
             "datasets.<name>.context_key"
         )
-    end = int(visual[-1]) + 1
-    return end + 1 if end < len(ids) and int(ids[end]) in facts.closing_token_ids else end
+    context_end = int(visual[-1]) + 1
+    return (
+        context_end + 1 if context_end < len(ids) and int(ids[context_end]) in facts.closing_token_ids else context_end
+    )
 
 
 def kv_bytes_per_token(model: Any, dtype: str) -> int:
-    """Return the bytes of one token's keys and values in all compressed layers and KV heads. model: its facts or config."""
+    """Return the bytes of one token's keys and values, over all compressed layers and KV heads.
+
+    model: the model's facts or config.
+    """
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
     return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * ITEMSIZE[dtype]
 
 
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
-    """Return the bytes of windows and recurrent states after a prompt of `tokens`; 0 if every layer is compressed."""
+    """Return the bytes of sliding windows and recurrent states after a prompt of `tokens` tokens.
+
+    0 if all layers are compressed.
+    """
     return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, ITEMSIZE[dtype])
 
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
-    """Return the fraction of all state bytes after a prompt of `tokens` that is left if `kept` entries per KV head
-    stay. Windows and recurrent states count as kept."""
-    entry, beside = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
-    return (kept * entry + beside) / (tokens * entry + beside)
+    """Return the fraction of all stored bytes that remains if `kept` entries per KV head are kept of a prompt of `tokens`.
+
+    Stored bytes are keys, values, sliding windows and recurrent states. Windows and recurrent states always remain.
+    """
+    entry, uncompressed_bytes = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
+    return (kept * entry + uncompressed_bytes) / (tokens * entry + uncompressed_bytes)
 
 
 def full_state_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Return the bytes of windows and recurrent states after a prompt that fills the windows."""
+    """Return the bytes of sliding windows and recurrent states after a prompt that fills the windows."""
     return state_bytes(facts, facts.states.window, dtype)
 
 
@@ -202,15 +215,17 @@ def _marker_ids(marker: str | None, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _refuse_other_layers(known: Family, backbone: TextModel, text: Any, kinds: list[str]) -> None:
-    """Refuse layers of an unsupported kind. A sliding layer, for example, drops tokens itself, so a budget over all
-    tokens has no meaning for it."""
+    """Raise UnsupportedError for a kind of layer that the family does not support.
+
+    A sliding layer, for example, drops tokens itself, so a budget over all tokens has no meaning for it.
+    """
     partial = [i for i, kind in enumerate(kinds) if kind != FULL and kind not in backbone.beside]
     if partial:
-        beside = f", or {' or '.join(backbone.beside)}" if backbone.beside else " in every layer"
+        other_kinds_text = f", or {' or '.join(backbone.beside)}" if backbone.beside else " in every layer"
         raise UnsupportedError(
             f"{known.name}: layers {partial[0]} to {partial[-1]} ({len(partial)} of {len(kinds)}) use "
             f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}), which drops tokens "
-            f"itself; allowed: full attention{beside}; choose a checkpoint without such layers"
+            f"itself; allowed: full attention{other_kinds_text}; choose a checkpoint without such layers"
         )
     if FULL not in kinds:
         raise UnsupportedError(
@@ -224,8 +239,10 @@ _OLDER = {"dtype": "torch_dtype"}
 
 
 class StatedConfig:
-    """A config.json as an object with the attributes of transformers' configs, without transformers. It has all that
-    `model_facts` reads."""
+    """The content of a config.json as an object with the attributes of transformers' configs, but without transformers.
+
+    It has all that `model_facts` reads.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -244,7 +261,7 @@ class StatedConfig:
 
 
 def read(folder: str | Path) -> StatedConfig | None:
-    """Return the config.json of a folder; None if it cannot be read or lacks a key that `stated` needs."""
+    """Return the config.json of a folder; None if it cannot be read, or if `stated` returns None."""
     try:
         values = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -253,16 +270,16 @@ def read(folder: str | Path) -> StatedConfig | None:
 
 
 def stated(values: Mapping[str, Any]) -> StatedConfig | None:
-    """Wrap the content of a config.json; None if a needed key is missing, or the model is not supported."""
-    known = families().get(str(values.get("model_type")))
+    """Return the content of a config.json as a `StatedConfig`; None if a needed key is missing or the model is not supported."""
+    model_family = families().get(str(values.get("model_type")))
     text = values.get("text_config", values)
-    if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
+    if model_family is None or not isinstance(text, Mapping) or bool(model_family.media) != ("text_config" in values):
         return None
     # Another class: perhaps the model brings its own code.
-    if any(name != known.model_class for name in values.get("architectures") or ()):
+    if any(name != model_family.model_class for name in values.get("architectures") or ()):
         return None
-    config, backbone = StatedConfig(values), known.text_model(str(text.get("model_type")))
-    ids = (known.image_id_key, known.video_id_key, known.closing_id_key)
+    config, backbone = StatedConfig(values), model_family.text_model(str(text.get("model_type")))
+    ids = (model_family.image_id_key, model_family.video_id_key, model_family.closing_id_key)
     complete = (
         backbone is not None
         and all(key is None or isinstance(getattr(config, key, None), int) for key in ids)
@@ -274,8 +291,10 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
 
 
 def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json states the kind of every layer and all that the backbone reads, and all kinds are
-    supported."""
+    """Tell whether a config.json states the kind of every layer and all other facts that the text model reads.
+
+    Also False if a layer is of an unsupported kind.
+    """
     if not backbone.states_all(text):
         return False
     if text.get("layer_types") is not None:

@@ -2,7 +2,7 @@
 
 Each kind of layer has its own rotary embedding. Queries and keys are normalised per head, and every block is normalised
 before and after. A picture is resized to the tower's square. Its features are averaged over squares to 256 tokens, which
-attend to each other in both directions in all layers (`compression/reach.py`). Pan and scan, which adds crops of a long
+attend to each other in both directions in all layers (`compression/attended_prefix.py`). Pan and scan, which adds crops of a long
 picture, is off: the processor does it only if a call asks for it, whatever the checkpoint's files say.
 """
 
@@ -41,8 +41,8 @@ class Gemma3(Family):
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
         prompt.tower_edge()
-        across = even(math.isqrt(prompt.processor.image_seq_length))
-        return [box for image in range(len(prompt.sizes)) for box in grid(image, across, across)]
+        token_spans = even(math.isqrt(prompt.processor.image_seq_length))
+        return [box for image in range(len(prompt.sizes)) for box in grid(image, token_spans, token_spans)]
 
 
 _TEXT = Gemma3Text("gemma3_text", qk_norm=True, head_dim_follows=False, beside=(SLIDING,), norms=4)

@@ -51,12 +51,12 @@ class Gemma4Text(TextModel):
         return _heads(text, FULL)
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
-        made = super().states(text, kinds)
+        layer_states = super().states(text, kinds)
         kv_heads, width = _heads(text, SLIDING if SLIDING in text.layer_types else FULL)
         readers = [stated for kind, stated in zip(kinds, text.layer_types, strict=True) if kind == READER]
         return States(
-            made.windows,
-            made.window,
+            layer_states.windows,
+            layer_states.window,
             entry=2 * kv_heads * width,
             readers=len(readers),
             full_readers=readers.count(FULL),
@@ -66,17 +66,20 @@ class Gemma4Text(TextModel):
         storing = text.num_hidden_layers - text.num_kv_shared_layers
         pairs = Counter((kind, i >= storing) for i, kind in enumerate(text.layer_types))
         beside, hidden = text.hidden_size_per_layer_input, text.hidden_size
-        made = [_layer(text, kind, reads, count) for (kind, reads), count in pairs.items()]
+        layers = [_layer(text, kind, reads, count) for (kind, reads), count in pairs.items()]
         if beside:  # the projection of embeddings that gives each layer its part, and its norm
-            made.append(Layer(1, hidden * text.num_hidden_layers * beside, beside))
-        return tuple(made)
+            layers.append(Layer(1, hidden * text.num_hidden_layers * beside, beside))
+        return tuple(layers)
 
     def rows(self, text: Any) -> int:
         return int(text.vocab_size_per_layer_input * text.num_hidden_layers * text.hidden_size_per_layer_input)
 
 
 def _layer(text: Any, kind: str, reads: bool, count: int) -> Layer:
-    """Return the `count` layers of this kind that read another layer's keys (`reads`) or store their keys."""
+    """Return `count` layers of one kind as a `Layer`.
+
+    reads: the layers read another layer's keys and values (True), or store their own (False).
+    """
     hidden, beside, (kv_heads, width) = text.hidden_size, text.hidden_size_per_layer_input, _heads(text, kind)
     queries = text.num_attention_heads * width
     projections = 0 if reads else 1 if kind == FULL and text.attention_k_eq_v else 2
@@ -92,15 +95,15 @@ def _layer(text: Any, kind: str, reads: bool, count: int) -> Layer:
 
 
 def _heads(text: Any, kind: str) -> tuple[int, int]:
-    """Return the number of KV heads of a layer of this kind, and their width."""
+    """Return the number of KV heads of a layer of this kind, and the width of a head."""
     layers = getattr(text, "per_layer_config", None)
     if layers is not None:  # a transformers config
         layer = layers[text.layer_types.index(kind)]
         return layer.num_key_value_heads, layer.head_dim
     if kind == SLIDING:
         return text.num_key_value_heads, text.head_dim
-    fewer = getattr(text, "num_global_key_value_heads", None) if text.attention_k_eq_v else None
-    return fewer or text.num_key_value_heads, text.global_head_dim
+    full_layer_kv_heads = getattr(text, "num_global_key_value_heads", None) if text.attention_k_eq_v else None
+    return full_layer_kv_heads or text.num_key_value_heads, text.global_head_dim
 
 
 _STATED = ("layer_types", "sliding_window", "global_head_dim", "attention_k_eq_v", "num_kv_shared_layers",

@@ -19,14 +19,19 @@ class GptOssText(TextModel):
     """The text model of gpt-oss."""
 
     def layers(self, text: Any, states: States) -> tuple[Layer, ...]:
-        """Count the experts of a token, with their router, in place of the MLP, which is as large as one expert."""
+        """Return the layers, with router and experts in place of the MLP. The config's MLP size is the size of one expert."""
         hidden, width, count = text.hidden_size, text.intermediate_size, text.num_local_experts
         expert, biases, active = 3 * hidden * width, 2 * width + hidden, text.num_experts_per_tok
-        more = (active - 1) * expert + count * (hidden + 1)
+        later_expert_parameters = (active - 1) * expert + count * (hidden + 1)
         vectors = active * biases + text.num_attention_heads + hidden  # sinks, and the bias of the output
-        idle = (count - active) * (expert + biases)
+        inactive_parameters = (count - active) * (expert + biases)
         return tuple(
-            replace(one, matrices=one.matrices + more, vectors=one.vectors + vectors, idle=idle)
+            replace(
+                one,
+                matrices=one.matrices + later_expert_parameters,
+                vectors=one.vectors + vectors,
+                idle=inactive_parameters,
+            )
             for one in super().layers(text, states)
         )
 

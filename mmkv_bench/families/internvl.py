@@ -17,35 +17,44 @@ class InternVL(Family):
     """Rules of InternVL 2.5 and later."""
 
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
-        part = settings["image"]
-        tile = part["size"]["height"] * part["size"]["width"]
-        least, most = part.get("min_patches", 1), part.get("max_patches", 12)
-        tiles = math.prod(tile_grid(size, tile, least, most)) if part.get("crop_to_patches", True) else 1
+        image_settings = settings["image"]
+        tile = image_settings["size"]["height"] * image_settings["size"]["width"]
+        min_tiles, max_tiles = image_settings.get("min_patches", 1), image_settings.get("max_patches", 12)
+        tiles = (
+            math.prod(tile_grid(size, tile, min_tiles, max_tiles)) if image_settings.get("crop_to_patches", True) else 1
+        )
         return settings["processor"]["image_seq_length"] * (tiles + (tiles > 1))
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         return settings["processor"]["image_seq_length"] * frames
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        part, edge = prompt.processor.image_processor, prompt.tower_edge()
+        image_processor, edge = prompt.processor.image_processor, prompt.tower_edge()
         side = math.isqrt(prompt.processor.image_seq_length)
         boxes: list[Box | None] = []
         for image, size in enumerate(prompt.sizes):
-            columns, rows = tile_grid(size, edge * edge, part.min_patches, part.max_patches)
+            columns, rows = tile_grid(size, edge * edge, image_processor.min_patches, image_processor.max_patches)
             boxes += tile_after_tile(image, rows, columns, lambda tiles: even(tiles * side))
         return boxes
 
 
 def tile_grid(size: Size, tile: int, least: int, most: int) -> tuple[int, int]:
-    """Return (columns, rows) of the grid with the nearest aspect ratio. Among equally near grids, return the largest one
-    that the image fills by more than half. tile: pixels of a tile; least, most: numbers of tiles."""
+    """Return (columns, rows) of the grid of tiles whose aspect ratio is nearest to the image's.
+
+    Among equally near grids, the largest is taken that the image fills by more than half.
+
+    Args:
+        size: width and height of the image in pixels.
+        tile: side of a tile in pixels.
+        least, most: smallest and largest number of tiles.
+    """
     width, height = size
     grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
-    best, nearest = (1, 1), math.inf
+    best, best_distance = (1, 1), math.inf
     for columns, rows in sorted(grids, key=math.prod):
         distance = abs(width / height - columns / rows)
-        if distance < nearest or (distance == nearest and width * height > 0.5 * tile * columns * rows):
-            best, nearest = (columns, rows), distance
+        if distance < best_distance or (distance == best_distance and width * height > 0.5 * tile * columns * rows):
+            best, best_distance = (columns, rows), distance
     return best
 
 

@@ -22,11 +22,11 @@ class Llava(Family):
         return clip_tokens(settings)
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        part, edge = prompt.processor.image_processor, prompt.tower_edge()
-        if not part.do_center_crop or getattr(part, "do_pad", False) or "shortest_edge" not in dict(part.size):
+        scaler, edge = prompt.processor.image_processor, prompt.tower_edge()
+        if not scaler.do_center_crop or getattr(scaler, "do_pad", False) or "shortest_edge" not in dict(scaler.size):
             raise UnsupportedError(
-                f"the image processor has size={dict(part.size)}, do_center_crop={part.do_center_crop}, do_pad="
-                f"{getattr(part, 'do_pad', False)}; allowed for a llava model: the shorter edge scaled, the "
+                f"the image processor has size={dict(scaler.size)}, do_center_crop={scaler.do_center_crop}, do_pad="
+                f"{getattr(scaler, 'do_pad', False)}; allowed for a llava model: the shorter edge scaled, the "
                 "middle cut out; restore the checkpoint's own processor files"
             )
         squares, boxes = patches(edge, prompt.config.vision_config.patch_size), []
@@ -41,10 +41,10 @@ class LlavaNext(Family):
     """Rules of LLaVA-NeXT and LLaVA-NeXT-Video."""
 
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
-        part = settings["image"]
-        edge = edge_of(part)
+        image_settings = settings["image"]
+        edge = edge_of(image_settings)
         per_tile = edge // settings["processor"]["patch_size"]
-        return clip_tokens(settings) + anyres(part["image_grid_pinpoints"], edge, per_tile, size).tokens
+        return clip_tokens(settings) + anyres(image_settings["image_grid_pinpoints"], edge, per_tile, size).tokens
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         per_side = edge_of(settings["video"]) // settings["processor"]["patch_size"]

@@ -31,12 +31,15 @@ class LlavaOneVision(Family):
     """Rules of LLaVA-OneVision."""
 
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
-        part, processor = settings["image"], settings["processor"]
+        image_settings, processor = settings["image"], settings["processor"]
         per_tile = processor["num_image_tokens"]
         if images > 1:
             return per_tile + 1
-        edge, most = edge_of(part), _most_tiles(processor["vision_aspect_ratio"])
-        return per_tile + anyres(part["image_grid_pinpoints"], edge, math.isqrt(per_tile), size, most).tokens
+        edge, max_tiles = edge_of(image_settings), _most_tiles(processor["vision_aspect_ratio"])
+        return (
+            per_tile
+            + anyres(image_settings["image_grid_pinpoints"], edge, math.isqrt(per_tile), size, max_tiles).tokens
+        )
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         side = math.isqrt(settings["processor"]["num_image_tokens"])
@@ -45,8 +48,8 @@ class LlavaOneVision(Family):
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
         edge, patch = prompt.tower_edge(), prompt.config.vision_config.patch_size
         if len(prompt.sizes) == 1:
-            most = _most_tiles(prompt.config.vision_aspect_ratio)
-            tiling = anyres(prompt.config.image_grid_pinpoints, edge, edge // patch, prompt.sizes[0], most)
+            max_tiles = _most_tiles(prompt.config.vision_aspect_ratio)
+            tiling = anyres(prompt.config.image_grid_pinpoints, edge, edge // patch, prompt.sizes[0], max_tiles)
             return anyres_boxes(0, prompt.sizes[0], tiling, edge, patch)
         squares, boxes = patches(edge, patch), []
         for image, size in enumerate(prompt.sizes):
@@ -60,8 +63,12 @@ class LlavaVideo(LlavaOneVision):
     """Rules of LLaVA-Video that differ; its classes are in `classes/llava_video.py`."""
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
-        part = settings["processor"]
-        return video_token_count(frames, math.isqrt(part["num_image_tokens"]), part.get("video_pooling", "bilinear"))
+        processor_settings = settings["processor"]
+        return video_token_count(
+            frames,
+            math.isqrt(processor_settings["num_image_tokens"]),
+            processor_settings.get("video_pooling", "bilinear"),
+        )
 
     def register_classes(self) -> None:
         from mmkv_bench.families.classes.llava_video import register
@@ -75,7 +82,7 @@ class LlavaVideo(LlavaOneVision):
 
 
 def _most_tiles(aspect: str) -> int:
-    """Return the number at the end of a setting such as `anyres_max_9`: the largest number of tiles."""
+    """Return the largest number of tiles, which is the number at the end of a setting such as `anyres_max_9`."""
     return int(aspect.removeprefix("anyres_max_"))
 
 

@@ -20,22 +20,22 @@ class QwenVL(Family):
     """Rules shared by Qwen2-VL and Qwen2.5-VL."""
 
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
-        part = settings["image"]
-        low, high = area(part)
-        return _squares(size, _side(part), limits.min_pixels or low, limits.max_pixels or high)
+        image_settings = settings["image"]
+        min_pixels, max_pixels = area(image_settings)
+        return _squares(size, _side(image_settings), limits.min_pixels or min_pixels, limits.max_pixels or max_pixels)
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
-        part = settings["video"]
-        low, high = area(part)
-        side, pair = _side(part), part["temporal_patch_size"]
-        high = limits.video_max_pixels or high
-        if part.get("cap_pixels_per_frame"):  # a share of 90% of a context, of each frame
-            share = int(part.get("max_video_tokens", 128_000) * side * side * 0.9) * pair // frames
-            high = max(min(high, share), int(low * 1.05))
-        return math.ceil(frames / pair) * _squares(size, side, low, high)
+        video_settings = settings["video"]
+        min_pixels, max_pixels = area(video_settings)
+        side, pair = _side(video_settings), video_settings["temporal_patch_size"]
+        max_pixels = limits.video_max_pixels or max_pixels
+        if video_settings.get("cap_pixels_per_frame"):  # a share of 90% of a context, of each frame
+            pixels_per_frame = int(video_settings.get("max_video_tokens", 128_000) * side * side * 0.9) * pair // frames
+            max_pixels = max(min(max_pixels, pixels_per_frame), int(min_pixels * 1.05))
+        return math.ceil(frames / pair) * _squares(size, side, min_pixels, max_pixels)
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        """Return an even grid over each image."""
+        """Return the boxes of all visual tokens, which form an even grid over each image."""
         merge = prompt.config.vision_config.spatial_merge_size
         grids = [(int(h) // merge, int(w) // merge) for _, h, w in prompt.inputs["image_grid_thw"].tolist()]
         return [box for image, (h, w) in enumerate(grids) for box in grid(image, even(h), even(w))]
@@ -43,58 +43,67 @@ class QwenVL(Family):
     def shrink_vision(self, values: dict[str, Any], layers: int) -> None:
         super().shrink_vision(values, layers)
         vision = values["vision_config"]
-        blocks = vision.get("fullatt_block_indexes")
-        if blocks is not None:  # the last block has full attention in every checkpoint
+        full_attention_blocks = vision.get("fullatt_block_indexes")
+        if full_attention_blocks is not None:  # the last block has full attention in every checkpoint
             depth = vision["depth"]
-            vision["fullatt_block_indexes"] = sorted({i for i in blocks if i < depth} | {depth - 1})
+            vision["fullatt_block_indexes"] = sorted({i for i in full_attention_blocks if i < depth} | {depth - 1})
 
 
 class Qwen3VL(QwenVL):
     """Rules of Qwen3-VL that differ."""
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
-        part = settings["video"]
-        low, high = area(part)  # of all frames together
-        side, pair = _side(part), part["temporal_patch_size"]
+        video_settings = settings["video"]
+        min_pixels, max_pixels = area(video_settings)  # of all frames together
+        side, pair = _side(video_settings), video_settings["temporal_patch_size"]
         frames = max(frames, pair)
         whole_pairs = round(frames / pair) * pair
         if limits.video_max_pixels is not None:
-            high = limits.video_max_pixels * min(frames, whole_pairs)
-            low = min(low, high)
-        if part.get("cap_pixels_per_frame"):
-            most = part.get("max_video_tokens", 768) * side * side
-            high = max(min(most, high // frames), int(low * 1.05)) * frames
+            max_pixels = limits.video_max_pixels * min(frames, whole_pairs)
+            min_pixels = min(min_pixels, max_pixels)
+        if video_settings.get("cap_pixels_per_frame"):
+            max_pixels_per_frame = video_settings.get("max_video_tokens", 768) * side * side
+            max_pixels = max(min(max_pixels_per_frame, max_pixels // frames), int(min_pixels * 1.05)) * frames
         if min(size) < side:
             scale = max(side / size[0], side / size[1])
             size = int(size[0] * scale), int(size[1] * scale)
-        return math.ceil(frames / pair) * _squares(size, side, low, high, frames, whole_pairs)
+        return math.ceil(frames / pair) * _squares(size, side, min_pixels, max_pixels, frames, whole_pairs)
 
     def shrink_vision(self, values: dict[str, Any], layers: int) -> None:
         super().shrink_vision(values, layers)
         vision = values["vision_config"]
-        taps = vision.get("deepstack_visual_indexes")
-        if taps is not None:
-            vision["deepstack_visual_indexes"] = list(range(min(vision["depth"], layers, len(taps))))
+        deepstack_layers = vision.get("deepstack_visual_indexes")
+        if deepstack_layers is not None:
+            vision["deepstack_visual_indexes"] = list(range(min(vision["depth"], layers, len(deepstack_layers))))
 
 
 def area(part: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the smallest and the largest image area in pixels from a processor's settings, under either of the two key
-    names that checkpoints use."""
+    """Return the smallest and the largest area of an image in pixels, from the settings of an image or video processor.
+
+    Checkpoints use one of two key names for each limit.
+    """
     size = part.get("size") or {}
     return part.get("min_pixels") or size["shortest_edge"], part.get("max_pixels") or size["longest_edge"]
 
 
 def _side(part: Mapping[str, Any]) -> int:
-    """Return the side in pixels of the square that becomes a token."""
+    """Return the side in pixels of the square of an image that becomes one token."""
     return part["patch_size"] * part["merge_size"]
 
 
 def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_pairs: int = 1) -> int:
-    """Count the squares of one scaled image or frame: sides are rounded to whole squares, then scaled until the area is
-    within the limits `low` and `high`.
+    """Count the squares of one scaled image or frame; each becomes a visual token.
 
-    As in transformers' video processor, the limits are compared with the rounded area times `whole_pairs`, but the
-    scale is computed from the unrounded area times `frames`."""
+    Sides are rounded to whole squares, then scaled until the area is within the limits.
+
+    As in transformers' video processor, the limits are compared with the rounded area times `whole_pairs`, but the scale is
+    computed from the unrounded area times `frames`.
+
+    Args:
+        size: width and height in pixels.
+        side: side of a square in pixels.
+        low, high: smallest and largest area in pixels.
+    """
     width, height = size
     if max(size) > 200 * min(size):
         raise UnsupportedError(
@@ -104,11 +113,11 @@ def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_
     squares = [round(length / side) for length in size]
     pixels = whole_pairs * math.prod(squares) * side**2
     if pixels > high:
-        shrink = math.sqrt(frames * width * height / high)
-        squares = [max(1, math.floor(length / shrink / side)) for length in size]
+        shrink_factor = math.sqrt(frames * width * height / high)
+        squares = [max(1, math.floor(length / shrink_factor / side)) for length in size]
     elif pixels < low:
-        grow = math.sqrt(low / (frames * width * height))
-        squares = [math.ceil(length * grow / side) for length in size]
+        growth_factor = math.sqrt(low / (frames * width * height))
+        squares = [math.ceil(length * growth_factor / side) for length in size]
     return math.prod(squares)
 
 

@@ -69,7 +69,7 @@ REFUSED = {model_type: reason for reason, refused in _REASONS.items() for model_
 
 @cache
 def families() -> dict[str, Family]:
-    """Map `model_type` to family, for all files of this folder that have a list `FAMILIES`."""
+    """Return all supported families by `model_type`, from the list `FAMILIES` of each file in this folder."""
     modules = (
         import_module(f"{mmkv_bench.families.__name__}.{module.name}")
         for module in pkgutil.iter_modules(mmkv_bench.families.__path__)
@@ -82,19 +82,19 @@ def family(model_type: str) -> Family:
     """Return the family of a `model_type`. Raises UnsupportedError: no family has this `model_type`."""
     if model_type not in families():
         names = ", ".join(one.name for one in families().values())
-        why = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
+        reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise UnsupportedError(
-            f"model_type {model_type!r} is not supported{why}; supported families: {names}; choose a model of one "
+            f"model_type {model_type!r} is not supported{reason}; supported families: {names}; choose a model of one "
             "of these"
         )
     return families()[model_type]
 
 
 def family_of_processor(processor: Any) -> Family | None:
-    """Return the family of a processor; None for tokenizers and processors of other classes."""
+    """Return the family whose processor class this is; None for tokenizers and other processors."""
     by_class = {one.processor: one for one in families().values()}
-    names = (base.__name__ for base in type(processor).__mro__)
-    return next((by_class[name] for name in names if name in by_class), None)
+    class_names = (base.__name__ for base in type(processor).__mro__)
+    return next((by_class[name] for name in class_names if name in by_class), None)
 
 
 def image_tokens(
@@ -102,8 +102,10 @@ def image_tokens(
 ) -> int:
     """Count the visual tokens of one image of width x height pixels in a prompt of `images` images.
 
-    Raises UnsupportedError: a model without images, or an image with one side more than 200 times the other, if the family
-    refuses such images."""
+    settings: keys of the checkpoint's processor. limits: pixel limits of the run.
+
+    Raises UnsupportedError: a model without images; or one side is more than 200 times the other, and the family refuses this.
+    """
     _check_takes(model_type, "image")
     return family(model_type).image_tokens(settings, (width, height), images, limits)
 
@@ -111,10 +113,12 @@ def image_tokens(
 def video_tokens(
     model_type: str, settings: Settings, frames: int, width: int, height: int, limits: PixelLimits = NO_LIMITS
 ) -> int:
-    """Count the visual tokens of a video of `frames` >= 1 frames (after sampling) of width x height pixels.
+    """Count the visual tokens of a video of `frames` >= 1 sampled frames of width x height pixels.
 
-    Raises UnsupportedError: a model without videos, or frames with one side more than 200 times the other, if the family refuses
-    such frames."""
+    settings: keys of the checkpoint's processor. limits: pixel limits of the run.
+
+    Raises UnsupportedError: a model without videos; or one side is more than 200 times the other, and the family refuses this.
+    """
     _check_takes(model_type, "video")
     return family(model_type).video_tokens(settings, frames, (width, height), limits)
 
@@ -124,13 +128,17 @@ def token_boxes(
 ) -> list[Box | None]:
     """Return the box of every visual token of a prompt with images and no video, in prompt order.
 
+    A box is the rectangle of an image that the token shows.
+
     Args:
-        config: the whole model's config; processor: the processor that made `inputs`, the tensors of one prompt.
+        config: the whole model's config.
+        processor: the processor that made `inputs`.
+        inputs: tensors of one prompt.
         sizes: sizes of the prompt's images, in order.
         visual: number of visual tokens of the prompt.
 
     Returns:
-        `visual` boxes; None for a token that shows no part of an image: a newline, or nothing but padding.
+        `visual` boxes; None for a token that shows no part of an image (a newline, or only padding).
 
     Raises:
         UnsupportedError: the family has no rule for boxes, or the processor's settings cut images differently.
@@ -148,15 +156,18 @@ def token_boxes(
 def check_chunks(known: Family) -> None:
     """Raise UnsupportedError for a family whose videos cannot be read in chunks (`protocol=stream`)."""
     if not known.streams:
-        names = ", ".join(one.name for one in families().values() if one.streams)
+        streaming_family_names = ", ".join(one.name for one in families().values() if one.streams)
         raise UnsupportedError(
-            f"protocol=stream feeds a video in chunks, which {known.name} does not support; allowed: {names}; "
+            f"protocol=stream feeds a video in chunks, which {known.name} does not support; allowed: {streaming_family_names}; "
             "choose one of these, or use protocol=query_agnostic"
         )
 
 
 def check_no_states(known: Family, states: bool) -> None:
-    """Raise UnsupportedError if layers keep a window or a recurrent state: `protocol=stream` cannot evict from them."""
+    """Raise UnsupportedError for `protocol=stream` if layers of the model keep a window or a recurrent state.
+
+    `protocol=stream` cannot evict from such layers. states: whether the model has such layers.
+    """
     if states:
         raise UnsupportedError(
             f"protocol=stream evicts while it prefills, but {known.name} has layers that keep a window or a "
@@ -181,12 +192,12 @@ def apply_limits(
     video_max_pixels: int | None = None,
     frames: int | None = None,
 ) -> None:
-    """Set a processor's pixel limits to the limits of a run.
+    """Set a processor's pixel limits to those of a run.
 
     Args:
         min_pixels, max_pixels: limits of the area that an image is scaled to, before it is cut into patches.
-        video_max_pixels: largest area of one frame; frames: number of frames of a video, by which the limit is
-            multiplied for processors that limit whole videos.
+        video_max_pixels: largest area of one frame.
+        frames: number of frames of a video. Processors that limit whole videos get `video_max_pixels` times `frames`.
 
     Raises:
         ConfigError: a processor without such limits, or limits that exclude each other.
@@ -196,17 +207,23 @@ def apply_limits(
         key = "model.min_pixels" if max_pixels is None else "model.max_pixels"
         _set_limits(processor, "image_processor", key, min_pixels, max_pixels)
     if video_max_pixels is not None:
-        counted = (frames or 1) if kind is not None and kind.whole_video_limit else 1
-        _set_limits(processor, "video_processor", "model.video_max_pixels", None, video_max_pixels * counted)
+        frames_per_limit = (frames or 1) if kind is not None and kind.whole_video_limit else 1
+        _set_limits(processor, "video_processor", "model.video_max_pixels", None, video_max_pixels * frames_per_limit)
 
 
 def _set_limits(processor: Any, part_name: str, key: str, low: int | None, high: int | None) -> None:
-    kind, part = family_of_processor(processor), getattr(processor, part_name, None)
-    size = dict(getattr(part, "size", None) or {})
-    if part is None or kind is None or not kind.pixel_limits or size.get(_LOW) is None or size.get(_HIGH) is None:
+    kind, processor_part = family_of_processor(processor), getattr(processor, part_name, None)
+    size = dict(getattr(processor_part, "size", None) or {})
+    if (
+        processor_part is None
+        or kind is None
+        or not kind.pixel_limits
+        or size.get(_LOW) is None
+        or size.get(_HIGH) is None
+    ):
         raise ConfigError(
-            f"{key} has no effect on {'a text model' if part is None else type(part).__name__}, which scales to fixed sizes; "
-            "leave it out (only Qwen-VL models have pixel limits)"
+            f"{key} has no effect on {'a text model' if processor_part is None else type(processor_part).__name__}, "
+            "which scales to fixed sizes; leave it out (only Qwen-VL models have pixel limits)"
         )
     size |= {name: value for name, value in ((_LOW, low), (_HIGH, high)) if value is not None}
     if size[_LOW] > size[_HIGH]:
@@ -214,7 +231,7 @@ def _set_limits(processor: Any, part_name: str, key: str, low: int | None, high:
             f"{key}: at least {size[_LOW]} and at most {size[_HIGH]} pixels exclude each other; give both "
             "model.min_pixels and model.max_pixels"
         )
-    part.size = type(part.size)(**size)
+    processor_part.size = type(processor_part.size)(**size)
 
 
 def _check_takes(model_type: str, kind: str) -> None:

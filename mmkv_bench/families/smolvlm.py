@@ -35,26 +35,26 @@ class SmolVLM(Family):
     """Rules of SmolVLM, SmolVLM2 and Idefics3."""
 
     def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
-        part, tiles = settings["image"], 1
-        if part.get("do_image_splitting", True):
-            tiles = math.prod(tile_grid(size, _edge(part["size"]), _edge(part["max_image_size"])))
+        image_settings, tiles = settings["image"], 1
+        if image_settings.get("do_image_splitting", True):
+            tiles = math.prod(tile_grid(size, _edge(image_settings["size"]), _edge(image_settings["max_image_size"])))
         return settings["processor"]["image_seq_len"] * (tiles + (tiles > 1))
 
     def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
         return settings["processor"]["image_seq_len"] * frames
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        part, vision = prompt.processor.image_processor, prompt.config.vision_config
-        tile, token = _edge(part.max_image_size), vision.patch_size * prompt.config.scale_factor
-        if tile != vision.image_size or not (part.do_resize and part.do_image_splitting):
+        image_processor, vision = prompt.processor.image_processor, prompt.config.vision_config
+        tile, token = _edge(image_processor.max_image_size), vision.patch_size * prompt.config.scale_factor
+        if tile != vision.image_size or not (image_processor.do_resize and image_processor.do_image_splitting):
             raise UnsupportedError(
-                f"the image processor makes tiles of {tile} pixels (do_resize={part.do_resize}, "
-                f"do_image_splitting={part.do_image_splitting}), but the vision tower takes {vision.image_size}, "
+                f"the image processor makes tiles of {tile} pixels (do_resize={image_processor.do_resize}, "
+                f"do_image_splitting={image_processor.do_image_splitting}), but the vision tower takes {vision.image_size}, "
                 f"so visual tokens cannot be located; restore the {OWN_FILES}"
             )
         boxes: list[Box | None] = []
         for image, size in enumerate(prompt.sizes):
-            columns, rows = tile_grid(size, _edge(part.size), tile)
+            columns, rows = tile_grid(size, _edge(image_processor.size), tile)
             boxes += tile_after_tile(
                 image, rows, columns, lambda count: parts(patches(tile, token, count), 0, count * tile)
             )
@@ -63,24 +63,30 @@ class SmolVLM(Family):
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """Return the images unchanged, and a smaller longest edge for the image processor: a whole number of tiles, at
-        least one."""
-        part = processor.image_processor
-        tile = _edge(part.max_image_size)
-        return list(images), {"size": {"longest_edge": tile * max(1, round(share * _edge(part.size) / tile))}}
+        """Return two values: the images, unchanged, and a smaller longest edge as argument of the image processor.
+
+        The longest edge is a whole number of tiles, at least one.
+        """
+        image_processor = processor.image_processor
+        tile = _edge(image_processor.max_image_size)
+        return list(images), {
+            "size": {"longest_edge": tile * max(1, round(share * _edge(image_processor.size) / tile))}
+        }
 
 
 def tile_grid(size: Size, longest: int, tile: int) -> tuple[int, int]:
-    """Return (columns, rows) of tiles of an image scaled to this longest edge, in the processor's floating-point
-    arithmetic."""
+    """Return (columns, rows) of the tiles of an image whose longer side is scaled to `longest` pixels.
+
+    size: width and height of the image. tile: side of a tile in pixels. The floating-point arithmetic is the processor's.
+    """
     width, height = (max(side + side % 2, 2) for side in _scaled(size, longest))
-    whole = math.ceil(max(width, height) / tile) * tile
-    columns, rows = (math.ceil(side / tile) for side in _scaled((width, height), whole))
+    padded_side = math.ceil(max(width, height) / tile) * tile
+    columns, rows = (math.ceil(side / tile) for side in _scaled((width, height), padded_side))
     return columns, rows
 
 
 def _scaled(size: Size, longest: int) -> Size:
-    """Return the sides of an image whose longer side becomes `longest` pixels, the other rounded down."""
+    """Return the sides of an image scaled so that the longer one has `longest` pixels; the other one is rounded down."""
     aspect = size[0] / size[1]
     return (longest, int(longest / aspect)) if aspect >= 1 else (int(longest * aspect), longest)
 

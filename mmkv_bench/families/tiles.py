@@ -24,9 +24,14 @@ POOLINGS = ("average", "bilinear")
 def grid(
     image: int, rows: Sequence[Span | None], columns: Sequence[Span | None], newline: bool = False
 ) -> list[Box | None]:
-    """Return the boxes of a grid of tokens, row by row. rows, columns: the part of the image's height that each row
-    shows, and of its width for each column, None outside of the image; newline: each row ends with a token that shows no
-    part."""
+    """Return the boxes of a grid of tokens, row by row.
+
+    Args:
+        image: index of the image in the prompt.
+        rows: the span of the image's height that each row of tokens shows; None: outside of the image.
+        columns: likewise the span of the image's width for each column.
+        newline: each row ends with a token that shows no part of the image.
+    """
     boxes: list[Box | None] = []
     for row in rows:
         boxes += [Box(image, *row, *column) if row and column else None for column in columns]
@@ -37,16 +42,22 @@ def grid(
 def tile_after_tile(
     image: int, rows: int, columns: int, spans: Callable[[int], Sequence[Span | None]]
 ) -> list[Box | None]:
-    """Return the boxes of an image that is cut into tiles, tile after tile; of several tiles, the whole image follows
-    as one more. spans: maps the number of tiles side by side to the part of the image that each of their tokens
-    shows."""
-    down, across, whole = spans(rows), spans(columns), spans(1)
-    side, boxes = len(whole), list[Box | None]()
+    """Return the boxes of an image that is cut into tiles, one tile after the other.
+
+    If there are several tiles, the whole image follows as one more tile.
+
+    Args:
+        image: index of the image in the prompt.
+        rows, columns: numbers of tiles.
+        spans: maps a number of tiles side by side to the spans of the image that their tokens show.
+    """
+    row_spans, column_spans, image_spans = spans(rows), spans(columns), spans(1)
+    side, boxes = len(image_spans), list[Box | None]()
     for row in range(rows):
         for column in range(columns):
-            tile = down[row * side : (row + 1) * side], across[column * side : (column + 1) * side]
+            tile = row_spans[row * side : (row + 1) * side], column_spans[column * side : (column + 1) * side]
             boxes += grid(image, *tile)
-    return boxes + grid(image, whole, whole) if rows * columns > 1 else boxes
+    return boxes + grid(image, image_spans, image_spans) if rows * columns > 1 else boxes
 
 
 def even(count: int) -> list[Span]:
@@ -60,8 +71,10 @@ def patches(edge: int, patch: int, tiles: int = 1) -> list[Span]:
 
 
 def parts(pixels: Sequence[Span], start: Any, length: Any) -> list[Span | None]:
-    """Convert pixel spans to fractions of an image that begins at pixel `start` and is `length` pixels long; None for
-    spans outside of the image."""
+    """Convert spans of pixels to fractions of an image that begins at pixel `start` and is `length` pixels long.
+
+    A span outside of the image becomes None.
+    """
     zero, one = Fraction(0), Fraction(1)
     spans = [
         (max(Fraction(first - start) / length, zero), min(Fraction(last - start) / length, one))
@@ -71,13 +84,12 @@ def parts(pixels: Sequence[Span], start: Any, length: Any) -> list[Span | None]:
 
 
 class Tiling(NamedTuple):
-    """An image in AnyRes tiles.
+    """The tokens of an image that is cut into AnyRes tiles.
 
     Attributes:
         padded: width and height that the image is scaled and padded to.
-        cut: rows of patches at the top, and columns at the left, that are padding; as many are padding at the other
-            end.
-        shape: rows and columns of the tokens that are left, without the newline token after each row.
+        cut: rows of patches at the top, and columns at the left, that are padding. As many are padding at the bottom and right.
+        shape: rows and columns of tokens without padding, and without the newline token after each row.
     """
 
     padded: Size
@@ -93,74 +105,89 @@ class Tiling(NamedTuple):
 def anyres(
     resolutions: Sequence[Sequence[int]], edge: int, per_tile: int, size: Size, most_tiles: int | None = None
 ) -> Tiling:
-    """Cut an image into AnyRes tiles.
+    """Return how an image is cut into AnyRes tiles.
 
     Args:
-        resolutions: allowed (height, width); edge: side of a tile in pixels; per_tile: patches per side of a tile;
-            size: size of the image.
-        most_tiles: if the image has more tokens than this many tiles, rows and columns are interpolated to fewer; None:
-            never.
+        resolutions: allowed (height, width) in pixels.
+        edge: side of a tile in pixels.
+        per_tile: patches per side of a tile.
+        size: width and height of the image in pixels.
+        most_tiles: an image with more tokens than this many tiles is interpolated to fewer rows and columns; None: never.
     """
     width, height = size
     tiled_height, tiled_width = _best_resolution(resolutions, size)
     rows, columns = per_tile * (tiled_height // edge), per_tile * (tiled_width // edge)
     # The model removes padding by the aspect of patches, the processor added it by the aspect of pixels: not quite equal.
     if width / height > columns / rows:
-        cut = (rows - int(round(height * (columns / width), 7))) // 2, 0
+        padding_cut = (rows - int(round(height * (columns / width), 7))) // 2, 0
     else:
-        cut = 0, (columns - int(round(width * (rows / height), 7))) // 2
-    rows, columns = rows - 2 * cut[0], columns - 2 * cut[1]
+        padding_cut = 0, (columns - int(round(width * (rows / height), 7))) // 2
+    rows, columns = rows - 2 * padding_cut[0], columns - 2 * padding_cut[1]
     if most_tiles is not None:
-        excess = math.sqrt(rows * columns / (most_tiles * per_tile**2))
-        if excess > 1.1:
-            rows, columns = int(rows // excess), int(columns // excess)
-    return Tiling((tiled_width, tiled_height), cut, (rows, columns))
+        shrink_factor = math.sqrt(rows * columns / (most_tiles * per_tile**2))
+        if shrink_factor > 1.1:
+            rows, columns = int(rows // shrink_factor), int(columns // shrink_factor)
+    return Tiling((tiled_width, tiled_height), padding_cut, (rows, columns))
 
 
 def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) -> list[Box | None]:
-    """Return the boxes of the whole image squashed into a square, then of its tiles, with a newline token after each row."""
-    squashed = parts(patches(edge, patch), 0, edge)
+    """Return the boxes of an image in AnyRes tiles: first of the whole image squashed into a square, then of its tiles.
+
+    Each row of the tiles ends with a newline token.
+
+    Args:
+        image: index of the image in the prompt.
+        size: width and height of the image in pixels.
+        edge: side of a tile in pixels.
+        patch: side of a patch in pixels.
+    """
+    base_spans = parts(patches(edge, patch), 0, edge)
     scale = min(padded / side for padded, side in zip(tiling.padded, size, strict=True))
     spans = []
     for padded, side, cut, count in zip(tiling.padded, size, tiling.cut[::-1], tiling.shape[::-1], strict=True):
         patch_spans = patches(edge, patch, padded // edge)
         patch_spans = patch_spans[cut : len(patch_spans) - cut]
-        filled = min(math.ceil(side * scale), padded)
+        image_side = min(math.ceil(side * scale), padded)
         patch_spans = patch_spans if len(patch_spans) == count else _blended(patch_spans, count)
-        spans.append(parts(patch_spans, (padded - filled) // 2, filled))
-    across, down = spans
-    return grid(image, squashed, squashed) + grid(image, down, across, newline=True)
+        spans.append(parts(patch_spans, (padded - image_side) // 2, image_side))
+    column_spans, row_spans = spans
+    return grid(image, base_spans, base_spans) + grid(image, row_spans, column_spans, newline=True)
 
 
 def pooled_side(side: int, pooling: str) -> int:
-    """Return the number of rows of a frame's features after pooling, which equals the number of columns. Averaging drops an odd
-    last row."""
+    """Return the number of rows (and columns) of a frame's features after pooling. Averaging drops an odd last row.
+
+    side: rows before pooling. pooling: one of `POOLINGS`.
+    """
     return side // 2 if pooling == "average" else math.ceil(side / 2)
 
 
 def video_token_count(frames: int, side: int, pooling: str) -> int:
-    """Count the visual tokens of a LLaVA-Video video whose frames have side x side features: a newline ends each row of
-    each frame."""
+    """Count the visual tokens of a LLaVA-Video video; a newline ends each row of each frame.
+
+    side: rows and columns of a frame's features before pooling. pooling: one of `POOLINGS`.
+    """
     rows = pooled_side(side, pooling)
     return frames * rows * (rows + 1)
 
 
 def edge_of(part: Mapping[str, Any]) -> int:
-    """Return the side of the square that a tower takes, from the settings of an image or video processor."""
-    size = part.get("crop_size") or part["size"]
-    return size["height"] if "height" in size else size["shortest_edge"]
+    """Return the side in pixels of the square that a vision tower takes, from the settings of an image or video processor."""
+    edge_setting = part.get("crop_size") or part["size"]
+    return edge_setting["height"] if "height" in edge_setting else edge_setting["shortest_edge"]
 
 
 def clip_tokens(settings: Settings) -> int:
-    """Count the tokens of one square image in a CLIP tower: its patches, and the class token unless the model drops it."""
-    part = settings["processor"]
-    class_token = part["num_additional_image_tokens"] - (part["vision_feature_select_strategy"] == "default")
-    return (edge_of(settings["image"]) // part["patch_size"]) ** 2 + class_token
+    """Count the tokens of one square image in a CLIP tower: its patches, and the class token if the model keeps it."""
+    processor_settings = settings["processor"]
+    class_token = processor_settings["num_additional_image_tokens"] - (
+        processor_settings["vision_feature_select_strategy"] == "default"
+    )
+    return (edge_of(settings["image"]) // processor_settings["patch_size"]) ** 2 + class_token
 
 
 def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[int, int]:
-    """Return the (height, width) that keeps most of the image's pixels; among equal ones, the one with the least
-    padding."""
+    """Return the allowed (height, width) that keeps most of the image's pixels; among equal ones, the one with least padding."""
     width, height = size
 
     def rank(resolution: Sequence[int]) -> tuple[int, int]:
@@ -168,16 +195,18 @@ def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[
         pixels = min(int(width * scale) * int(height * scale), width * height)
         return pixels, -(resolution[0] * resolution[1] - pixels)
 
-    tall, wide = max(resolutions, key=rank)
-    return tall, wide
+    best_height, best_width = max(resolutions, key=rank)
+    return best_height, best_width
 
 
 def _blended(spans: Sequence[Span], count: int) -> list[Span]:
-    """Return the spans of `count` tokens, each interpolated linearly between the two nearest given spans (half-pixel
-    centres)."""
+    """Return the spans of `count` tokens that are interpolated from tokens with the given spans.
+
+    Each span is interpolated linearly between the two nearest given spans, with half-pixel centres.
+    """
     blended = []
     for i in range(count):
-        place = max(Fraction((2 * i + 1) * len(spans), 2 * count) - Fraction(1, 2), Fraction(0))
-        first, last = math.floor(place), min(math.ceil(place), len(spans) - 1)
-        blended.append((spans[first][0], spans[last][1]))
+        source_position = max(Fraction((2 * i + 1) * len(spans), 2 * count) - Fraction(1, 2), Fraction(0))
+        lower_index, upper_index = math.floor(source_position), min(math.ceil(source_position), len(spans) - 1)
+        blended.append((spans[lower_index][0], spans[upper_index][1]))
     return blended

@@ -1,7 +1,8 @@
-"""Build a batch: its sequences are prefilled and compressed one by one and then joined, or all together.
+"""Build a batch of prefilled and compressed prompts, one prompt after the other or all in one forward pass.
 
-One by one, as a server admits requests, at most one full cache is in memory together with the compressed ones. Together,
-activations and a layer's full entries (all layers' entries, if a method compares layers) are in memory for all sequences at once.
+One after the other, as a server admits requests: at most one full cache is in memory, together with the compressed ones.
+All together: activations and the full entries of a layer are in memory for all prompts at once. If a method compares layers,
+these are the full entries of all layers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
 
 
 class PassDevice(Protocol):
-    """The device of a pass: where tensors go, and marks in its stream of work."""
+    """The device on which a batch is computed: where tensors go, and marks in its stream of work."""
 
     @property
     def place(self) -> torch.device: ...
@@ -75,13 +76,13 @@ class FilledBatch:
     broken: list[Tensor] = field(default_factory=list)
 
     def add(self, cache: CompressedCache, made: PrefillListener) -> None:
-        """Add a cache (of one prompt, or of all) that the listener `made` has just compressed."""
+        """Add a cache of one prompt (or of all prompts) that the listener `made` has just compressed."""
         self.caches.append(cache)
         self.useful += sum(row.useful for layer in made.accounts.values() for row in layer)
         self.fallback += [name for names in (*made.fallbacks, *made.observed) for name in names]
 
     def joined(self, reserve: int, phases: Phases) -> CompressedCache:
-        """Return one cache with all sequences; joining is the phase `join`. reserve: slots that will be appended."""
+        """Return one cache with all sequences. Joining is measured as the phase `join`. reserve: slots for tokens to append."""
         if len(self.caches) == 1:
             return self.caches[0]
         with phases("join"):
@@ -92,18 +93,21 @@ class FilledBatch:
 class PromptPlaceholders:
     """Stand-ins for prompts in a pass that only counts memory.
 
-    Only `distinct` prompts (at least two) and the last one are prefilled. For the others, copies of their caches in separate
-    storages are used. Such a pass holds as many bytes as the real one, except padding if heads keep different lengths.
+    Only `distinct` prompts (at least two) and the last one are prefilled. The other prompts are represented by copies of their
+    caches in separate storages. Such a pass uses as many bytes as the real one, except padding if heads keep different lengths.
 
     Attributes:
-        alike: function (one, other) that counts the tensor `other` if `one` is counted (`Counters.alike`).
+        alike: function of two tensors (one, other). It makes the memory counter count `other` if `one` is counted.
     """
 
     distinct: int
     alike: Callable[[Tensor, Tensor], None] = lambda one, other: None
 
     def lay(self, prompt: EncodedPrompt, same: EncodedPrompt) -> None:
-        """Count each tensor of `prompt` if the same tensor of `same`, a prompt of equal shape, is counted."""
+        """Make the memory counter count each tensor of `prompt` if the same tensor of `same` is counted.
+
+        same: a prompt of equal shape.
+        """
         for name, tensor in {**same.inputs, "types": same.types}.items():
             self.alike(tensor, {**prompt.inputs, "types": prompt.types}[name])
 
@@ -134,10 +138,10 @@ def fill(
         UnsupportedError: `together` with prompts of different shapes.
     """
     filled = FilledBatch()
-    last: list[Tensor] = []
+    positions_by_prompt: list[Tensor] = []
     tokens: list[Tensor] = []
-    made = session.listener
-    assert isinstance(made, PrefillListener), "the session of `attach`"
+    listener = session.listener
+    assert isinstance(listener, PrefillListener), "the session of `attach`"
     ends: list[Mark] = []
     # The session's own hook, which compresses, is older and runs first.
     hook = session.text.register_forward_hook(lambda *_: ends.append(device.mark()))
@@ -146,40 +150,43 @@ def fill(
             if copies is not None and copies.distinct <= number < len(prompts) - 1:
                 same = number % copies.distinct
                 copies.lay(group[0], prompts[1])  # the first prompt's inputs are counted even if they are not read
-                last.append(last[same])
+                positions_by_prompt.append(positions_by_prompt[same])
                 tokens += tokens[same : same + 1]
-                filled.add(copy.deepcopy(filled.caches[same]), made)
+                filled.add(copy.deepcopy(filled.caches[same]), listener)
                 continue
             inputs, types = _beside([prompt.to(device.place) for prompt in group])
-            session.expect(made, types, [prompt.identity for prompt in group])
+            session.expect(listener, types, [prompt.identity for prompt in group])
             start = device.mark()
             with phases("prefill"), vision_clock(session.model, phases):
                 output = feed(session, inputs, session.new_cache(), candidates)
-            last.append(last_positions(session.position_ids, group[0].length, device.place))
+            positions_by_prompt.append(last_positions(session.position_ids, group[0].length, device.place))
             with phases("first_token"):
                 if first:
                     tokens.append(likeliest(output, filled.broken))
             del output, inputs
             filled.laps.append(PrefillTimer(start, ends[-1], device.mark()))
-            filled.add(session.filled, made)
+            filled.add(session.filled, listener)
     finally:
         hook.remove()
         session.expect(None, None, prompts[0].identity)
-    filled.last = torch.cat(last, -2)
+    filled.last = torch.cat(positions_by_prompt, -2)
     filled.first = torch.cat(tokens) if first else None
     return filled
 
 
 def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
-    """Return the likeliest next tokens, int64 `[B, 1]`, after waiting for them; append to `broken` whether logits are NaN."""
+    """Return the likeliest next tokens, int64 `[B, 1]`, after waiting for them.
+
+    output: the model's output. broken: gets a bool scalar appended, True if the logits contain NaN.
+    """
     broken.append(output.logits.isnan().any())
-    chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
-    chosen.tolist()
-    return chosen
+    tokens: Tensor = output.logits[:, -1].argmax(-1)[:, None]
+    tokens.tolist()
+    return tokens
 
 
 def _beside(prompts: Sequence[EncodedPrompt]) -> tuple[dict[str, Tensor], Tensor]:
-    """Return inputs and token types of several prompts, one row each."""
+    """Return the model's inputs and the token types of several prompts of one shape, one row for each prompt."""
     if len(prompts) == 1:
         return prompts[0].inputs, prompts[0].types
     try:

@@ -1,6 +1,8 @@
-"""Decode several forks of one or several prompts at once, each as stock `generate()` would decode it alone.
+"""Decode several answers at once, each as stock `generate()` would decode it alone.
 
-Decoding is greedy. Only the reference answers of `full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
+A fork is what one configuration (method, budget, protocol) continues with after a prefill that several configurations share:
+its reduced cache. The forks of one or several prompts are rows of one batch. Decoding is greedy. Only the reference answers
+of `full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from mmkv_bench.generation.rules import DecodeRules
 
 @dataclass
 class Decoded:
-    """Tokens of one fork. entries: number of entries in its layers when its answer ended; None if not counted."""
+    """The answer of one fork.
+
+    entries: number of entries in its layers when the answer ended; None if not counted.
+    """
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -40,7 +45,7 @@ class Decoded:
 
 
 class _Chooser:
-    """Chooses each row's next token, and records which rows have ended."""
+    """Chooses the next token of each row, and records which rows have ended."""
 
     def __init__(self, rules: DecodeRules, prompt_ids: Tensor, rows: int, pick: Callable[[Tensor], Tensor]):
         self.pick = pick
@@ -51,7 +56,10 @@ class _Chooser:
         self.ids = prompt_ids.expand(rows, -1) if reads_ids else None
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Return the next tokens, int64 `[R, 1]`, from logits float32 `[R, V]`; append them to the rows that have not ended."""
+        """Return the next tokens, int64 `[R, 1]`, from logits float32 `[R, V]`.
+
+        Each token is appended to its row, unless the row has ended.
+        """
         broken = logits.isnan().any(-1).tolist()
         if self.ids is not None:
             logits = self.processors(self.ids, logits)
@@ -84,10 +92,10 @@ def greedy(logits: Tensor) -> Tensor:
 
 @dataclass
 class Lead:
-    """Rows of one question whose prompt tokens have been fed, and whose first new token is chosen.
+    """Rows of one question, ready for decoding: the prompt's tokens are in the cache, and the first new token is chosen.
 
     Attributes:
-        cache: what the rows have stored.
+        cache: the stored entries, one row per fork.
         token: int64 `[R, 1]`, the first new token of each row.
         positions: position ids of `token`, `[..., R, 1]`.
     """
@@ -109,15 +117,16 @@ def decode(
     pick: Callable[[Tensor], Tensor] = greedy,
     step: Callable[..., Any] | None = None,
 ) -> list[Decoded]:
-    """Decode `rows` forks of one question whose reduced entries are in `cache`.
+    """Decode `rows` answers to one question from the reduced entries in `cache`, one row per fork.
 
     Args:
-        group: see `lead`.
+        group: the prefill that the rows share, see `lead`.
+        protocol: name of the rows' protocol.
         deadline, acting, step: see `follow`.
-        pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless answers are sampled.
+        pick: function of processed logits `[R, V]` that returns the next tokens, int64 `[R]`; greedy unless answers are sampled.
 
     Returns:
-        One `Decoded` per row; NaN logits end only the affected row.
+        One `Decoded` per row. NaN logits end only the affected row.
     """
     if step is not None:
         cache = fixed_view(cache, pool_of(group.model))
@@ -134,11 +143,11 @@ def lead(
     pick: Callable[[Tensor], Tensor] = greedy,
     step: Callable[..., Any] | None = None,
 ) -> Lead:
-    """Feed the prompt tokens that `rows` forks of one question see before the answer, and choose its first token.
+    """Feed the prompt tokens that `rows` forks of one question see before the answer, and choose the first answer token.
 
     Args:
-        group: the shared prefill: positions, the prompt that processors and stop strings read, the tokens that are fed
-            again, and the first token's logits if none is fed.
+        group: the shared prefill. It has the positions, the prompt that processors and stop strings read, and the prompt tokens
+            to feed again. If there are none, it has the first token's logits.
         deadline, pick, step: see `decode`.
     """
     chooser = _Chooser(group.rules, group.prompt.input_ids, rows, pick)
@@ -146,9 +155,9 @@ def lead(
     if not fed.shape[1]:
         token = chooser.choose(group.prefilled.logits.expand(rows, -1))
     else:
-        at = group.prefilled.positions(offset, fed.shape[1], rows)
+        positions = group.prefilled.positions(offset, fed.shape[1], rows)
         forward = group.model if step is None or fed.shape[1] > 1 else step
-        token = chooser.choose(_logits(forward, cache, fed.expand(rows, -1), at, deadline))
+        token = chooser.choose(_logits(forward, cache, fed.expand(rows, -1), positions, deadline))
     return Lead(group.model, chooser, cache, token, group.prefilled.positions(offset + fed.shape[1], 1, rows))
 
 
@@ -164,16 +173,20 @@ def follow(
     Args:
         leads: the rows of each question. The caches of several questions are joined, which empties them.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        acting: whether the rows (then of one question) have decode policies. The entries of each are counted when it ends.
-        step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
-            answer. Not for rows with policies.
+        acting: whether the rows have decode policies, which change the cache while decoding. All rows then belong to one
+            question, and the entries of each row are counted when its answer ends.
+        step: function that feeds one token per row in place of the model (`CompiledStep`). Its storage has room for the whole
+            answer. Not for rows with decode policies.
+
+    Returns:
+        One `Decoded` per row, in the order of `leads`.
     """
     model, cache = leads[0].model, leads[0].cache
     rows = [row for one in leads for row in one.chooser.rows]
     if len(leads) > 1:
         cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens, stepwise=True)
         cache = cache if step is None else fixed_view(cache, pool_of(model))
-    token, at = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
+    token, positions = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
     # Ended rows leave the batch: with policies, which take time, at once; otherwise when they are half of the rows, which is
     # worth copying the others. In low precision all shapes stay constant, because a change of shape alone can flip a token.
     # They also stay constant for a compiled step.
@@ -185,14 +198,14 @@ def follow(
             return rows
         if shrinks:
             alive = _leave(rows, alive, cache, 1 if acting else -(-len(alive) // 2))
-        logits = _logits(step or model, cache, token[alive], at[..., alive, :], deadline)
+        logits = _logits(step or model, cache, token[alive], positions[..., alive, :], deadline)
         if len(alive) < len(rows):
             logits = logits.new_zeros(len(rows), logits.shape[1]).index_copy_(
                 0, torch.tensor(alive, device=logits.device), logits
             )
-        parts = logits.split([len(one.chooser.rows) for one in leads])
-        token = torch.cat([one.chooser.choose(part) for one, part in zip(leads, parts, strict=True)])
-        at = at + 1
+        logits_by_lead = logits.split([len(one.chooser.rows) for one in leads])
+        token = torch.cat([one.chooser.choose(part) for one, part in zip(leads, logits_by_lead, strict=True)])
+        positions = positions + 1
 
 
 def _logits(
@@ -213,21 +226,27 @@ def _logits(
 
 
 def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:
-    """Remove ended rows from the cache if there are at least `least` of them; return the numbers of the rows that stay."""
-    stay = [place for place, row in enumerate(alive) if not rows[row].done]
-    if len(alive) - len(stay) < least:
+    """Remove ended rows from the cache if there are at least `least` of them; return the numbers of the remaining rows.
+
+    alive: numbers of the rows in the cache.
+    """
+    running_places = [place for place, row in enumerate(alive) if not rows[row].done]
+    if len(alive) - len(running_places) < least:
         return alive
-    cache.batch_select_indices(torch.tensor(stay))
-    return [alive[place] for place in stay]
+    cache.batch_select_indices(torch.tensor(running_places))
+    return [alive[place] for place in running_places]
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
-    """Store in each row that has just ended how many entries its layers hold. Later the number would be wrong: policies also
-    evict from ended rows that stay in the batch."""
-    ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
-    if ended:
+    """Record for each row that has just ended how many entries its layers have.
+
+    Later the number would be wrong, because decode policies also evict from ended rows that are still in the batch.
+    alive: numbers of the rows in the cache.
+    """
+    ended_rows = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
+    if ended_rows:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.compressed]).sum(0)
-        for place, row in ended:
+        for place, row in ended_rows:
             rows[row].entries = int(entries[place])
 
 
@@ -236,7 +255,7 @@ RECOMPILES = 64  # programs of one model: by rows (one or several), ragged or no
 
 
 def config_of(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> CompileConfig:
-    """Return the configuration with which stock `generate()` compiles its decode step in the same way as `CompiledStep`."""
+    """Return the configuration with which stock `generate()` compiles its decode step as `CompiledStep` does."""
     config = CompileConfig(fullgraph=True, backend=backend, mode=_mode(device, backend))
     config._compile_all_devices = True
     return config

@@ -24,14 +24,14 @@ from mmkv_bench.protocols import Lengths, Protocol
 
 @dataclass
 class EncodedPrompt:
-    """An encoded prompt.
+    """A prompt as the tensors that a model reads, with what is known about its tokens.
 
     Attributes:
         identity: dataset and sample id; seeds every random stream of the sample.
         inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
         types: int `[1, T]`, 0 text, 1 image, 2 video.
         question_text_before_cut: tokens of the message's text before its last image or video.
-        controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
+        controls: control tokens written in the messages' text, which the tokenizer reads as control tokens.
         rendered: text of the chat template; None for a prompt made from tokens.
         context_tokens: tokens before the cut of a text prompt; None: it is cut after its visual tokens.
         template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
@@ -70,11 +70,11 @@ class EncodedPrompt:
 
     def context(self, length: int) -> EncodedPrompt:
         """Return the prompt cut to its first `length` tokens, which must include all visual tokens."""
-        cut = {
+        context_inputs = {
             name: tensor[:, :length] if tensor.ndim == 2 and tensor.shape == self.input_ids.shape else tensor
             for name, tensor in self.inputs.items()
         }
-        return replace(self, inputs=cut, types=self.types[:, :length])
+        return replace(self, inputs=context_inputs, types=self.types[:, :length])
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class DocumentPrompts:
         first: number of the question for which `query_first` compresses.
         generic: the document with a fixed instruction in place of a question; None if there is none or no protocol needs it.
         paraphrases: each question in other words; empty if there are none or no protocol needs them.
-        turns: for each question of `order` but the first, the tokens between the answer before it and its own answer, int64
-            `[1, n]`; empty unless the questions are turns of a conversation.
-        waiting: numbers of the questions that will be asked next with the same cells and measures, and may be answered now.
+        turns: tokens of a conversation, int64 `[1, n]` for each question of `order` but the first: those between the previous
+            answer and the answer to this question. Empty unless the questions are turns of a conversation.
+        waiting: numbers of the next questions with the same cells and measures, which may be answered together with this one.
     """
 
     identity: str
@@ -113,7 +113,7 @@ class DocumentPrompts:
         return max(prompt.length for prompt in self.questions)
 
     def scoring(self, rule: Protocol, context: int) -> tuple[EncodedPrompt, ...]:
-        """Return the prompts whose scores decide what stays of the first `context` tokens."""
+        """Return the prompts from which entries are scored, for a protocol that keeps a part of the first `context` tokens."""
         match rule.knows:
             case "first":
                 return (self.questions[self.first],)
@@ -126,7 +126,10 @@ class DocumentPrompts:
         return (replace(self.questions[0].context(context), identity=self.identity),)
 
     def known(self, rule: Protocol) -> str:
-        """Return the column `question_known`: numbers of known questions, or `none`, `generic`, `paraphrase`."""
+        """Return which questions the compression knows under a protocol, as in the rows' column `question_known`.
+
+        It is the numbers of the known questions, or `none`, `generic` or `paraphrase`.
+        """
         match rule.knows:
             case "first":
                 return str(self.first)
@@ -136,7 +139,9 @@ class DocumentPrompts:
 
 
 def from_tensors(identity: str, inputs: dict[str, Tensor], family: ModelFacts, encode_s: float = 0.0) -> EncodedPrompt:
-    """Return a processor's output for one sample as a prompt.
+    """Return a processor's output for one sample as an `EncodedPrompt`.
+
+    encode_s: seconds that encoding took.
 
     Raises:
         UnsupportedError: more than one row, or padding.
@@ -192,14 +197,14 @@ def encode(
 
     def read() -> dict[str, Any]:
         media: dict[str, Any] = {}
-        shown = images
+        used_images = images
         if len(images) and share < 1:
-            shown, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
+            used_images, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
         if len(images):
-            media["images"] = _images(processor, shown)
+            media["images"] = _images(processor, used_images)
         if len(videos):
-            most = max(1, round(share * (frames or DEFAULT_FRAMES)))
-            sampled = [frames_of(video, most) for video in videos]
+            max_frames = max(1, round(share * (frames or DEFAULT_FRAMES)))
+            sampled = [frames_of(video, max_frames) for video in videos]
             media |= video_arguments(processor, sampled, video_max_pixels)
         return media
 
@@ -231,22 +236,24 @@ def encode(
 
 
 def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> int | None:
-    """Return the number of tokens up to the end of the context; None if the context does not occur.
+    """Return the number of tokens of a rendered prompt up to the end of the text `context`.
 
-    A token that spans the end of the context, or that depends on the text after it, belongs to the question.
+    None if the context does not occur. A token that spans the end of the context, or that depends on the text after it, belongs
+    to the question.
     """
     start = text.find(context)
     if start < 0:
         return None
-    alone = _tensors(processor, text[: start + len(context)], {})["input_ids"][0].tolist()
-    pairs = zip(alone, input_ids[0].tolist(), strict=False)
+    ids_of_beginning = _tensors(processor, text[: start + len(context)], {})["input_ids"][0].tolist()
+    pairs = zip(ids_of_beginning, input_ids[0].tolist(), strict=False)
     return next(
-        (place for place, (one, other) in enumerate(pairs) if one != other), min(len(alone), input_ids.shape[1])
+        (place for place, (one, other) in enumerate(pairs) if one != other),
+        min(len(ids_of_beginning), input_ids.shape[1]),
     )
 
 
 def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
-    """Return the number of tokens of the prompt that `encode` makes of messages with images.
+    """Return how many tokens the prompt of these messages and images has after `encode`.
 
     Raises:
         UnsupportedError: a text that contains a media marker.
@@ -264,7 +271,7 @@ def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _parts(messages: Sequence[dict]) -> list[dict]:
-    """Return text and media placeholders of all messages."""
+    """Return the text and media parts of all messages in one list."""
     contents = [message["content"] for message in messages]
     texts = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
     return [part for parts in texts for part in parts]
@@ -273,10 +280,10 @@ def _parts(messages: Sequence[dict]) -> list[dict]:
 def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
     parts = _parts(messages)
     for kind, given in (("image", images), ("video", videos)):
-        places = sum(part["type"] == kind for part in parts)
-        if places != len(given):
+        placeholder_count = sum(part["type"] == kind for part in parts)
+        if placeholder_count != len(given):
             raise DataError(
-                f"the messages have {places} placeholders for {kind}s, but {len(given)} {kind}s were given; give "
+                f"the messages have {placeholder_count} placeholders for {kind}s, but {len(given)} {kind}s were given; give "
                 f"as many {kind}s as placeholders"
             )
         if given and getattr(processor, f"{kind}_processor", None) is None:
@@ -284,24 +291,30 @@ def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], image
 
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
-    """Return the advice on a prompt that is too long: fewer frames, fewer pixels if the family scales images, or a cut."""
-    known = family_of_processor(processor)
-    by_area = known is not None and known.pixel_limits
-    ways = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
-    ways += ["model.video_max_pixels"] * (by_area and len(videos) > 0)
+    """Return advice on a prompt that is too long, as the end of a sentence; "" if there is none.
+
+    It names the settings that lower the number of frames, or of pixels if the family scales images.
+    """
+    family = family_of_processor(processor)
+    by_area = family is not None and family.pixel_limits
+    token_limit_keys = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
+    token_limit_keys += ["model.video_max_pixels"] * (by_area and len(videos) > 0)
     if not images and not videos:
         return ", or cut the text with dataset.generation.cut_prompt=middle"
-    return f", or lower {' or '.join(ways)}" if ways else ""
+    return f", or lower {' or '.join(token_limit_keys)}" if token_limit_keys else ""
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:
-    """Refuse a prompt without exactly one marker per image and video. If its text contains a marker such as `<image>`, the model
-    would put an image's features there."""
+    """Raise UnsupportedError unless the prompt has exactly one media marker (such as `<image>`) per image and video.
+
+    The model would put an image's features at a marker that is part of the text.
+    text: the rendered prompt. images, videos: their numbers.
+    """
     for kind, wanted in (("image", images), ("video", videos)):
         marker = getattr(processor, f"{kind}_token", None)
         count = text.count(marker) if marker else wanted
         if count != wanted:
-            why = (
+            remedy = (
                 "the question contains this marker; change the text, or set "
                 "datasets.<name>.placeholders=interleave or remove"
                 if count > wanted
@@ -309,15 +322,15 @@ def _check_markers(processor, text: str, images: int, videos: int) -> None:
             )
             raise UnsupportedError(
                 f"the prompt has {wanted} {kind}s but {count} times {marker}, the marker of "
-                f"{type(processor).__name__} for {kind}s; {why}"
+                f"{type(processor).__name__} for {kind}s; {remedy}"
             )
 
 
 def _images(processor, images: Sequence) -> list:
     """Return images in the form that the processor takes.
 
-    A processor that counts images per prompt (LLaVA-OneVision) gets a list per prompt: it cuts a single image into
-    tiles but takes each of several images whole, as the model was trained.
+    A processor that counts images per prompt (LLaVA-OneVision) gets a list per prompt. It cuts a single image into tiles, but
+    takes each of several images whole, as in the model's training.
     """
     per_prompt = "batch_num_images" in getattr(processor.image_processor, "model_input_names", ())
     return [list(images)] if per_prompt else list(images)
@@ -326,18 +339,27 @@ def _images(processor, images: Sequence) -> list:
 def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
     """Count the tokens of message text (no template, no markers) before the last image or video."""
     parts = _parts(messages)
-    last = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
-    texts = [part["text"] for part in parts[: last + 1] if part["type"] == "text" and part["text"]]
+    last_media = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
+    texts = [part["text"] for part in parts[: last_media + 1] if part["type"] == "text" and part["text"]]
     return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
 
 
 def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: Tensor) -> int:
-    """Count the prompt's last tokens, which the chat template puts after the last text of the messages; 0 if they are unknown."""
-    written = [part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()]
-    if not written or written[-1] not in text:
+    """Count the last tokens of a prompt, which the chat template puts after the messages' last text; 0 if unknown.
+
+    text: the rendered prompt. input_ids: its tokens.
+    """
+    stripped_texts = [
+        part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()
+    ]
+    if not stripped_texts or stripped_texts[-1] not in text:
         return 0
-    behind = tokenizer(text[text.rindex(written[-1]) + len(written[-1]) :], add_special_tokens=False)["input_ids"]
-    return len(behind) if behind and input_ids[0, -len(behind) :].tolist() == behind else 0
+    ids_after_text = tokenizer(
+        text[text.rindex(stripped_texts[-1]) + len(stripped_texts[-1]) :], add_special_tokens=False
+    )["input_ids"]
+    return (
+        len(ids_after_text) if ids_after_text and input_ids[0, -len(ids_after_text) :].tolist() == ids_after_text else 0
+    )
 
 
 WHOLE = "\n\nRepeat the previous context exactly."
@@ -346,17 +368,20 @@ PART = "\n\nRepeat the part of the previous context exactly, starting with "
 
 
 def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt) -> ReplayText:
-    """Return the token ids that are fed before and after the prompt's context when it is fed again."""
+    """Return the token ids to feed before and after the prompt's context if the context is fed again.
+
+    text: the rendered prompt.
+    """
     tokenizer, ids = getattr(processor, "tokenizer", processor), prompt.input_ids[0].tolist()
     parts = _parts([message for message in messages if message["role"] != "system"])
-    kinds = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
-    starts = [place for word in kinds if word and (place := text.find(word)) >= 0]
-    head = tokenizer(text[: min(starts, default=0)], add_special_tokens=False)["input_ids"]
-    begin = 0 if ids[:1] == head[:1] or not head else 1  # the tokenizer puts a token before every text
-    same = [one == other for one, other in zip(head, ids[begin:], strict=False)]
-    prefix = begin + (same.index(False) if False in same else len(same)) if head else 0
-    whole, part = _instructions(tokenizer)
-    return ReplayText(prefix, whole, part, tuple(ids[len(ids) - prompt.template_tokens :]))
+    texts = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
+    part_starts = [place for word in texts if word and (place := text.find(word)) >= 0]
+    head = tokenizer(text[: min(part_starts, default=0)], add_special_tokens=False)["input_ids"]
+    offset = 0 if ids[:1] == head[:1] or not head else 1  # the tokenizer puts a token before every text
+    matches = [one == other for one, other in zip(head, ids[offset:], strict=False)]
+    prefix = offset + (matches.index(False) if False in matches else len(matches)) if head else 0
+    whole_instruction, part_instruction = _instructions(tokenizer)
+    return ReplayText(prefix, whole_instruction, part_instruction, tuple(ids[len(ids) - prompt.template_tokens :]))
 
 
 @lru_cache(maxsize=1)
@@ -370,45 +395,44 @@ def _marker(processor, kind: str) -> str | None:
 
 
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
-    """Return control tokens that are spelled in the messages' text."""
+    """Return the control tokens that occur as text in the messages."""
     controls = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     texts = [part["text"] for part in _parts(messages) if part["type"] == "text"]
     return tuple(sorted(token for token in controls if any(token in text for text in texts)))
 
 
 def _cut(prompt: EncodedPrompt, family: ModelFacts) -> int:
-    """Return the number of tokens before the place where protocols that cut divide the prompt."""
+    """Return the number of tokens before the cut, for protocols that cut the prompt into context and question."""
     return context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
 
 
 def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
-    """Check that the questions about a document come after equal contexts.
+    """Raise DataError if the prompts of a document's questions differ in their tokens before the question.
 
-    Raises:
-        DataError: the tokens before the cut differ, so that no single compression of them serves all questions.
+    A single compression of these tokens then cannot serve all questions.
     """
-    cuts = [_cut(prompt, family) for prompt in prompts]
-    contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, cuts, strict=True)]
+    context_ends = [_cut(prompt, family) for prompt in prompts]
+    contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, context_ends, strict=True)]
     if any(context != contexts[0] for context in contexts):
         raise DataError(
-            f"the questions about the document of {prompts[0].identity} change the tokens of its context ({cuts} "
+            f"the questions about the document of {prompts[0].identity} change the tokens of its context ({context_ends} "
             "tokens); every question has to come after the whole context"
         )
 
 
 def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) -> Lengths:
-    """Return the prompt's lengths under a protocol.
+    """Return a prompt's lengths under a protocol: tokens that are prefilled, that may be evicted, and that are fed again.
 
     Raises:
-        UnsupportedError: the protocol cuts the prompt, but it has no visual tokens or nothing after them; or visual
+        UnsupportedError: the protocol cuts the prompt, but the prompt has no visual tokens or nothing after them. Or visual
             tokens would be fed again, whose embeddings only the vision tower computes.
     """
-    cut = _cut(prompt, family) if protocol.cuts else None
-    if cut is not None and cut >= prompt.length:
+    context_end = _cut(prompt, family) if protocol.cuts else None
+    if context_end is not None and context_end >= prompt.length:
         raise UnsupportedError(
             f"{prompt.identity} ends with its context; protocol={protocol.name} needs a question after it"
         )
-    lengths = protocol.lengths(prompt.length, cut)
+    lengths = protocol.lengths(prompt.length, context_end)
     if bool((prompt.types[0, lengths.candidates :] > 0).any()):
         raise UnsupportedError(
             f"{prompt.identity} ends with a visual token, which protocol={protocol.name} cannot feed again; put text after "
@@ -418,7 +442,9 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
 
 
 def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
-    """Return the token ids between an answer to a prompt and the next answer, template and question, int64 `[1, n]`.
+    """Return the token ids between an answer and the next answer of a conversation, int64 `[1, n]`.
+
+    They are the chat template's tokens and the next question.
 
     Args:
         messages: the prompt, in Hugging Face's chat format.
@@ -428,19 +454,22 @@ def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
         DataError: the template does not put an unchanged answer right after the prompt.
     """
     answer, prompt = "A", rendered(processor, messages)
-    said = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
-    whole = rendered(processor, [*messages, said, {"role": "user", "content": [{"type": "text", "text": question}]}])
-    rest = whole.removeprefix(prompt)
-    lead = len(rest) - len(rest.lstrip())
-    if rest == whole or not rest.startswith(answer, lead):
+    answer_message = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
+    conversation = rendered(
+        processor, [*messages, answer_message, {"role": "user", "content": [{"type": "text", "text": question}]}]
+    )
+    text_after_prompt = conversation.removeprefix(prompt)
+    leading_spaces = len(text_after_prompt) - len(text_after_prompt.lstrip())
+    if text_after_prompt == conversation or not text_after_prompt.startswith(answer, leading_spaces):
         raise DataError(
             "the chat template does not put an earlier answer right after its prompt, so the tokens of a further "
-            f"turn are unknown; it gives {whole[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another "
+            f"turn are unknown; it gives {conversation[-200:]!r} where the prompt ends in {prompt[-100:]!r}; use another "
             "protocol"
         )
     tokenizer = getattr(processor, "tokenizer", processor)
     return torch.tensor(
-        [tokenizer(rest[lead + len(answer) :], add_special_tokens=False)["input_ids"]], dtype=torch.int64
+        [tokenizer(text_after_prompt[leading_spaces + len(answer) :], add_special_tokens=False)["input_ids"]],
+        dtype=torch.int64,
     )
 
 
@@ -466,16 +495,17 @@ def reference_tokens(
     turn = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
     prompt = rendered(processor, messages)
     conversation = prompt + answer if continuation else rendered(processor, [*messages, turn], answering=False)
-    rest = conversation.removeprefix(prompt)
-    lead = len(rest) - len(rest.lstrip())
-    if rest == conversation or not rest.startswith(answer, lead):
+    text_after_prompt = conversation.removeprefix(prompt)
+    leading_spaces = len(text_after_prompt) - len(text_after_prompt.lstrip())
+    if text_after_prompt == conversation or not text_after_prompt.startswith(answer, leading_spaces):
         raise DataError(
             "the chat template does not render the reference answer right after the prompt, so the answer's "
             f"tokens are unknown; it gives {conversation[-200:]!r} where the prompt ends in {prompt[-100:]!r}"
         )
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt_ids, all_ids = (
-        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, prompt + rest[: lead + len(answer)])
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in (prompt, prompt + text_after_prompt[: leading_spaces + len(answer)])
     )
     if all_ids[: len(prompt_ids)] != prompt_ids or len(all_ids) == len(prompt_ids):
         raise DataError(

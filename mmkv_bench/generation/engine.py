@@ -1,11 +1,12 @@
 """Prefill once, fork many: every cell of a run answers a sample from one shared prefill.
 
-The prefilled cache is read-only. `full` (and every cell whose prompt fits its budget) decodes from the cache itself and
-appends to its slack; the entries of other cells are gathered into batches that decode together. A fork that fails, runs
-out of memory or time, or meets NaN ends alone: its batch is halved until the failing fork is by itself.
+A cell is one configuration (model, method, budget, protocol, dataset). A fork is what a cell continues with after the prefill.
+The prefilled cache is read-only. `full`, and every cell whose prompt fits its budget, decodes from the cache itself and
+appends to its slack. The entries of other cells are gathered into batches that decode together. A fork that fails, runs out
+of memory or time, or meets NaN ends alone: its batch is halved until it is by itself.
 
-Several questions of one document may be answered together, with a row of a batch for each question and cell. Results of questions
-that have not been asked yet are kept until they are.
+Several questions of one document may be answered together, with a row of a batch for each question and cell. Results of
+questions that have not been asked yet are stored until they are.
 """
 
 from __future__ import annotations
@@ -114,52 +115,56 @@ class Engine:
     def answer(
         self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: ExtraMeasures = NOTHING
     ) -> list[ForkResult]:
-        """Return one result per cell, in the order of `cells`; a fault of a cell becomes its status and is never raised.
+        """Answer a prompt with every cell (method and budget each); return one result per cell, in the order of `cells`.
 
+        An error of a cell becomes the status of its result and is never raised.
         Waiting questions of the prompt's document may be answered too; a later call returns their results.
 
-        extras: measures to take besides the answers, on which they have no influence.
+        extras: measures to take besides the answers. They do not change the answers.
         """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
-        every, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
-        parts = self.session, self.family, self.rules, self.tokenizer
-        streams = [cell for cell in every if protocol(cell.protocol).streams]
-        for result in run_streams(*parts, prompt, streams, self.timeout_s, held=self._streams):
+        all_cells, cells = cells, [cell for cell in cells if not protocol(cell.protocol).apart]
+        engine_parts = self.session, self.family, self.rules, self.tokenizer
+        streams = [cell for cell in all_cells if protocol(cell.protocol).streams]
+        for result in run_streams(*engine_parts, prompt, streams, self.timeout_s, held=self._streams):
             results[result.cell] = result
-        for cell in every:
+        for cell in all_cells:
             if protocol(cell.protocol).converses:
-                results[cell.cell] = run_turns(Parts(*parts, self.timeout_s), self._conversations, prompt, cell)
+                results[cell.cell] = run_turns(Parts(*engine_parts, self.timeout_s), self._conversations, prompt, cell)
         lengths: dict[str, Lengths] = {}
         for name in dict.fromkeys(cell.protocol for cell in cells):
-            rule, same = protocol(name), [cell for cell in cells if cell.protocol == name]
+            protocol_rules, cells_of_protocol = protocol(name), [cell for cell in cells if cell.protocol == name]
             try:
-                lengths[name] = lengths_of(rule, prompt, self.family)
+                lengths[name] = lengths_of(protocol_rules, prompt, self.family)
             except UnsupportedError as error:
-                self._fail(same, results, error)
+                self._fail(cells_of_protocol, results, error)
                 continue
-            for cell in same:
+            for cell in cells_of_protocol:
                 _fill_cut(results[cell.cell], cell, prompt, lengths[name])
-        of_document = {
+        document_cells = {
             cell.cell
             for cell in cells
             if cell.protocol in lengths and prompt.document is not None and cell.serves_all_questions
         }
-        for name in dict.fromkeys(cell.protocol for cell in cells if cell.cell in of_document):
-            same = [cell for cell in cells if cell.cell in of_document and cell.protocol == name]
-            self._of_document(prompt, lengths[name], same, results, extras)
-        cells_left = [cell for cell in cells if cell.cell not in of_document]
+        for name in dict.fromkeys(cell.protocol for cell in cells if cell.cell in document_cells):
+            cells_of_protocol = [cell for cell in cells if cell.cell in document_cells and cell.protocol == name]
+            self._of_document(prompt, lengths[name], cells_of_protocol, results, extras)
+        cells_left = [cell for cell in cells if cell.cell not in document_cells]
         for end in sorted({self._prefill_of(one) for one in lengths.values()}, reverse=True):
             shared = {name: one for name, one in lengths.items() if self._prefill_of(one) == end}
-            same = [cell for cell in cells_left if cell.protocol in shared]
-            if same:
-                self._group(prompt, shared, same, results, extras)
-        return [results[cell.cell] for cell in every]
+            cells_of_protocol = [cell for cell in cells_left if cell.protocol in shared]
+            if cells_of_protocol:
+                self._group(prompt, shared, cells_of_protocol, results, extras)
+        return [results[cell.cell] for cell in all_cells]
 
     def _blank(self, cell: CellSpec, prompt: EncodedPrompt) -> ForkResult:
         return blank(cell, prompt, fork_batch=self.fork_batch)
 
     def _prefill_of(self, lengths: Lengths) -> tuple[int, int]:
-        """Return (tokens to prefill, tokens after which states are saved, or 0): protocols with equal keys share a prefill."""
+        """Return a key of the prefill that lengths need; protocols with equal keys share a prefill.
+
+        The key is the number of tokens to prefill, and the number of tokens after which recurrent states are saved (0: never).
+        """
         return lengths.prefilled, lengths.candidates if self.session.has_states else 0
 
     # ------------------------------------------------------------------ one document
@@ -173,62 +178,73 @@ class Engine:
     ) -> None:
         """Answer the prompt with every cell, for a protocol that compresses a document once and serves all its questions.
 
-        The answers are added to `results`. cells: all of one protocol.
+        The answers are added to `results`.
+        lengths: the prompt's lengths under this protocol. cells: cells of this protocol.
         """
-        document, rule = prompt.document, protocol(cells[0].protocol)
+        document, protocol_rules = prompt.document, protocol(cells[0].protocol)
         assert document is not None, "a prompt with its document"
         names = tuple(cell.cell for cell in cells)
-        early = self._answered.pop((rule.name, document.identity, document.number, names, extras), None)
-        if early is not None:
-            results.update(early)
+        stored_results = self._answered.pop(
+            (protocol_rules.name, document.identity, document.number, names, extras), None
+        )
+        if stored_results is not None:
+            results.update(stored_results)
             return
-        sources = document.scoring(rule, lengths.reduced)
+        sources = document.scoring(protocol_rules, lengths.reduced)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
         reserve = slack(longest, max(document.longest - sources[0].length, 0))
         meter = Meter(self.device)
         key = (tuple(source.identity for source in sources), reserve, names)
-        reused = rule.name in self._compressed and self._compressed[rule.name][0] == key
-        if not reused:
-            self._compressed.pop(rule.name, None)
-            self._answered = {asked: early for asked, early in self._answered.items() if asked[0] != rule.name}
+        is_reused = protocol_rules.name in self._compressed and self._compressed[protocol_rules.name][0] == key
+        if not is_reused:
+            self._compressed.pop(protocol_rules.name, None)
+            self._answered = {
+                key_of_results: stored
+                for key_of_results, stored in self._answered.items()
+                if key_of_results[0] != protocol_rules.name
+            }
             try:
-                own = dataclasses.replace(lengths, prefilled=sources[0].length)
-                self._compressed[rule.name] = key, self._scored_by(sources, cells, own, meter, reserve)
+                question_lengths = dataclasses.replace(lengths, prefilled=sources[0].length)
+                self._compressed[protocol_rules.name] = (
+                    key,
+                    self._scored_by(sources, cells, question_lengths, meter, reserve),
+                )
             except Exception as error:  # noqa: BLE001 - whatever stopped the prefill is every cell's status
                 self._fail(cells, results, error)
-        if rule.name not in self._compressed:
+        if protocol_rules.name not in self._compressed:
             self._release()
             return
-        asked: list[tuple[PrefillGroup, Results]] = []
-        ahead: dict[tuple[Hashable, ...], Results] = {}
-        for number in (document.number, *self._decoded_with(document, rule, extras, len(cells))):
-            question, of_question = prompt, results
+        questions_decoded_here: list[tuple[PrefillGroup, Results]] = []
+        results_ahead: dict[tuple[Hashable, ...], Results] = {}
+        for number in (document.number, *self._decoded_with(document, protocol_rules, extras, len(cells))):
+            question, question_results = prompt, results
             if number != document.number:
                 question = document.questions[number]
-                of_question = {cell.cell: self._blank(cell, question) for cell in cells}
-                ahead[rule.name, document.identity, number, names, extras] = of_question
-            own = dataclasses.replace(lengths, prompt=question.length, prefilled=sources[0].length)
+                question_results = {cell.cell: self._blank(cell, question) for cell in cells}
+                results_ahead[protocol_rules.name, document.identity, number, names, extras] = question_results
+            question_lengths = dataclasses.replace(lengths, prompt=question.length, prefilled=sources[0].length)
             for cell in cells:
-                result = of_question[cell.cell]
-                _fill_cut(result, cell, question, own)
-                result.question_known = document.known(rule)
-                result.compression_reused = reused or question is not prompt
-            prefilled = dataclasses.replace(self._compressed[rule.name][1], lengths={rule.name: own})
-            asked.append((self._grouped(question, prefilled, meter, longest), of_question))
-        self._forks(asked, cells, extras)
-        self._answered.update(ahead)
+                result = question_results[cell.cell]
+                _fill_cut(result, cell, question, question_lengths)
+                result.question_known = document.known(protocol_rules)
+                result.compression_reused = is_reused or question is not prompt
+            prefilled = dataclasses.replace(
+                self._compressed[protocol_rules.name][1], lengths={protocol_rules.name: question_lengths}
+            )
+            questions_decoded_here.append((self._grouped(question, prefilled, meter, longest), question_results))
+        self._forks(questions_decoded_here, cells, extras)
+        self._answered.update(results_ahead)
 
     def _decoded_with(
         self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures, cells: int
     ) -> tuple[int, ...]:
-        """Return the numbers of the waiting questions to answer together with the current one: as many as fill a batch, with
-        `cells` rows each. An interruption then loses no more than a batch.
+        """Return the numbers of the waiting questions that are answered together with the current one.
 
-        There are none if each question has a compression or a reference answer of its own, or if layers keep a window or
-        a state, whose rows must have been shown equally many tokens.
+        There are as many as fill a batch, with `cells` rows each. An interruption then loses no more than a batch. There are none
+        if each question has a compression or a reference answer of its own, or if layers keep a window or a recurrent state.
         """
-        apart = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
-        return () if apart else document.waiting[: -(-self.fork_batch // cells) - 1]
+        answers_separately = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
+        return () if answers_separately else document.waiting[: -(-self.fork_batch // cells) - 1]
 
     def _scored_by(
         self,
@@ -238,16 +254,19 @@ class Engine:
         meter: Meter,
         reserve: int,
     ) -> Prefilled:
-        """Return the prefill of the first source, with scores and summaries that are means over all. They share the context."""
+        """Prefill a document with each of several questions; return the first prefill, with scores averaged over all.
+
+        sources: prompts that begin with the same context. Summaries of allocators are averaged like scores.
+        """
         name = cells[0].protocol
-        each = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
+        lengths_of_sources = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
         if len(sources) == 1:
-            made = prefill(self.session, sources[0], cells, each[0], meter, reserve)
+            prefilled = prefill(self.session, sources[0], cells, lengths_of_sources[0], meter, reserve)
         else:
-            together = prefill_together(self.session, sources, cells, each, meter, reserve)
-            merge_scores(together, cells, name)
-            made = together[0]
-        return dataclasses.replace(made, shared=True, lengths={name: lengths})
+            prefilled_sources = prefill_together(self.session, sources, cells, lengths_of_sources, meter, reserve)
+            merge_scores(prefilled_sources, cells, name)
+            prefilled = prefilled_sources[0]
+        return dataclasses.replace(prefilled, shared=True, lengths={name: lengths})
 
     # ------------------------------------------------------------------ one prefill
     @staticmethod
@@ -263,7 +282,10 @@ class Engine:
         results: Results,
         extras: ExtraMeasures,
     ) -> None:
-        """Prefill the prompt, or its context, once and answer it with all cells; fill `results`."""
+        """Answer a prompt with all cells from one prefill of the prompt, or of its context; fill `results`.
+
+        lengths: protocol -> the prompt's lengths; all protocols share the prefill.
+        """
         meter, end = Meter(self.device), next(iter(lengths.values())).prefilled
         prefix = prompt if end == prompt.length else prompt.context(end)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
@@ -283,9 +305,9 @@ class Engine:
     def _forks(
         self, asked: Sequence[tuple[PrefillGroup, Results]], cells: Sequence[CellSpec], extras: ExtraMeasures
     ) -> None:
-        """Answer questions with all cells, each from its prefill, and fill the results.
+        """Answer one or several questions of a document with all cells, and fill the results.
 
-        asked: each question's prefill and its results by cell; more than one question only of the same document.
+        asked: for each question, its prefill and its results by cell.
         """
         forks: list[Fork] = []
         measuring: dict[PrefillGroup, ForkMeasures] = {}
@@ -294,10 +316,10 @@ class Engine:
             evicting, full_forks = self._planned(group, cells, results)
             measures = measuring[group] = ForkMeasures(group, extras)
             for name in sorted({fork.cell.protocol for fork in [*full_forks, *evicting]}):
-                same = [fork for fork in full_forks if fork.cell.protocol == name]
-                if same:
-                    self._decode(same, measuring)
-                measures.full(name, same, any(fork.cell.protocol == name for fork in evicting))
+                full_forks_of_protocol = [fork for fork in full_forks if fork.cell.protocol == name]
+                if full_forks_of_protocol:
+                    self._decode(full_forks_of_protocol, measuring)
+                measures.full(name, full_forks_of_protocol, any(fork.cell.protocol == name for fork in evicting))
             forks += evicting
         for batch in batches(forks, self.fork_batch, self.fork_memory):
             self._decode(batch, measuring)
@@ -310,7 +332,9 @@ class Engine:
     def _planned(
         self, group: PrefillGroup, cells: Sequence[CellSpec], results: Results
     ) -> tuple[list[Fork], list[Fork]]:
-        """Return two lists of forks: those that evict or quantise entries, and those that use the full cache unchanged."""
+        """Return two lists of the cells' forks: those that evict or quantise entries, and those that use the full cache
+        unchanged.
+        """
         forks: list[Fork] = []
         full_forks: list[Fork] = []
         prefilled = group.prefilled
@@ -338,18 +362,21 @@ class Engine:
         return forks, full_forks
 
     def _prefill_again(self, fork: Fork) -> None:
-        """Replace the fork's entries, if any are evicted, by those of a prefill that sees only them."""
+        """Replace a fork's entries by those of a second prefill that sees only the kept entries. No change if all are kept."""
         fork.cell.compressor.check_only_evicts(fork.cell.protocol)
         if fork.index is not None:
             group, kept = fork.group, [index[None] for index in fork.index]
             start = group.meter.now()
-            made = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)
-            fork.again = [(key[0], value[0]) for key, value in made]
+            again_prefilled = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)
+            fork.again = [(key[0], value[0]) for key, value in again_prefilled]
             fork.compress_s += group.meter.now() - start
 
     # ------------------------------------------------------------------ decoding
     def _decode(self, forks: list[Fork], measuring: Mapping[PrefillGroup, ForkMeasures]) -> None:
-        """Decode a batch; on any fault halve it until the failing fork is alone."""
+        """Decode a batch of forks and fill their results. If anything fails, the batch is halved until the failing fork is alone.
+
+        measuring: for each prefill, the measures to take besides the answers.
+        """
         meter = forks[0].group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
         decoded: list[Decoded] = []
@@ -373,8 +400,8 @@ class Engine:
             self._finish(fork, answer, seconds, 1 if fork.index is None else len(forks))
 
     def _attempt(self, forks: list[Fork], measuring: Mapping[PrefillGroup, ForkMeasures]) -> list[Decoded]:
-        meter, whole = forks[0].group.meter, forks[0].index is None
-        acting = not whole and forks[0].cell.compressor.decoding is not None
+        meter, is_full = forks[0].group.meter, forks[0].index is None
+        acting = not is_full and forks[0].cell.compressor.decoding is not None
         step, start, aside = None if acting else self.step, time.monotonic(), meter.aside_s
         questions = [list(same) for _, same in itertools.groupby(forks, lambda fork: fork.group)]
         leads: list[Lead] = []
@@ -389,17 +416,17 @@ class Engine:
             if acting:  # policies change their entries, so measures get a separate copy
                 measures.forks(same, None, gathered)
             # all cells that keep everything are one fork
-            with borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered()) as cache:
+            with borrow(group.prefilled, name) if is_full else contextlib.nullcontext(gathered()) as cache:
                 limit = deadline()
                 if limit is not None and time.monotonic() > limit:
                     raise GenerationTimeout("gathering the kept entries ran past timeout_s")
                 audit(same, cache.compressed, group)
-                if not whole and not acting:
+                if not is_full and not acting:
                     measures.forks(same, cache, gathered)
-                rows = 1 if whole else len(same)
+                rows = 1 if is_full else len(same)
                 if len(questions) == 1:
                     decoded = decode(group, cache, rows, name, deadline(), acting, step=step)
-                    return decoded * len(same) if whole else decoded
+                    return decoded * len(same) if is_full else decoded
                 leads.append(lead(group, cache, rows, name, deadline()))
         return follow(leads, deadline(), step=step)
 
@@ -431,5 +458,5 @@ def _fill_cut(result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, lengths
 
 
 def as_row(result: ForkResult) -> dict:
-    """Return the result as columns of a response row."""
+    """Return a result as a mapping from columns of a response row to values."""
     return dataclasses.asdict(result)

@@ -58,10 +58,10 @@ class FakeValuesMode(TorchDispatchMode):
     # ------------------------------------------------------------------ numbers
     def hold(self, tensor: Tensor, device: torch.device) -> Tensor:
         """Return a real tensor as a fake one on a device, with its values."""
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        real_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         with _disable_current_modes():
-            self._known[made] = tensor.detach().clone()
-        return made
+            self._known[real_tensor] = tensor.detach().clone()
+        return real_tensor
 
     def _numbers(self, tensor: Tensor) -> Tensor | None:
         if not isinstance(tensor, FakeTensor):
@@ -72,7 +72,7 @@ class FakeValuesMode(TorchDispatchMode):
         return values if values is not None else tensor.constant
 
     def _read(self, tensor: Tensor) -> Tensor:
-        """Return a tensor's values, or random ones if it has none."""
+        """Return a tensor's values on the host; random ones if it has none."""
         numbers = self._numbers(tensor)
         if numbers is None:
             numbers = self._invented(tensor)
@@ -81,7 +81,9 @@ class FakeValuesMode(TorchDispatchMode):
         return numbers
 
     def _invented(self, like: Tensor) -> Tensor:
-        """Return made-up values: random between 0 and 1 for floats, 0 for integers (a valid index) and False for masks."""
+        """Return made-up values of the shape of `like`: random in [0, 1) for floats, 0 for integers (a valid index), False for
+        masks.
+        """
         shape = tuple(like.shape)
         if not (like.dtype.is_floating_point or like.dtype.is_complex):
             return torch.zeros(shape, dtype=like.dtype)
@@ -100,23 +102,23 @@ class FakeValuesMode(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if function in _SHAPED:
             tensors = []
-        made = function(*args, **kwargs)
-        outputs = [leaf for leaf in tree_leaves(made) if isinstance(leaf, FakeTensor)]
+        result = function(*args, **kwargs)
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
         if not outputs or max(output.numel() for output in outputs) > CARRIED:
-            return made
+            return result
         with _disable_current_modes():
             if all(self._numbers(tensor) is not None for tensor in tensors):
-                self._carry(made, self._computed(function, args, kwargs))
+                self._carry(result, self._computed(function, args, kwargs))
             elif function._schema.is_mutable:
                 self._mutated(function, args, kwargs, tensors)
             elif self.invents and not _is_view(function):
                 for output in outputs:
                     if output.numel() <= INVENTED:
                         self._known[output] = self._invented(output)
-        return made
+        return result
 
     def _computed(self, function: Any, args: tuple, kwargs: dict) -> Any:
-        """Run the operation on the values, on the host."""
+        """Run an operation on the values of its arguments, on the host, and return the result."""
 
         def number(leaf: Any) -> Any:
             if isinstance(leaf, torch.device):
@@ -135,8 +137,10 @@ class FakeValuesMode(TorchDispatchMode):
                 self._known[output] = value
 
     def _mutated(self, function: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
-        """Run an operation that writes to its first argument, if that has values. Unknown inputs are replaced by random values
-        or, if none may be made up, the argument's values become unknown."""
+        """Run an operation that writes to its first argument, on the values.
+
+        Unknown inputs are replaced by random values. If no values may be made up, the argument's values become unknown.
+        """
         target = args[0]
         if self._numbers(target) is None:
             return
@@ -146,7 +150,7 @@ class FakeValuesMode(TorchDispatchMode):
             target.untyped_storage().overwritten = True
 
     def _counted(self, function: Any, args: tuple, kwargs: dict) -> Any:
-        """Run an operation whose result's shape depends on values."""
+        """Run an operation whose result's shape depends on the values of its arguments."""
         device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         if function is _aten.index.Tensor and self._numbers(args[0]) is None:
             return self._picked(*args)
@@ -155,23 +159,23 @@ class FakeValuesMode(TorchDispatchMode):
         return tree_map(lambda value: self.hold(value, device) if isinstance(value, Tensor) else value, numbers)
 
     def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
-        """Index a source that has no values by masks; only the shape of the result is known, from the masks."""
-        masks = [one for one in index if one is not None and one.dtype == torch.bool]
-        if len(index) == len(masks) == 1:
+        """Index a tensor that has no values by masks that have values. Only the shape of the result is known."""
+        mask_indices = [one for one in index if one is not None and one.dtype == torch.bool]
+        if len(index) == len(mask_indices) == 1:
             with _disable_current_modes():
-                count = int(self._read(masks[0]).sum())
-            return source.new_empty(count, *source.shape[masks[0].ndim :])
-        places = [
+                count = int(self._read(mask_indices[0]).sum())
+            return source.new_empty(count, *source.shape[mask_indices[0].ndim :])
+        index_tensors = [
             self._counted(_aten.nonzero.default, (one,), {})[:, 0]
             if one is not None and one.dtype == torch.bool
             else one
             for one in index
         ]
-        return _aten.index.Tensor(source, places)
+        return _aten.index.Tensor(source, index_tensors)
 
 
 def _shape_follows(function: Any, args: tuple) -> bool:
-    """Tell whether the shape of the result depends on values."""
+    """Tell whether the shape of an operation's result depends on the values of its arguments."""
     if function is _aten.index.Tensor:
         return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
     return torch.Tag.dynamic_output_shape in function.tags

@@ -70,17 +70,17 @@ def forced(
         yield prefilled.logits.expand(rows, 1, -1)
     if block is None:
         block = 1 if stepwise else max(1, BLOCK_BYTES // (4 * rows * prefilled.logits.shape[-1]))
-    start, unread = 0, max(lead.shape[1] - 1, 0)  # a question's logits are not needed, except its last token's
+    start, lead_rows = 0, max(lead.shape[1] - 1, 0)  # a question's logits are not needed, except its last token's
     while start < fed.shape[1]:
         if deadline is not None and time.monotonic() > deadline:
             raise GenerationTimeout("measuring ran past timeout_s")
-        stop = min(max(start, unread) + block, fed.shape[1])
+        stop = min(max(start, lead_rows) + block, fed.shape[1])
         output = group.model(
             input_ids=fed[:, start:stop].expand(rows, -1),
             position_ids=prefilled.positions(offset + start, stop - start, rows),
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=stop - max(start, unread),
+            logits_to_keep=stop - max(start, lead_rows),
             return_dict=True,
         )
         yield output.logits
@@ -89,7 +89,7 @@ def forced(
 
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
-    """Lend a cache that no decode policy changes; afterwards drop the tokens that were fed to it."""
+    """Lend a cache that no decode policy changes. After the block the tokens that were fed to it are dropped."""
     seen_before, states = [layer.seen for layer in cache.compressed], cache.copied_states()
     try:
         yield cache
@@ -123,10 +123,10 @@ def negative_log_likelihood(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return -log probability of each token, float64 `[R, b]`, from logits `[R, b, V]` and tokens int64 `[b]`."""
     nll = torch.empty(logits.shape[:-1], dtype=torch.float64, device=logits.device)
     for stretch in _stretches(logits.shape[1], logits.shape[2]):
-        wanted = tokens[stretch].to(logits.device)[None, :, None]
-        for rows in _stretches(len(logits), len(wanted[0]) * logits.shape[2]):
+        target_tokens = tokens[stretch].to(logits.device)[None, :, None]
+        for rows in _stretches(len(logits), len(target_tokens[0]) * logits.shape[2]):
             log_q = logits[rows, stretch].double().log_softmax(-1)
-            nll[rows, stretch] = -log_q.gather(-1, wanted.expand(len(log_q), -1, -1)).squeeze(-1)
+            nll[rows, stretch] = -log_q.gather(-1, target_tokens.expand(len(log_q), -1, -1)).squeeze(-1)
             del log_q
     return nll
 
@@ -161,7 +161,7 @@ NOTHING = ExtraMeasures()
 
 
 class ForkMeasures:
-    """Measures of all cells that share one prefill."""
+    """Takes the measures of all cells (method and budget each) that share one prefill, and writes them into the results."""
 
     def __init__(self, group: PrefillGroup, extras: ExtraMeasures):
         self.group, self.prefilled, self.extras = group, group.prefilled, extras
@@ -170,10 +170,11 @@ class ForkMeasures:
         self.answers: dict[str, tuple[Sequence[int], Tensor]] = {}
 
     def full(self, protocol: str, whole: Sequence[Fork], wanted: bool) -> None:
-        """Record the full cache's distributions, and measure the cells that keep everything.
+        """Record the next-token distributions of the full cache, and measure the cells that keep all entries.
 
         Args:
-            whole: decoded forks of this protocol that keep everything; if none, the full cache's answer is decoded here.
+            whole: decoded forks of this protocol that keep all entries. If there are none, the full cache's answer is decoded
+                here.
             wanted: whether forks of this protocol will be compared with the full cache.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]
@@ -199,11 +200,11 @@ class ForkMeasures:
     def forks(
         self, forks: Sequence[Fork], cache: CompressedCache | None, gather: Callable[[], CompressedCache]
     ) -> None:
-        """Measure a batch of forks before it decodes.
+        """Measure a batch of forks before it is decoded.
 
         Args:
-            cache: their reduced entries, one row each; None if decode policies act on them.
-            gather: returns another copy of the forks' entries, which policies may change.
+            cache: the forks' reduced entries, one row each; None if decode policies act on them.
+            gather: function that returns another copy of the forks' entries, which policies may change.
         """
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
         # A batch that failed while decoding comes again in halves: earlier measurements stay.
@@ -225,7 +226,11 @@ class ForkMeasures:
         gather: Callable[[], CompressedCache],
         protocol: str,
     ) -> None:
-        """Call `fill` with the batch's cache and restore the cache; if there is none, call it with a copy, token by token."""
+        """Call `fill` with the batch's cache and restore the cache afterwards.
+
+        If there is no cache, `fill` gets a copy of the entries and feeds token by token.
+        gather: function that returns the copy.
+        """
         if cache is None:
             fill(results, gather(), len(results), protocol, stepwise=True)
             return
@@ -246,21 +251,23 @@ class ForkMeasures:
     def _fill_fidelity(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
     ) -> None:
-        """Fill KL and agreement, and the likelihood of a continuation.
+        """Fill KL divergence and top-1 agreement of each result and, for a continuation, the likelihood.
 
-        results: one per row, or several that share the only row.
+        results: one per row of the cache, or several that share its only row. stepwise: feed one token per forward pass.
         """
-        tokens, full = self.answers[protocol]
+        tokens, full_logits = self.answers[protocol]
         fed = torch.tensor(tokens, device=self.group.prompt.input_ids.device)
-        parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
+        value_blocks: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
         start = 0
         for block in self._forced(cache, rows, protocol, tokens, stepwise):
-            place = slice(start, start + block.shape[1])
-            start = place.stop
-            nll = negative_log_likelihood(block, fed[place]) if self.extras.continuation else block[..., 0]
-            for blocks, values in zip(parts, (*divergence(full[place].to(block.device), block), nll), strict=True):
+            token_slice = slice(start, start + block.shape[1])
+            start = token_slice.stop
+            nll = negative_log_likelihood(block, fed[token_slice]) if self.extras.continuation else block[..., 0]
+            for blocks, values in zip(
+                value_blocks, (*divergence(full_logits[token_slice].to(block.device), block), nll), strict=True
+            ):
                 blocks.append(values.cpu())
-        kl, agree, nlls = (torch.cat(part, 1).tolist() for part in parts)
+        kl, agree, nlls = (torch.cat(part, 1).tolist() for part in value_blocks)
         for number, result in enumerate(results):
             row = min(number, rows - 1)
             if self._finite("fidelity", kl[row], result):
@@ -301,7 +308,10 @@ class ForkMeasures:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Keep the block out of the run's time and peaks; a fault in it is logged and ignored."""
+        """Exclude the block from the run's times and memory peaks. An error in it is logged and ignored.
+
+        what: the measure, for the log.
+        """
         with self.group.meter.aside():
             failed = False
             limit = self.group.timeout_s

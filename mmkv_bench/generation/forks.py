@@ -1,7 +1,8 @@
 """Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache.
 
+A cell is one configuration (method, budget, protocol); its fork is what it continues with after the shared prefill.
 Methods that know the full cache's answer get it from a separate decode, so that collecting attention neither slows nor
-endangers the cell `full`; the whole time of this decode counts as the scorer's.
+endangers the cell `full`. The whole time of this decode counts as the scorer's.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression import states
-from mmkv_bench.compression.account import LayerAccount, account, accounts
 from mmkv_bench.compression.batched_layer import BatchedLayer
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.entry_counts import LayerAccount, account, accounts
 from mmkv_bench.compression.listeners import AnswerAttention
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session
@@ -33,7 +34,7 @@ SMALL = 512  # slots: forks up to this length decode in one batch, longer ones w
 
 @dataclass
 class Fork:
-    """What one cell continues with after a prefill that several cells share.
+    """What one cell (method, budget, protocol) continues with after a prefill that several cells share.
 
     Attributes:
         index: per layer int64 `[Hkv, m]` kept entries; None if everything stays and the full cache is borrowed.
@@ -50,7 +51,7 @@ class Fork:
 
     @property
     def chosen(self) -> list[Tensor]:
-        """`index` of a fork that does not borrow the full cache."""
+        """`index` of a fork that evicts entries; not for one that borrows the full cache."""
         assert self.index is not None, "a fork that keeps everything borrows the full cache"
         return self.index
 
@@ -63,14 +64,17 @@ class Fork:
 
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
-    """Select the entries that the cell keeps and return its fork; the method's own errors are raised."""
+    """Select the entries that a cell keeps, and return its fork. Errors of the method are raised.
+
+    result: gets fallbacks and other columns that the selection determines.
+    """
     lengths = prefilled.lengths[cell.protocol]
     if cell.keeps_all(lengths.reduced):
         return Fork(cell, None, result)
     if not cell.evicts(lengths.reduced):
         layers = prefilled.cache.compressed
-        every = torch.arange(lengths.candidates, device=layers[0].keys.device).expand(layers[0].keys.shape[1], -1)
-        return Fork(cell, [every] * len(layers), result)
+        all_indices = torch.arange(lengths.candidates, device=layers[0].keys.device).expand(layers[0].keys.shape[1], -1)
+        return Fork(cell, [all_indices] * len(layers), result)
     key, summary = score_key(cell, lengths), summary_key(cell, lengths)
     for name in (key, summary):
         if name is not None and name in prefilled.failures:
@@ -79,8 +83,8 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         index, seconds, fallbacks = prefilled.selections[cell.cell]
         result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
         return Fork(cell, index, result, seconds)
-    now = devices.at(prefilled.logits.device).now
-    start = now()
+    clock = devices.at(prefilled.logits.device).now
+    start = clock()
     scores, context = prefilled.scores[key], _context(prefilled, cell)
     index = cell.compressor.select(
         scores,
@@ -94,11 +98,11 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         context.length,
         context.asked,
     )
-    with_answer = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
-    fallbacks = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *with_answer]
+    answer_fallback_names = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
+    fallbacks = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *answer_fallback_names]
     result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     seconds = prefilled.score_seconds[key] + (0.0 if summary is None else prefilled.score_seconds[summary])
-    seconds += now() - start
+    seconds += clock() - start
     if prefilled.shared:
         prefilled.selections[cell.cell] = index, seconds, fallbacks
     return Fork(cell, index, result, seconds)
@@ -111,10 +115,10 @@ def check_time(fork: Fork, timeout_s: float | None) -> None:
 
 
 def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
-    """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
+    """Yield decode batches of forks: one protocol and length bucket each, at most `rows` rows and `limit_bytes` bytes.
 
     Forks of several questions about one document share batches, in the questions' order. Forks with decode policies do not,
-    because their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row as
+    because their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row is as
     long as the longest, slack and positions included. A fork that exceeds the limit alone still gets a batch.
     """
     groups: dict[tuple, list[Fork]] = {}
@@ -123,8 +127,8 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
         if policy is not None and policy.moves_queries:
             yield [fork]
             continue
-        asked = None if policy is None else fork.group
-        groups.setdefault((fork.cell.protocol, fork.bucket(), asked), []).append(fork)
+        batch_key = None if policy is None else fork.group
+        groups.setdefault((fork.cell.protocol, fork.bucket(), batch_key), []).append(fork)
     for members in groups.values():
         layers = members[0].group.prefilled.cache.compressed
         key = layers[0].keys
@@ -132,45 +136,45 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
         batch: list[Fork] = []
         widest, reserve = [0] * len(layers), max(fork.group.reserve(fork.cell.protocol) for fork in members)
         for fork in members:
-            wider = [max(width, index.shape[1]) for width, index in zip(widest, fork.chosen, strict=True)]
-            size = (len(batch) + 1) * sum(width + reserve for width in wider) * slot
+            new_widths = [max(width, index.shape[1]) for width, index in zip(widest, fork.chosen, strict=True)]
+            size = (len(batch) + 1) * sum(width + reserve for width in new_widths) * slot
             if batch and (len(batch) == rows or (limit_bytes is not None and size > limit_bytes)):
                 yield batch
-                batch, wider = [], [index.shape[1] for index in fork.chosen]
+                batch, new_widths = [], [index.shape[1] for index in fork.chosen]
             batch.append(fork)
-            widest = wider
+            widest = new_widths
         yield batch
 
 
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
-    """Return the `Context` that the parts of the cell's method receive."""
+    """Return the facts about prompt and budget that allocator and decode policy of the cell's method receive."""
     lengths = prefilled.lengths[cell.protocol]
     key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
     summaries = None if key is None else prefilled.summaries.get(key)
     budget = min(cell.entries(lengths.reduced), lengths.reduced)
     types = prefilled.prompt.types[0][: lengths.reduced]
-    asked = None if cell.budget is None else cell.budget.asked
-    return Context(budget, lengths.reduced, lengths.refed, types, summaries or {}, asked)
+    asked_fraction = None if cell.budget is None else cell.budget.asked
+    return Context(budget, lengths.reduced, lengths.refed, types, summaries or {}, asked_fraction)
 
 
 def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
-    """Copy the forks' reduced entries into one cache, one row per fork, with `reserve` slots for new tokens."""
+    """Return a cache with the forks' reduced entries, copied, one row per fork. reserve: slots for new tokens."""
     seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
     policies = [fork.cell.compressor.decoding for fork in forks]  # either all forks of a batch have policies, or none
     layers = []
     for number, source in enumerate(prefilled.cache.compressed):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
-        rows = _rows(forks, number, key, value, types)
-        started = [
+        kept_rows = _rows(forks, number, key, value, types)
+        decoding_layers = [
             policy.layer(_start(prefilled, fork, number, key, value, row, reserve))
-            for policy, fork, row in zip(policies, forks, rows, strict=True)
+            for policy, fork, row in zip(policies, forks, kept_rows, strict=True)
             if policy is not None
         ]
-        if not started:
-            layers.append(type(source).from_rows(rows, seen, reserve))
+        if not decoding_layers:
+            layers.append(type(source).from_rows(kept_rows, seen, reserve))
         else:
-            layers.append(started[0] if len(started) == 1 else BatchedLayer(started))
+            layers.append(decoding_layers[0] if len(decoding_layers) == 1 else BatchedLayer(decoding_layers))
     cache = prefilled.cache.like(layers, prefilled.states, len(forks))
     if policies[0] is not None and policies[0].moves_queries:
         cache.query_positions = policies[0].query_positions
@@ -180,18 +184,21 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
 def _rows(
     forks: Sequence[Fork], layer: int, key: Tensor, value: Tensor, types: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return per fork its keys and values `[Hkv, m, D]` and their indices `[Hkv, m]` in one layer."""
-    chosen = [fork.chosen[layer] for fork in forks]
+    """Return, for each fork, what it keeps in one layer: keys and values `[Hkv, m, D]` and indices `[Hkv, m]`.
+
+    key, value: the full cache's entries of this layer. types: token types.
+    """
+    index_by_fork = [fork.chosen[layer] for fork in forks]
     if all(fork.again is None and type(fork.cell.compressor.reducer) is Evict for fork in forks):
-        widths = [index.shape[1] for index in chosen]  # unchanged entries: gathered for all forks at once
-        keys, values = Evict().reduce(key, value, torch.cat(chosen, 1), types)
-        return list(zip(keys.split(widths, 1), values.split(widths, 1), chosen, strict=True))
+        widths = [index.shape[1] for index in index_by_fork]  # unchanged entries: gathered for all forks at once
+        keys, values = Evict().reduce(key, value, torch.cat(index_by_fork, 1), types)
+        return list(zip(keys.split(widths, 1), values.split(widths, 1), index_by_fork, strict=True))
     rows = []
-    for fork, index in zip(forks, chosen, strict=True):
+    for fork, index in zip(forks, index_by_fork, strict=True):
         reducer = fork.cell.compressor.reducer
         assert reducer is not None, "a method with entries of its own has a reducer"
-        made = reducer.reduce(key, value, index, types) if fork.again is None else fork.again[layer]
-        rows.append((*made, index))
+        reduced = reducer.reduce(key, value, index, types) if fork.again is None else fork.again[layer]
+        rows.append((*reduced, index))
     return rows
 
 
@@ -204,7 +211,10 @@ def _start(
     row: tuple[Tensor, Tensor, Tensor],
     reserve: int,
 ) -> Start:
-    """Return the state from which the fork's decode policy starts in one layer."""
+    """Return the state from which the decode policy of a fork starts in one layer.
+
+    key, value: the full cache's entries of this layer. row: what the fork keeps, see `_rows`. reserve: slots for new tokens.
+    """
     cell, lengths = fork.cell, prefilled.lengths[fork.cell.protocol]
     scores = prefilled.scores[score_key(cell, lengths)][layer] if cell.evicts(lengths.reduced) else None
     return Start(
@@ -226,26 +236,26 @@ def _start(
 
 
 def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache:
-    """Copy the full cache into one like a fork's that evicts nothing, whose layers store the positions of their slots."""
+    """Return a copy of the full cache in the form of a fork's cache: its layers store the positions of their slots."""
     seen, layers = prefilled.lengths[protocol].candidates, []
     for source in prefilled.cache.compressed:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
-        every = torch.arange(seen, device=key.device).expand(key.shape[0], -1)
-        layers.append(CompressedLayer.from_rows([(key, value, every)], seen, reserve))
+        all_slots = torch.arange(seen, device=key.device).expand(key.shape[0], -1)
+        layers.append(CompressedLayer.from_rows([(key, value, all_slots)], seen, reserve))
     return prefilled.cache.like(layers, prefilled.states)
 
 
 @contextlib.contextmanager
 def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
-    """Lend the full cache for decoding; afterwards it is restored.
+    """Lend the full cache for decoding, and restore it after the block.
 
-    New tokens go to its slack. Tokens that will be fed again are dropped meanwhile. Every borrower gets fresh copies of
-    the layers that are not compressed.
+    New tokens are appended to its slack. Tokens that will be fed again are dropped meanwhile. The layers that are not compressed
+    are copied for every borrower.
     """
     layers, lengths = prefilled.cache.compressed, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
-    again = slice(lengths.candidates, lengths.prefilled)
-    last = [(layer.keys[:, :, again].clone(), layer.values[:, :, again].clone()) for layer in layers]
+    fed_again = slice(lengths.candidates, lengths.prefilled)
+    dropped_entries = [(layer.keys[:, :, fed_again].clone(), layer.values[:, :, fed_again].clone()) for layer in layers]
     try:
         for layer in layers:
             layer.forget(lengths.forgotten)
@@ -254,8 +264,8 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
     finally:
         for layer, (stored, seen) in zip(layers, saved, strict=True):
             layer.stored, layer.seen = stored, seen
-        for layer, (key, value) in zip(layers, last, strict=True):
-            layer.keys[:, :, again], layer.values[:, :, again] = key, value
+        for layer, (key, value) in zip(layers, dropped_entries, strict=True):
+            layer.keys[:, :, fed_again], layer.values[:, :, fed_again] = key, value
 
 
 def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: PrefillGroup) -> None:
@@ -265,28 +275,29 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
         forks: one row of the cache each; if everything stays, all of them share its only row.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
-    keeps_all, full = forks[0].index is None, group.prefilled.cache.compressed[0]
-    acting = not keeps_all and forks[0].cell.compressor.decoding is not None
-    room, rows = group.room(forks[0].cell.protocol), 1 if keeps_all else len(forks)
+    is_full, full_layer = forks[0].index is None, group.prefilled.cache.compressed[0]
+    acting = not is_full and forks[0].cell.compressor.decoding is not None
+    reserve, rows = group.room(forks[0].cell.protocol), 1 if is_full else len(forks)
 
     def counted(layer: CompressedLayer) -> list[LayerAccount]:
         if not acting:
-            return accounts(layer, room, [lengths.fed] * rows)
+            return accounts(layer, reserve, [lengths.fed] * rows)
         return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, BatchedLayer) else [layer])]
 
     state = states.nbytes([*group.prefilled.states.values()])
     accounts_by_layer = [counted(layer) for layer in layers]
-    every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)
+    all_indices = [torch.arange(lengths.candidates).expand(full_layer.keys.shape[1], -1)] * len(layers)
     for number, fork in enumerate(forks):
-        counts = [layer[0 if keeps_all else number] for layer in accounts_by_layer]
-        fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes, state)
+        counts = [layer[0 if is_full else number] for layer in accounts_by_layer]
+        fill_stored(fork.result, fork.cell, lengths, fork.index or all_indices, counts, full_layer.slot_nbytes, state)
 
 
 @torch.no_grad()
 def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec]) -> None:
-    """Decode the full cache's answer, once per protocol, and replace the scores of cells that need it (`needs.answer`).
+    """Decode the full cache's answer once per protocol, and replace the scores that depend on it (`needs.answer`).
 
-    A fault becomes the failure of these scores only. `prefilled.answer_steps` and `score_seconds` are filled.
+    An error ends only the cells with these scores. `prefilled.answer_steps` and `score_seconds` are filled.
+    cells: all cells that share the prefill.
     """
     prefilled = group.prefilled
     for protocol, members in _cells_with_answer(cells, prefilled).items():
@@ -313,8 +324,11 @@ def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec
 
 
 def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
-    """Map each protocol to {score key: one cell with that score}, for scores that exist and need the answer."""
-    waiting: dict[str, dict[Key, CellSpec]] = {}
+    """Map each protocol to {score key: one cell with this score}, for scores that need the full cache's answer.
+
+    Only scores that exist are included.
+    """
+    cells_by_protocol: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned
             lengths = prefilled.lengths[cell.protocol]
@@ -322,17 +336,17 @@ def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[
                 continue
             key = score_key(cell, lengths)
             if key in prefilled.scores and key not in prefilled.failures:
-                waiting.setdefault(cell.protocol, {}).setdefault(key, cell)
-    return waiting
+                cells_by_protocol.setdefault(cell.protocol, {}).setdefault(key, cell)
+    return cells_by_protocol
 
 
 def _rescore(prefilled: Prefilled, key: Key, cell: CellSpec, answer: AnswerAttention) -> None:
-    now = devices.at(prefilled.logits.device).now
-    start = now()
+    clock = devices.at(prefilled.logits.device).now
+    start = clock()
     try:
         finished = cell.compressor.eviction.scorer.with_answer
         scores = prefilled.scores[key]
         prefilled.scores[key] = [finished(score, answer.mass(layer)) for layer, score in enumerate(scores)]
     except Exception as error:  # noqa: BLE001 - the method's own fault
         prefilled.failures[key] = error.with_traceback(None)
-    prefilled.score_seconds[key] += now() - start
+    prefilled.score_seconds[key] += clock() - start

@@ -52,7 +52,7 @@ class Meter:
             self.resident = max(self.resident, self._process.memory_info().rss)
 
     def _settle(self) -> None:
-        """Raise the peak of every open phase to the peak since the last call, and restart the counters."""
+        """Update the peak of every open phase with the peak since the last call, and restart the counters."""
         if self.memory is None:
             return
         peak = self.memory.peak()
@@ -63,8 +63,10 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Keep the block out of all phases: its time goes to `aside_s`, and no peak includes device memory that it frees
-        again."""
+        """Exclude the block from all phases.
+
+        Its time is added to `aside_s`, and no peak includes device memory that the block frees again.
+        """
         self._settle()
         start = self.now()
         try:
@@ -89,7 +91,7 @@ _VISION_NAMES = ("visual", "vision_tower", "vision_model")
 
 @contextmanager
 def vision_clock(model: nn.Module, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Measure the vision tower's forward pass as the phase `vision`; does nothing for a text model."""
+    """Inside the block, measure the vision tower's forward pass as the phase `vision`; no effect for a text model."""
     inner = getattr(model, "model", model)
     tower = next((getattr(inner, name) for name in _VISION_NAMES if hasattr(inner, name)), None)
     if tower is None:

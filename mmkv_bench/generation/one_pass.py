@@ -44,13 +44,13 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 @dataclass(frozen=True)
 class Pass:
-    """The outcome of a pass, and its marks in the device's stream.
+    """Result of a pass (prefill, compression and a fixed number of decode steps), with its marks in the device's stream.
 
     Attributes:
         session: closed, with the compressed cache after the last step.
         laps: marks of every prefill.
-        ready: after the batch is joined and counted.
-        tokens: after the first, second, ... token of every sequence is on the host.
+        ready: mark after the batch is joined and counted.
+        tokens: marks after the first, second, ... token of every sequence is on the host.
         fed: whether the first tokens came from a separate step, after `ready`.
         answers: int64 `[B, new]`.
     """
@@ -65,11 +65,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Driver:
-    """Settings of a model's passes.
+    """Runs passes of a model with the same settings.
 
     Attributes:
         new_tokens: length of every answer.
-        reserve: slots for it; None: as many as it needs.
+        reserve: slots for the answer; None: as many as it needs.
         step: decodes one token in place of the model if no decode policy acts (`CompiledStep`); None: the model.
         packs: see `Session`.
         together: prefill all prompts of a batch in one forward pass.
@@ -86,7 +86,7 @@ class Driver:
     copies: PromptPlaceholders | None = None
 
     def acts(self, cell: CellSpec, lengths: Lengths) -> bool:
-        """Tell whether a decode policy acts on the cell's cache, so that its steps stay eager."""
+        """Tell whether a decode policy changes the cell's cache while decoding. Its steps then cannot be compiled."""
         return stays_eager(cell.compressor, cell.evicts(lengths.reduced))
 
     @torch.no_grad()
@@ -99,20 +99,21 @@ class Driver:
         phases: Phases,
         counted: Callable[[CompressedCache, FilledBatch], None] = lambda cache, filled: None,
     ) -> Pass:
-        """Run one pass.
+        """Prefill, compress and decode a batch of prompts once.
 
         Args:
             prompts: prompts of one length.
+            cell: method, budget and protocol.
             lengths: each prompt's lengths under the cell's protocol.
-            counted: called with the cache before the first step; its work belongs to no phase.
+            counted: function that is called with the cache before the first step; its work belongs to no phase.
 
         Raises:
-            NonFiniteLogitsError: NaN among the logits of some token. The check runs on the device and is read after the
-                last step, so nothing waits for it.
+            NonFiniteLogitsError: NaN among the logits of some token. The check runs on the device and is read after the last
+                step, so nothing waits for it.
         """
         acting = self.acts(cell, lengths)
         reserve = self.new_tokens - 1 if self.reserve is None else self.reserve
-        joins = len(prompts) > 1 and not self.together
+        joins_caches = len(prompts) > 1 and not self.together
         with attach(
             self.model,
             cell.compressor,
@@ -122,7 +123,7 @@ class Driver:
             prompt_tokens=prompts[0].length,
             attention=self.attention,
             # Joined caches get their slots when they are joined; a policy's layer keeps the slots it was made with.
-            reserve=0 if joins and not acting else reserve,
+            reserve=0 if joins_caches and not acting else reserve,
             phases=phases,
             replay=prompts[0].words,
             packs=self.packs or acting,
@@ -161,13 +162,20 @@ class Driver:
     def _next(
         forward: Callable[..., Any], cache: CompressedCache, filled: FilledBatch, fed: Tensor, offset: int
     ) -> Tensor:
-        """Return the likeliest tokens after `fed`, whose first tokens are `offset` positions after their prompts."""
-        at = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
-        return likeliest(forward(input_ids=fed, position_ids=at, past_key_values=cache, **COMMON), filled.broken)
+        """Feed tokens and return the likeliest tokens after them.
+
+        forward: the model or its compiled step. fed: int64 `[B, n]`. offset: distance of the first fed token from the prompt's
+        last token.
+        """
+        positions = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
+        return likeliest(forward(input_ids=fed, position_ids=positions, past_key_values=cache, **COMMON), filled.broken)
 
 
 def _refuse_broken(broken: Sequence[Tensor], new_tokens: int) -> None:
-    """Raise NonFiniteLogitsError if some sequence had NaN logits at some token."""
+    """Raise NonFiniteLogitsError if a sequence had NaN logits at some token.
+
+    broken: bool scalars, one per chosen token. new_tokens: length of every answer.
+    """
     if bool(torch.stack(list(broken)).any()):
         raise NonFiniteLogitsError(f"NaN among the logits of the answer's {new_tokens} tokens")
 
@@ -186,7 +194,7 @@ LOAD, VISION, PREFILL, SCORE, SELECT, REDUCE, FIRST, DECODE = PHASES = (
 
 
 class Peaks:
-    """Peak bytes of each phase; bytes count for the innermost phase."""
+    """Peak bytes of each phase of a pass. Bytes count only for the innermost phase."""
 
     def __init__(self, counters: Counters):
         self.counters = counters
@@ -195,7 +203,7 @@ class Peaks:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block for this phase; a name outside of `PHASES` (our own counting) counts for the phase around it."""
+        """Count the block's bytes for this phase. A name outside of `PHASES` counts for the phase around it."""
         if name not in PHASES:
             yield
             return

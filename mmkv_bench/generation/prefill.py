@@ -1,4 +1,7 @@
-"""Prefill a prompt once for all cells of a sample: the full cache stays, and every scorer reads it once."""
+"""Prefill a prompt once for all cells (method and budget each) of a sample.
+
+The full cache stays in memory, and every scorer reads it once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Key: TypeAlias = tuple[type, *tuple[Hashable, ...]]
 
 
 def score_key(cell: CellSpec, lengths: Lengths) -> Key:
-    """Return the key of a cell's score; cells with equal keys share one score per layer."""
+    """Return a key of the score that a cell's method computes; cells with equal keys share one score per layer."""
     scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
@@ -41,16 +44,19 @@ def score_key(cell: CellSpec, lengths: Lengths) -> Key:
 
 
 def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
-    """Return the key of a cell's allocator summary, shared like a score; None if the allocator makes none."""
+    """Return a key of the statistics (summary) that a cell's allocator needs of a layer; None if it needs none.
+
+    Cells with equal keys share one summary per layer.
+    """
     allocator = cell.compressor.eviction.allocator
     key = allocator.summary_key(cell.entries(lengths.reduced), lengths.prefilled)
     return None if key is None else (type(allocator), key)
 
 
 class Recording:
-    """The listener of a shared prefill: keeps only each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
+    """Listener of a shared prefill. It stores each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
 
-    A scorer or allocator that fails ends only the cells that use it: its exception is kept under its key.
+    An error of a scorer or allocator ends only the cells that use it: the exception is stored under the key of its score.
     """
 
     def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths], now: Callable[[], float]):
@@ -93,7 +99,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
-        """Time the block; an error in it ends only the cells of `key`."""
+        """Measure the block's time. An error in it ends only the cells whose score has this `key`."""
         start = self.now()
         try:
             yield
@@ -104,7 +110,11 @@ class Recording:
         self.seconds[key] += self.now() - start
 
     def replay(self, text: nn.Module, words: ReplayText, prompt: PromptBatch) -> None:
-        """Replace the scores of scorers that feed the context again (`needs.replay`), each charged the time of its own replay."""
+        """Replace the scores of scorers that need the context fed again (`needs.replay`).
+
+        Each scorer is charged the time of its own replay.
+        text: the text model. words: token ids fed before and after the context.
+        """
         for key, cell in self._alive(self.scorers):
             scorer, lengths = cell.compressor.eviction.scorer, self.lengths[cell.protocol]
             if scorer.needs.replay:
@@ -162,7 +172,7 @@ class Prefilled:
         return self.prompt.length
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
-        """Return `selector.order` of a score's first `candidates` columns, for all layers; sorted once for all budgets."""
+        """Return `selector.order` of a score's first `candidates` columns, for all layers. It is sorted once for all budgets."""
         # If `order` is a static function, no parameter changes the order. As a method, it may use parameters.
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
@@ -171,8 +181,10 @@ class Prefilled:
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
-        """Return position ids of `count` text tokens (`following`). offset: of the first from the last prefilled token; at most 0
-        if fed again."""
+        """Return position ids of `count` text tokens in `rows` rows, see `following`.
+
+        offset: distance of the first of them from the last prefilled token; at most 0 for tokens that are fed again.
+        """
         return following(self.last_positions, offset, count, rows)
 
 
@@ -229,17 +241,20 @@ def prefill_together(
         NonFiniteLogitsError: NaN in the logits of some prompt's last token.
     """
     recordings = [Recording(cells, of_prompt, meter.now) for of_prompt in lengths]
-    model, first, end = session.model, prompts[0], next(iter(lengths[0].values())).candidates
-    cache = session.new_cache(reserve + first.length - end)
+    model, first_prompt, end = session.model, prompts[0], next(iter(lengths[0].values())).candidates
+    cache = session.new_cache(reserve + first_prompt.length - end)
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
-    made: list[Prefilled] = []
+    prefilled_prompts: list[Prefilled] = []
     context: PromptBatch | None = None
-    session.expect(recordings[0], first.types[:, :end], first.identity)
-    session.prompt_length = first.length  # so that the context's observations wait for the rest
+    session.expect(recordings[0], first_prompt.types[:, :end], first_prompt.identity)
+    session.prompt_length = first_prompt.length  # so that the context's observations wait for the rest
     try:
         with vision_clock(model, meter.phase), meter.phase("prefill"):
-            model(**first.context(end).inputs, **options)
-        context, last = session.prompt, last_positions(session.position_ids, end, first.input_ids.device)
+            model(**first_prompt.context(end).inputs, **options)
+        context, last_position = (
+            session.prompt,
+            last_positions(session.position_ids, end, first_prompt.input_ids.device),
+        )
         assert context is not None, "it was just fed"
         states = cache.copied_states()
         for number in reversed(range(len(prompts))):
@@ -250,16 +265,16 @@ def prefill_together(
             session.go_behind(recording, context, prompt.length, prompt.types, prompt.identity)
             ids = prompt.input_ids[:, end:]
             with meter.phase("prefill"):
-                output = model(ids, position_ids=following(last, 1, ids.shape[1], 1).contiguous(), **options)
+                output = model(ids, position_ids=following(last_position, 1, ids.shape[1], 1).contiguous(), **options)
             timed = [] if number else recordings
-            made.append(_recorded(session, prompt, recording, cache, output, meter, timed))
+            prefilled_prompts.append(_recorded(session, prompt, recording, cache, output, meter, timed))
         cache.put_states(states)
     finally:
         if context is not None:
             context.observations.clear()  # they refer to it, and it to the cache
         session.prompt_length = None
-        session.expect(None, None, first.identity)
-    return [replace(one, states=cache.states) for one in reversed(made)]
+        session.expect(None, None, first_prompt.identity)
+    return [replace(one, states=cache.states) for one in reversed(prefilled_prompts)]
 
 
 def _recorded(
@@ -318,7 +333,7 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
     if not session.has_states:
         return model(**inputs, **options)
     per_token = {name for name, value in inputs.items() if value.shape == inputs["input_ids"].shape}
-    rest, early = dict(inputs), session.prompt_length
+    remaining_inputs, early = dict(inputs), session.prompt_length
     session.prompt_length = length
     try:
         if 0 < candidates < length:
@@ -328,53 +343,55 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
             for layer in cache.compressed:
                 layer.reserve -= length - candidates
             ids = inputs["input_ids"][:, candidates:]
-            last = last_positions(session.position_ids, candidates, ids.device)
-            rest = {"input_ids": ids, "position_ids": following(last, 1, ids.shape[1], ids.shape[0])}
+            last_position = last_positions(session.position_ids, candidates, ids.device)
+            remaining_inputs = {
+                "input_ids": ids,
+                "position_ids": following(last_position, 1, ids.shape[1], ids.shape[0]),
+            }
             if "attention_mask" in inputs:
-                rest["attention_mask"] = inputs["attention_mask"]
-        kept = cache.copied_states() if candidates < length else None
-        output = model(**rest, **options)
+                remaining_inputs["attention_mask"] = inputs["attention_mask"]
+        copied_states = cache.copied_states() if candidates < length else None
+        output = model(**remaining_inputs, **options)
     finally:
         session.prompt_length = early
-    cache.put_states(cache.states if kept is None else kept)
+    cache.put_states(cache.states if copied_states is None else copied_states)
     return output
 
 
 def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol: str) -> None:
-    """Replace scores and allocators' summaries of the first prefill by their means over all prefills, and its times by
-    their sums.
+    """Replace the first prefill's scores and summaries by their means over all prefills, and its times by their sums.
 
-    Columns of scores after the context are dropped. A score that failed for one prompt counts as failed. Scores of a replay know
-    no question and stay those of the first prefill.
+    Columns of scores after the context are dropped. A score that failed for one prompt counts as failed. Scores of a replay are
+    independent of the question, so they stay those of the first prefill.
 
     Args:
         made: prefills of prompts that begin with the same context.
-        cells: all under `protocol`.
+        cells: cells of `protocol`.
     """
     lengths = [one.lengths[protocol] for one in made]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
     asking = [cell for cell in evicting if not cell.compressor.needs.replay]
-    of_scores = {tuple(score_key(cell, one) for one in lengths) for cell in asking}
-    of_summaries = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
+    score_keys = {tuple(score_key(cell, one) for one in lengths) for cell in asking}
+    summary_keys = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
     made[0].seconds.update({phase: sum(one.seconds.get(phase, 0.0) for one in made) for phase in made[0].seconds})
-    for keys in [*of_scores, *(keys for keys in of_summaries if keys[0] is not None)]:
+    for keys in [*score_keys, *(keys for keys in summary_keys if keys[0] is not None)]:
         pairs = [(one, key) for one, key in zip(made, keys, strict=True) if key is not None]
         made[0].score_seconds[pairs[0][1]] = sum(one.score_seconds[key] for one, key in pairs)
         failed = [one.failures[key] for one, key in pairs if key in one.failures]
         if failed:
             made[0].failures[pairs[0][1]] = failed[0]
-    for keys in of_scores:
+    for keys in score_keys:
         if keys[0] not in made[0].failures:
             layers = zip(*(one.scores[key] for one, key in zip(made, keys, strict=True)), strict=True)
             context = lengths[0].candidates
             made[0].scores[keys[0]] = [torch.stack([s[:, :context] for s in layer]).mean(0) for layer in layers]
-            used = [fallback for one, key in zip(made, keys, strict=True) for fallback in one.fallbacks[key]]
-            made[0].fallbacks[keys[0]] = list(dict.fromkeys(used))
-    for keys in of_summaries:
+            fallback_names = [fallback for one, key in zip(made, keys, strict=True) for fallback in one.fallbacks[key]]
+            made[0].fallbacks[keys[0]] = list(dict.fromkeys(fallback_names))
+    for keys in summary_keys:
         if keys[0] is not None and keys[0] not in made[0].failures:
-            parts = [one.summaries[key] for one, key in zip(made, keys, strict=True) if key is not None]
+            summaries = [one.summaries[key] for one, key in zip(made, keys, strict=True) if key is not None]
             made[0].summaries[keys[0]] = {
-                layer: torch.stack([part[layer] for part in parts]).mean(0) for layer in parts[0]
+                layer: torch.stack([part[layer] for part in summaries]).mean(0) for layer in summaries[0]
             }
 
 
@@ -384,7 +401,7 @@ class PrefillGroup:
 
     Attributes:
         prompt: the whole prompt; `prefilled.prompt` is the prefilled part.
-        longest: tokens of the longest answer that is fed, the dataset's reference answer included.
+        longest: tokens of the longest text that is fed as an answer, the dataset's reference answer included.
     """
 
     model: nn.Module
@@ -407,12 +424,14 @@ class PrefillGroup:
         return slack(self.longest, self.prefilled.lengths[protocol].fed)
 
     def room(self, protocol: str) -> int:
-        """Return the most slots that the fed prompt tokens and a new answer take, for a cell of this protocol."""
+        """Return the largest number of slots that fed prompt tokens and a new answer take, for a cell of this protocol."""
         return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
 
     def lead(self, protocol: str) -> tuple[Tensor, int]:
-        """Return the prompt tokens that are fed before the answer, int64 `[1, fed]`, and the offset of the first fed token from
-        the last prefilled one. If `fed` is 0, the first fed token is the answer's."""
+        """Return the prompt tokens to feed before the answer, int64 `[1, fed]`, and the offset of the first fed token.
+
+        The offset is counted from the last prefilled token. If `fed` is 0, the first fed token is the answer's.
+        """
         lengths = self.prefilled.lengths[protocol]
         return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
 

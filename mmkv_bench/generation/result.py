@@ -1,6 +1,6 @@
 """The specification of a cell, its result for one prompt, and the functions that fill the result.
 
-The fork engine and the single run (`sharing=off`) use the same functions, with counts of `compression/account.py`.
+The fork engine and the single run (`sharing=off`) use the same functions, with counts of `compression/entry_counts.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.account import LayerAccount
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
+from mmkv_bench.compression.entry_counts import LayerAccount
 from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.protocols import DEFAULT, READ_AS_ASKED, Lengths, StreamSettings, protocol
@@ -24,9 +24,11 @@ from mmkv_bench.store.response import Response, pack_kept
 
 @dataclass(frozen=True)
 class CellSpec:
-    """The specification of a cell.
+    """Specification of a cell: one method with one budget under one protocol, as prompts are answered with it.
 
     Attributes:
+        cell: the cell's name (its hash in a run).
+        compressor: the method.
         budget: None for the full cache.
         keep_indices: whether the row stores the indices of the kept entries.
         stream: settings of protocols that stream.
@@ -41,7 +43,7 @@ class CellSpec:
     stream: StreamSettings = READ_AS_ASKED
 
     def entries(self, length: int) -> int:
-        """Return C for a prompt (or context) of `length` tokens; `length` for `full`."""
+        """Return the budget C in entries per KV head for a prompt (or context) of `length` tokens; `length` for `full`."""
         return length if self.budget is None else self.budget.entries_for(length)
 
     def evicts(self, length: int) -> bool:
@@ -49,23 +51,23 @@ class CellSpec:
         return self.entries(length) < length
 
     def keeps_all(self, length: int) -> bool:
-        """Tell whether the prompt's full cache is used unchanged."""
+        """Tell whether the full cache of a prompt of `length` tokens is used unchanged."""
         return not self.evicts(length) and not self.compressor.quantises
 
     @property
     def serves_all_questions(self) -> bool:
-        """True if a document with several questions is compressed once, whichever of them is asked."""
+        """True if a document with several questions is compressed only once, independent of the question that is asked."""
         return protocol(self.protocol).serves_all_questions(self.compressor.needs.answer)
 
     @property
     def tokens_from_full(self) -> int:
-        """Number of answer tokens that come from the full cache: the protocol's, or more under a policy that waits."""
+        """Number of answer tokens that come from the full cache. The protocol sets it; a decode policy that waits raises it."""
         policy = self.compressor.decoding
         return max(protocol(self.protocol).from_prefill, 0 if policy is None else policy.tokens_from_full)
 
 
 class ForkResult(Response):
-    """One cell's answer to one prompt: the columns of its row that generation fills.
+    """One cell's answer to one prompt: the columns of the response row that generation fills.
 
     Attributes:
         selected: per layer int32 `[Hkv, m]` in host memory, the kept indices, ascending, padded on the left with -1.
@@ -76,7 +78,10 @@ class ForkResult(Response):
 
 
 def blank(cell: CellSpec, prompt: EncodedPrompt, **circumstances: Any) -> ForkResult:
-    """Return the result of a cell before anything is known but the prompt and the circumstances of the run."""
+    """Return the result of a cell before its answer, with only the columns of the prompt and of the run's circumstances.
+
+    circumstances: further columns and their values.
+    """
     return ForkResult(
         cell.cell,
         prompt_tokens=prompt.length,
@@ -106,7 +111,7 @@ class NonFiniteLogitsError(MMKVError):
 
 
 def status_of(error: BaseException) -> str:
-    """Return the row status of an exception."""
+    """Return the row status of an exception: `oom`, `timeout`, `nan` or `error`."""
     if isinstance(error, torch.OutOfMemoryError) or out_of_memory(error):
         return "oom"
     if isinstance(error, (NonFiniteScoreError, NonFiniteLogitsError)):
@@ -124,7 +129,7 @@ POSITION_BYTES = 4  # int32 per slot and KV head
 
 
 def fill_asked(result: ForkResult, cell: CellSpec, lengths: Lengths, heads: int, types: Tensor | None) -> None:
-    """Fill the budget that the cell requests, and its fallbacks on this prompt.
+    """Fill the columns of the budget that a cell requests for a prompt, and the method's fallbacks on this prompt.
 
     Args:
         heads: number of KV heads of all layers.
@@ -149,25 +154,26 @@ def fill_stored(
     slot: int,
     state: int = 0,
 ) -> None:
-    """Fill the counts of the cell's layers right after the reduction.
+    """Fill the columns of a cell's stored entries and bytes right after the reduction.
 
     Tokens that are fed again and are part of C (the last token under `strict`) count as one entry each per head.
 
     Args:
         index: per layer int64 `[Hkv, m]`, the selected entries.
+        layers: counts of each layer.
         slot: bytes of one head's key and value.
         state: bytes of layers that are not compressed, which are stored and read whole.
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]
-    kept = torch.stack([one.entries for one in layers]) + refed
-    result.kept, result.kept_digest = kept.tolist(), digest(result.selected)
+    kept_counts = torch.stack([one.entries for one in layers]) + refed
+    result.kept, result.kept_digest = kept_counts.tolist(), digest(result.selected)
     result.entries_planned = int((torch.cat(result.selected, 1) >= 0).sum()) + refed * heads
-    result.entries_resident = int(kept.sum())
+    result.entries_resident = int(kept_counts.sum())
     result.entries_reachable = int(torch.stack([one.reachable for one in layers]).sum()) + refed * heads
     if cell.keep_indices:
-        places = [[head[head >= 0].numpy() for head in layer] for layer in result.selected]
-        result.kept_indices = pack_kept(places, lengths.reduced)
+        kept_places = [[head[head >= 0].numpy() for head in layer] for layer in result.selected]
+        result.kept_indices = pack_kept(kept_places, lengths.reduced)
     result.bytes_device = sum(one.device for one in layers) + refed * heads * slot
     result.bytes_metadata = sum(one.metadata for one in layers)
     if not cell.keeps_all(lengths.reduced):
@@ -184,7 +190,7 @@ def fill_stored(
 def fill_answer(
     result: ForkResult, cell: CellSpec, lengths: Lengths, tokens: Sequence[int], finish: str | None, text: str
 ) -> None:
-    """Fill the answer, and the number of its tokens that come from the reduced cache."""
+    """Fill the columns of the answer, and of the number of its tokens that come from the reduced cache."""
     result.token_ids, result.n_tokens = list(tokens), len(tokens)
     result.finish_reason, result.answer = finish, text
     from_full = result.n_tokens if cell.keeps_all(lengths.reduced) else cell.tokens_from_full

@@ -92,10 +92,9 @@ REFUSED: Mapping[str, tuple] = {
 
 
 def check(config: GenerationConfig) -> None:
-    """Refuse a generation config with a setting that the shared decode loop cannot reproduce.
+    """Raise UnsupportedError for a generation config with a setting that the shared decode loop cannot reproduce.
 
-    Raises:
-        UnsupportedError: names the setting and its value.
+    The message names the setting and its value.
     """
     for name in vars(GenerationConfig()):
         value = getattr(config, name, None)
@@ -140,11 +139,11 @@ class DecodeRules:
 
     @classmethod
     def read(cls, config: GenerationConfig, task: Mapping[str, Any], tokenizer: object = None) -> DecodeRules:
-        """Merge a model folder's generation config with a task's settings.
+        """Return the decoding rules of a model folder's generation config, merged with a task's settings.
 
-        Sampling settings of a folder are ignored, because benchmarks decode greedily; those of a task are refused.
-        `until` is lmms-eval's name for `stop_strings`. Blank stop strings (lmms-eval's default is a blank line) are
-        dropped, as in lmms-eval's model classes, because answers may contain blank lines.
+        Sampling settings of the folder are ignored, because benchmarks decode greedily; those of the task are refused. `until` is
+        lmms-eval's name for `stop_strings`. Blank stop strings (lmms-eval's default is a blank line) are dropped, as in
+        lmms-eval's model classes, because answers may contain blank lines.
 
         Raises:
             UnsupportedError: sampling, beams, or any other setting whose effect this loop cannot reproduce.
@@ -154,9 +153,11 @@ class DecodeRules:
         max_new = config.max_new_tokens if max_new is None else max_new
         if max_new is None or int(max_new) < 1:
             raise UnsupportedError(f"max_new_tokens={max_new} is not a length; allowed: 1 or more")
-        wanted = {k: task[k] for k in ("repetition_penalty", "min_new_tokens", "num_beams") if task.get(k) is not None}
+        task_settings = {
+            k: task[k] for k in ("repetition_penalty", "min_new_tokens", "num_beams") if task.get(k) is not None
+        }
         merged = copy.deepcopy(config)
-        for name, value in wanted.items():
+        for name, value in task_settings.items():
             setattr(merged, name, value)
         check(merged)
         stops = _texts(task.get("stop_strings")) or _texts(config.stop_strings)
@@ -170,7 +171,7 @@ class DecodeRules:
             "cache_implementation": None,
             "output_attentions": False,
             "output_hidden_states": False,
-            **wanted,
+            **task_settings,
         }
         if stops:
             if tokenizer is None:
@@ -191,30 +192,30 @@ class DecodeRules:
         return rules
 
     def processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
-        """Return stock processors in stock's order; they read `[R, length]` ids and `[R, V]` float32 logits."""
+        """Return stock logits processors in stock's order. They read ids `[R, length]` and logits `[R, V]` in float32."""
         config, eos = self.config, torch.tensor(self.eos, device=device)
-        made = LogitsProcessorList()
+        processors = LogitsProcessorList()
         if config.repetition_penalty is not None and config.repetition_penalty != 1.0:
-            made.append(stock.RepetitionPenaltyLogitsProcessor(penalty=config.repetition_penalty))
+            processors.append(stock.RepetitionPenaltyLogitsProcessor(penalty=config.repetition_penalty))
         if config.no_repeat_ngram_size:
-            made.append(stock.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
+            processors.append(stock.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
         if config.bad_words_ids is not None:
-            made.append(stock.NoBadWordsLogitsProcessor(config.bad_words_ids, eos if self.eos else None))
+            processors.append(stock.NoBadWordsLogitsProcessor(config.bad_words_ids, eos if self.eos else None))
         if self.eos and config.min_length and config.min_new_tokens is None:  # the newer setting replaces the older
-            made.append(stock.MinLengthLogitsProcessor(config.min_length, eos, device=device))
+            processors.append(stock.MinLengthLogitsProcessor(config.min_length, eos, device=device))
         if self.eos and config.min_new_tokens:
-            made.append(
+            processors.append(
                 stock.MinNewTokensLengthLogitsProcessor(prompt_length, config.min_new_tokens, eos, device=device)
             )
         if config.suppress_tokens is not None:
-            made.append(stock.SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+            processors.append(stock.SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
         if config.begin_suppress_tokens is not None:
-            made.append(
+            processors.append(
                 stock.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length, device=device)
             )
         if config.renormalize_logits:
-            made.append(stock.LogitNormalization())
-        return made
+            processors.append(stock.LogitNormalization())
+        return processors
 
     @cached_property
     def stopper(self) -> StopStringCriteria | None:
@@ -233,8 +234,8 @@ class DecodeRules:
         """Return the text of the answer `tokens`, without the end token and the stop string that ended it."""
         text = tokenizer.decode(tokens[:-1] if finish == "eos" else tokens, skip_special_tokens=True)
         if finish == "stop":
-            ends = [end for end in (text.find(stop) for stop in self.stop_strings) if end >= 0]
-            text = text[: min(ends)] if ends else text
+            stop_positions = [end for end in (text.find(stop) for stop in self.stop_strings) if end >= 0]
+            text = text[: min(stop_positions)] if stop_positions else text
         return text
 
 

@@ -20,15 +20,17 @@ class SharedMedia:
 
     def __init__(self, processor: Any):
         self.processor = processor
-        parts = [name for name in ("image_processor", "video_processor") if getattr(processor, name, None) is not None]
-        if parts:
+        processor_names = [
+            name for name in ("image_processor", "video_processor") if getattr(processor, name, None) is not None
+        ]
+        if processor_names:
             self.processor = copy.copy(processor)
-            for name in parts:
+            for name in processor_names:
                 setattr(self.processor, name, _Repeating(getattr(processor, name)))
         self._read: dict[str, Any] | None = None
 
     def media(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the processor's arguments for the media, which are read at the first call."""
+        """Return the processor's arguments for the media. `read` makes them, at the first call only."""
         if self._read is None:
             self._read = read()
         return self._read
@@ -47,12 +49,16 @@ class _Repeating:
     def __call__(self, *media: Any, **settings: Any) -> Any:
         named = [settings[name] for name in ("images", "videos") if name in settings]
         plain = repr({name: value for name, value in settings.items() if name not in ("images", "videos")})
-        given, last = _leaves([*media, *named]), self._last
-        if last is None or last[1] != plain or [id(one) for one in last[0]] != [id(one) for one in given]:
-            last = self._last = given, plain, self._inner(*media, **settings)
-        return copy.copy(last[2])  # processors take entries out of what they get
+        media_leaves, last_call = _leaves([*media, *named]), self._last
+        if (
+            last_call is None
+            or last_call[1] != plain
+            or [id(one) for one in last_call[0]] != [id(one) for one in media_leaves]
+        ):
+            last_call = self._last = media_leaves, plain, self._inner(*media, **settings)
+        return copy.copy(last_call[2])  # processors take entries out of what they get
 
 
 def _leaves(media: Any) -> list[Any]:
-    """Return the pictures and frames in nested lists, in order."""
+    """Return the pictures and frames of nested lists in one list, in order."""
     return [leaf for one in media for leaf in _leaves(one)] if isinstance(media, list | tuple) else [media]

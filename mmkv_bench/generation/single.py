@@ -48,7 +48,10 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 
 class _Watch(LogitsProcessor):
-    """A clock of decode steps, which also ends a generation past its deadline; logits are not changed."""
+    """Stopping criterion that records the time of each decode step and ends a generation past its deadline.
+
+    Logits are not changed.
+    """
 
     def __init__(self, meter: Meter, deadline: float | None):
         self.meter, self.deadline = meter, deadline
@@ -63,7 +66,10 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """The output of a single run: `sequences` int64 `[B, T + new]`, per new token `logits` float32 `[B, V]`, the session."""
+    """Output of a single run.
+
+    `sequences` int64 `[B, T + new]`; `logits` float32 `[B, V]` for each new token; and the session.
+    """
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
@@ -88,7 +94,7 @@ def generate_alone(
     replay: ReplayText = NO_WORDS,
     **generation,
 ) -> SingleRunOutput:
-    """Generate with one compressor attached, through stock `generate()`.
+    """Generate an answer with one compressor attached, through stock `generate()`.
 
     Args:
         inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
@@ -101,17 +107,19 @@ def generate_alone(
     Raises:
         ConfigError: the protocol cuts the prompt, but `context` is missing or does not lie inside the prompt.
     """
-    ids, rule = inputs["input_ids"], protocol_named(protocol)
-    if rule.cuts and not (context is not None and 0 < context < ids.shape[1]):
+    ids, protocol_rules = inputs["input_ids"], protocol_named(protocol)
+    if protocol_rules.cuts and not (context is not None and 0 < context < ids.shape[1]):
         raise ConfigError(
             f"protocol={protocol} got context={context}; allowed: 1 to {ids.shape[1] - 1} tokens of this prompt, "
             "counted up to the last visual token's closing marker"
         )
-    if rule.prefills_again:
+    if protocol_rules.prefills_again:
         compressor.check_only_evicts(protocol)
-    lengths = rule.lengths(ids.shape[1], context)
-    evicts = budget is not None and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced
-    if evicts and compressor.needs.answer and answer is None:
+    lengths = protocol_rules.lengths(ids.shape[1], context)
+    evicts_entries = (
+        budget is not None and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced
+    )
+    if evicts_entries and compressor.needs.answer and answer is None:
         answer = answer_of_full(
             model,
             inputs,
@@ -122,7 +130,7 @@ def generate_alone(
             attention=attention,
             **generation,
         )
-    compiled = compile_config is not None and not stays_eager(compressor, evicts)
+    compiled = compile_config is not None and not stays_eager(compressor, evicts_entries)
     # Without a mask generate() treats every pad id as padding, also those that are text of the prompt.
     inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
@@ -137,7 +145,7 @@ def generate_alone(
         token_types=None if token_types is None else token_types[:, : lengths.prefilled],
         attention=attention,
         answer=answer,
-        context=context if rule.cuts else None,
+        context=context if protocol_rules.cuts else None,
         replay=replay,
         # Tokens that are prefilled and fed again keep their slots; an answer's last token is never fed.
         reserve=lengths.prompt - lengths.prefilled + _new_tokens(model, generation) - 1,
@@ -157,9 +165,9 @@ def generate_alone(
             for name, value in inputs.items()
         }
         feed(session, prefix, session.new_cache(), lengths.candidates)
-        if rule.prefills_again and evicts:
-            made = prefilled_again(session, prefix, session.kept())
-            for layer, (key, value) in zip(session.filled.compressed, made, strict=True):
+        if protocol_rules.prefills_again and evicts_entries:
+            again_prefilled = prefilled_again(session, prefix, session.kept())
+            for layer, (key, value) in zip(session.filled.compressed, again_prefilled, strict=True):
                 layer.replace(key, value)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
@@ -177,7 +185,7 @@ def stays_eager(compressor: Compressor, evicts: bool) -> bool:
 
 
 def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
-    """Return the most tokens of an answer; without a limit, the slots that are reserved by default."""
+    """Return the largest number of tokens of an answer. Without a limit it is the number of slots reserved by default."""
     limit = generation.get("max_new_tokens", model.generation_config.max_new_tokens)
     return DEFAULT_RESERVE if limit is None else int(limit)
 
@@ -186,7 +194,9 @@ def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
 def answer_of_full(
     model: PreTrainedModel, inputs: dict[str, Tensor], protocol: str = DEFAULT, *, context: int | None = None, **options
 ) -> AnswerAttention:
-    """Collect what the full cache's own answer attends to, through stock `generate()`; arguments as in `generate_alone`.
+    """Return how much the full cache's own answer attends to each entry, collected through stock `generate()`.
+
+    The arguments are those of `generate_alone`.
 
     Raises:
         UnsupportedError: several prompts, or a padded one.
@@ -214,9 +224,10 @@ def run_alone(
     attention: str | None = None,
     compile_config: CompileConfig | None = None,
 ) -> ForkResult:
-    """Return one cell's result for one prompt, `measured=own`; a fault becomes its status.
+    """Answer one prompt with one cell, without sharing anything with other cells; return the result.
 
-    compile_config: see `generate_alone`; the row of a cell that stays eager records this.
+    An error becomes the result's status. `measured` of the result is `own`.
+    compile_config: see `generate_alone`; the row of a cell that is decoded eagerly records this.
     """
     if protocol_named(cell.protocol).streams:
         with Session(model, None, attention=attention, packs=False) as session:
@@ -225,16 +236,16 @@ def run_alone(
     meter = Meter(device)
     result = blank(cell, prompt, measured="own", fork_batch=1, fork_rows=1)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    watch = _Watch(meter, deadline)
+    stopping_criterion = _Watch(meter, deadline)
     try:
-        rule = protocol_named(cell.protocol)
-        lengths = lengths_of(rule, prompt, family)
+        protocol_rules = protocol_named(cell.protocol)
+        lengths = lengths_of(protocol_rules, prompt, family)
         result.context_tokens = lengths.reduced
-        if rule.cuts:
+        if protocol_rules.cuts:
             result.question_text_before_cut = prompt.question_text_before_cut
         start, answer = meter.now(), None
         common: dict[str, Any] = {
-            "context": lengths.reduced if rule.cuts else None,
+            "context": lengths.reduced if protocol_rules.cuts else None,
             "identity": prompt.document.identity
             if prompt.document is not None and cell.serves_all_questions
             else prompt.identity,
@@ -255,7 +266,7 @@ def run_alone(
                 cell.protocol,
                 seed=cell.seed,
                 answer=answer,
-                logits_processor=LogitsProcessorList([watch]),
+                logits_processor=LogitsProcessorList([stopping_criterion]),
                 compile_config=compile_config,
                 replay=prompt.words,
                 **common,
@@ -267,9 +278,9 @@ def run_alone(
         if compile_config is not None and stays_eager(cell.compressor, cell.evicts(lengths.reduced)):
             result.fallback.append(EAGER_DECODE)
         result.vision_s = meter.seconds.get("vision")
-        result.ttft_s = watch.times[0] - start
-        steps = len(watch.times) - 1
-        result.decode_s = watch.times[-1] - watch.times[0]
+        result.ttft_s = stopping_criterion.times[0] - start
+        steps = len(stopping_criterion.times) - 1
+        result.decode_s = stopping_criterion.times[-1] - stopping_criterion.times[0]
         result.tpot_s = result.decode_s / steps if steps else None
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
         result.status, result.error = status_of(error), describe(error)
@@ -279,22 +290,25 @@ def run_alone(
 
 
 def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: Session, types: Tensor | None) -> None:
-    """Fill the requested budget, the fallbacks and the stored bytes of a prompt that a session has reduced.
+    """Fill the columns of the requested budget, the fallbacks and the stored bytes, for a prompt that a session has reduced.
 
-    Args:
-        types: int `[T]` types of the tokens that C counts, None if unknown.
+    types: int `[T]` types of the tokens that the budget C counts; None if unknown.
     """
-    made, compressor = session.listener, cell.compressor
-    assert isinstance(made, PrefillListener), "the session of `attach`"
-    kept = [index[0] for index in session.kept()]
-    fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
+    listener, compressor = session.listener, cell.compressor
+    assert isinstance(listener, PrefillListener), "the session of `attach`"
+    kept_indices = [index[0] for index in session.kept()]
+    fill_asked(result, cell, lengths, kept_indices[0].shape[0] * len(kept_indices), types)
     if cell.evicts(lengths.reduced):
-        context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, made.summaries[0])
-        fallbacks = [*made.observed[0], *compressor.outcome(context), *compressor.answer_fallbacks(made.answer_steps)]
+        context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, listener.summaries[0])
+        fallbacks = [
+            *listener.observed[0],
+            *compressor.outcome(context),
+            *compressor.answer_fallbacks(listener.answer_steps),
+        ]
         result.fallback = list(dict.fromkeys([*result.fallback, *fallbacks]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
-    counted = [made.accounts[layer][0] for layer in range(len(kept))]
-    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes, made.state_nbytes)
+    layer_counts = [listener.accounts[layer][0] for layer in range(len(kept_indices))]
+    fill_stored(result, cell, lengths, kept_indices, layer_counts, listener.slot_nbytes, listener.state_nbytes)
 
 
 def _fill(

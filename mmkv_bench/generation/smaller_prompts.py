@@ -33,7 +33,7 @@ WAYS = (None, "middle", "left")
 
 
 def check_way(way: Any) -> str | None:
-    """Return the value of `cut_prompt`; raise UnsupportedError if it is not in `WAYS`."""
+    """Return the value of the setting `cut_prompt`. Raises UnsupportedError: the value is not in `WAYS`."""
     if way not in WAYS:
         raise UnsupportedError(
             f"cut_prompt={way!r}; allowed: middle (text), left (text and images), or null to refuse prompts that are too long"
@@ -42,8 +42,10 @@ def check_way(way: Any) -> str | None:
 
 
 def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new_tokens: int) -> int | None:
-    """Return the most tokens of a prompt: the lower of the configured limit and the context without the answer (None: no
-    limit)."""
+    """Return the largest allowed number of prompt tokens; None: no limit.
+
+    It is the lower of the configured limit and the model's context minus the answer.
+    """
     limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
     limits += [] if max_context is None else [max_context - max_new_tokens]
     return min(limits, default=None)
@@ -57,25 +59,26 @@ def fitted(
     limit: int | None,
     instruction: str = "",
 ) -> tuple[list[dict], list]:
-    """Return the messages and images, cut as `generation` requests if the prompt has more than `limit` tokens.
+    """Return the messages and images of a prompt, cut as `generation` requests if it has more than `limit` tokens.
 
     Args:
+        generation: settings of the dataset; `cut_prompt` names the kind of cut.
         instruction: beginning of the prompt, which a cut from the left keeps.
 
     Raises:
         UnsupportedError: see `middle` and `cut_from_left`.
     """
-    way = check_way(generation.get("cut_prompt"))
-    if way == "left":
+    cut_prompt_way = check_way(generation.get("cut_prompt"))
+    if cut_prompt_way == "left":
         return cut_from_left(processor, messages, images, instruction, limit)
-    return list(messages) if way is None else middle(processor, messages, limit), list(images)
+    return list(messages) if cut_prompt_way is None else middle(processor, messages, limit), list(images)
 
 
 def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: int = 0) -> list[dict]:
-    """Return the messages, without their middle if the rendered prompt has more than `limit` tokens.
+    """Return the messages; if the rendered prompt has more than `limit` tokens, the middle of their text is left out.
 
     Args:
-        least: tokens of the text that stay, whatever the limit.
+        least: number of text tokens to keep independently of the limit.
 
     Raises:
         UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
@@ -93,17 +96,19 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
     if length <= limit:
         return list(messages)
     ids = tokenizer("".join(piece["text"] for piece in pieces), add_special_tokens=False)["input_ids"]
-    half = max(limit - (length - len(ids)), least) // 2
-    while half > 0:
-        ends = (ids[:half], ids[-half:])
+    half_tokens = max(limit - (length - len(ids)), least) // 2
+    while half_tokens > 0:
+        ends = (ids[:half_tokens], ids[-half_tokens:])
         kept = "".join(
             tokenizer.decode(end, skip_special_tokens=True, clean_up_tokenization_spaces=False) for end in ends
         )
         cut = [{"role": messages[0]["role"], "content": [{"type": "text", "text": kept}]}]
         excess = prompt_length(processor, cut) - limit
-        if excess <= 0 or 2 * half <= least:
+        if excess <= 0 or 2 * half_tokens <= least:
             return cut
-        half = max(half - (excess + 1) // 2, least // 2)  # text that is cut anew may be a few tokens longer
+        half_tokens = max(
+            half_tokens - (excess + 1) // 2, least // 2
+        )  # text that is cut anew may be a few tokens longer
     raise UnsupportedError(
         f"a prompt of {length} tokens cannot be cut to {limit}: its template alone has {length - len(ids)}; raise "
         "model.max_prompt_tokens or lower max_new_tokens"
@@ -113,12 +118,12 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
 def cut_from_left(
     processor: Any, messages: Sequence[dict], images: Sequence, instruction: str, limit: int | None
 ) -> tuple[list[dict], list]:
-    """Return the messages and images of a prompt that stay; all of them if it has at most `limit` tokens.
+    """Return the messages and images of a prompt, without pieces at its beginning if it has more than `limit` tokens.
 
     The number of tokens is assumed to grow with the number of pieces.
 
     Args:
-        instruction: beginning of the first message, which stays; "" for none.
+        instruction: beginning of the first message, which is kept; "" for none.
         limit: None = any number of tokens.
 
     Raises:
@@ -135,52 +140,72 @@ def cut_from_left(
     length = prompt_length(processor, messages, images)
     if length <= limit:
         return list(messages), list(images)
-    head, rest = _behind(pieces, instruction)
+    head, text_after_instruction = _behind(pieces, instruction)
 
     def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
-        """Return the shortened prompt: its messages and its images. It has the head and the final `count` pieces. If `last` is
-        given, the head and that text instead."""
-        tail = rest[len(rest) - count :] if last is None else [{"type": "text", "text": last}]
+        """Return messages and images of the shortened prompt: the instruction and the final `count` pieces.
+
+        last: a text that follows the instruction in place of the pieces.
+        """
+        tail = (
+            text_after_instruction[len(text_after_instruction) - count :]
+            if last is None
+            else [{"type": "text", "text": last}]
+        )
         count = sum(part["type"] == "image" for part in tail)
         return [{"role": messages[0]["role"], "content": [*head, *tail]}], list(images)[len(images) - count :]
 
     def fits(prompt: tuple[list[dict], list]) -> bool:
         return prompt_length(processor, *prompt) <= limit
 
-    low, high = 0, len(rest) - 1  # `low` pieces fit; more than `high` do not
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(kept(middle)) else (low, middle - 1)
-    if low:
-        return kept(low)
+    fitting_count, largest_count = 0, len(text_after_instruction) - 1  # bounds of the number of pieces that fit
+    while fitting_count < largest_count:
+        middle = (fitting_count + largest_count + 1) // 2
+        fitting_count, largest_count = (middle, largest_count) if fits(kept(middle)) else (fitting_count, middle - 1)
+    if fitting_count:
+        return kept(fitting_count)
     return _end_of(
-        processor, rest[-1], kept, fits, f"a prompt of {length} tokens cannot be cut to {limit} from the left"
+        processor,
+        text_after_instruction[-1],
+        kept,
+        fits,
+        f"a prompt of {length} tokens cannot be cut to {limit} from the left",
     )
 
 
 def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> tuple[list[dict], list]:
-    """Return the prompt (messages, images) of the instruction and as many of the last tokens of a text as fit."""
+    """Return messages and images of a prompt: the instruction, and as many of a text's last tokens as fit.
+
+    Args:
+        piece: the part with the text.
+        kept: function that returns the prompt for a text.
+        fits: function that tells whether a prompt is short enough.
+        refusal: beginning of the error's message.
+    """
     tokenizer = getattr(processor, "tokenizer", processor)
     ids = tokenizer(piece["text"], add_special_tokens=False)["input_ids"] if piece["type"] == "text" else []
-    low, high = 0, len(ids)
+    fitting_count, largest_count = 0, len(ids)
 
     def prompt(count: int) -> tuple[list[dict], list]:
         end = tokenizer.decode(ids[len(ids) - count :], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return kept(0, end)
 
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(prompt(middle)) else (low, middle - 1)
-    if not low:
+    while fitting_count < largest_count:
+        middle = (fitting_count + largest_count + 1) // 2
+        fitting_count, largest_count = (middle, largest_count) if fits(prompt(middle)) else (fitting_count, middle - 1)
+    if not fitting_count:
         raise UnsupportedError(
             f"{refusal}: its template, its instruction and its last piece do not fit; raise model.max_prompt_tokens or "
             "lower max_new_tokens"
         )
-    return prompt(low)
+    return prompt(fitting_count)
 
 
 def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> list[dict]:
-    """Return the pieces of a prompt that is one user message of pieces of these kinds; raise UnsupportedError otherwise."""
+    """Return the parts of a prompt that is one user message. Raises UnsupportedError for any other prompt.
+
+    kinds: allowed types of parts. refusal: beginning of the message.
+    """
     content = messages[0]["content"] if len(messages) == 1 else None
     pieces = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not pieces or any(piece["type"] not in kinds for piece in pieces):
@@ -189,18 +214,18 @@ def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> lis
 
 
 def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[dict]]:
-    """Split the pieces into the instruction and what follows it."""
+    """Split the parts of a prompt into the instruction at its beginning and the rest."""
     if not instruction:
         return [], list(parts)
-    first = parts[0].get("text", "")
-    if not first.startswith(instruction):
+    first_text = parts[0].get("text", "")
+    if not first_text.startswith(instruction):
         raise UnsupportedError(
             "cut_prompt=left keeps the prompt's instruction, but this prompt does not begin with it; use "
             "cut_prompt=null"
         )
-    behind = first[len(instruction) :]
-    rest = [{"type": "text", "text": behind}] if behind else []
-    return [{"type": "text", "text": instruction}], [*rest, *parts[1:]]
+    remaining_text = first_text[len(instruction) :]
+    remaining_parts = [{"type": "text", "text": remaining_text}] if remaining_text else []
+    return [{"type": "text", "text": instruction}], [*remaining_parts, *parts[1:]]
 
 
 LEVELS = 256
@@ -214,7 +239,7 @@ class SmallerPrompts:
     Attributes:
         encode: function from a share (of sides, tiles and frames, or of text) to the prompt of this size.
         whole: the sample's prompt at full size.
-        made: level -> prompt, for the levels encoded so far.
+        made: level -> prompt, for the levels encoded so far. A level is a size, from 1 to `LEVELS`.
     """
 
     encode: Callable[[float], EncodedPrompt]
@@ -227,25 +252,27 @@ class SmallerPrompts:
         return lengths_of(protocol(spec.protocol), self.whole, self.family)
 
     def at(self, level: int) -> EncodedPrompt:
-        """Return the prompt at this level of `LEVELS`."""
+        """Return the prompt at a level, which is a size from 1 to `LEVELS`."""
         if level not in self.made:
             self.made[level] = self.encode(level / LEVELS)
         return self.made[level]
 
     def within(self, spec: CellSpec) -> int:
-        """Return the largest level whose prompt fits the cell's budget; the smallest, 1, if none does."""
-        entries, rule = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
-        fits, above = 1, LEVELS
-        while above - fits > 1:
-            middle = (fits + above) // 2
-            small = lengths_of(rule, self.at(middle), self.family).reduced <= entries
-            fits, above = (middle, above) if small else (fits, middle)
-        return fits
+        """Return the largest level whose prompt fits the cell's budget; 1, the smallest level, if none does."""
+        entries, protocol_rules = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
+        fitting_level, too_large_level = 1, LEVELS
+        while too_large_level - fitting_level > 1:
+            middle = (fitting_level + too_large_level) // 2
+            is_small_enough = lengths_of(protocol_rules, self.at(middle), self.family).reduced <= entries
+            fitting_level, too_large_level = (middle, too_large_level) if is_small_enough else (fitting_level, middle)
+        return fitting_level
 
 
 def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFacts) -> list[CellSpec]:
-    """Return the cells that are answered from a smaller prompt: those of `pixels` and `cut_prompt` whose whole prompt does
-    not fit."""
+    """Return the cells that have to be answered from a smaller prompt.
+
+    These are cells of `pixels` and `cut_prompt` for which the whole prompt exceeds the budget.
+    """
     candidates = [spec for spec in specs if spec.compressor.resamples]
     candidates = [spec for spec in candidates if prompt.visual_tokens or not spec.compressor.needs_visual]
     return [spec for spec in candidates if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]
@@ -256,7 +283,10 @@ def answered(
     specs: Sequence[CellSpec],
     answer: Callable[[EncodedPrompt, list[CellSpec]], Iterator[list[ForkResult]]],
 ) -> Iterator[list[ForkResult]]:
-    """Answer each cell from its smaller prompt; yield results as they are ready. answer: answers cells of `full` on a prompt."""
+    """Answer each cell from its smaller prompt; yield lists of results as soon as they are ready.
+
+    answer: function that answers cells of `full` on a prompt.
+    """
     groups: dict[int, list[CellSpec]] = {}
     for spec in specs:
         groups.setdefault(smaller.within(spec), []).append(spec)
@@ -268,15 +298,15 @@ def answered(
 
 
 def _accounted(result: ForkResult, spec: CellSpec, smaller: SmallerPrompts, small: EncodedPrompt) -> ForkResult:
-    """Rewrite a result as the cell's row, whose budget and ratios refer to the whole prompt."""
+    """Return the result of a smaller prompt as the cell's result, with budget and ratios relative to the whole prompt."""
     whole, lengths = smaller.whole, smaller.lengths(spec)
     reduced = lengths_of(protocol(spec.protocol), small, smaller.family).reduced
     result.prompt_tokens, result.visual_tokens = whole.length, whole.visual_tokens
     result.context_tokens, result.budget_entries = lengths.reduced, spec.entries(lengths.reduced)
     if result.status == "ok":
-        fallbacks, over = result.fallback, spec.compressor.eviction.scorer.over_budget
+        fallbacks, over_budget_name = result.fallback, spec.compressor.eviction.scorer.over_budget
         fill_asked(result, spec, lengths, sum(map(len, result.kept)), whole.types[0])
-        result.fallback += [*fallbacks, *([over] if reduced > spec.entries(lengths.reduced) else [])]
+        result.fallback += [*fallbacks, *([over_budget_name] if reduced > spec.entries(lengths.reduced) else [])]
         result.bytes_full = result.bytes_full // reduced * lengths.reduced
         result.tokens_from_compressed = result.n_tokens  # the whole prompt was never prefilled for it
     return result

@@ -1,8 +1,8 @@
 """protocol=stream: a video, pictures or a text are read chunk by chunk under a hard cap, then the question is answered.
 
-A layer never holds more than the cap and a chunk. Each method has its own prefill, because evicted entries change the
-states of later tokens. A method reads a stream once for all questions about a document, and for all points (`ask_at`) at
-which they are asked. Questions are answered from copies of the cache at that point, so they do not change the reading.
+A layer never stores more than the cap and a chunk. Each method has its own prefill, because evicted entries change the states
+of later tokens. A method reads a stream only once for all questions about a document, and for all points (`ask_at`) at which
+they are asked. A question is answered from a copy of the cache at its point, so answers do not change the reading.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.account import account
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.entry_counts import account
 from mmkv_bench.compression.positions import last_positions
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener, check_streams
@@ -54,8 +54,9 @@ def run_streams(
     measured: str = "group",
     held: dict[Hashable, Held] | None = None,
 ) -> list[ForkResult]:
-    """Return one result per cell, in their order, for one prompt; an error becomes a status. Cells that differ only in
-    `ask_at` share one reading.
+    """Answer one prompt under protocol=stream; return one result per cell, in the order of `cells`.
+
+    An error becomes a result's status. Cells that differ only in `ask_at` share one reading of the stream.
 
     Args:
         session: an open session of the model.
@@ -71,15 +72,17 @@ def run_streams(
     for key, group in groups.items():
         meter = Meter(next(session.model.parameters()).device)
         asking = _Asking(session, family, rules, tokenizer, prompt, timeout_s, meter)
-        made = {cell.cell: blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1) for cell in group}
-        asking.group(key, group, made, {} if held is None else held)
-        results |= made
+        result_by_cell = {
+            cell.cell: blank(cell, prompt, measured=measured, fork_batch=1, fork_rows=1) for cell in group
+        }
+        asking.group(key, group, result_by_cell, {} if held is None else held)
+        results |= result_by_cell
     return [results[cell.cell] for cell in cells]
 
 
 @dataclass
 class _Asking:
-    """The model, settings and prompt with which the cells of one reading are answered."""
+    """Answers the cells that share one reading of a stream; it has the model, the settings and the prompt."""
 
     session: Session
     family: ModelFacts
@@ -101,21 +104,21 @@ class _Asking:
             except Exception as error:  # noqa: BLE001 - becomes the cell's status; other cells go on
                 self._fail(results[cell.cell], error)
         document = None if self.whole.document is None else self.whole.document.identity
-        ends, stream = {one.length for one in readers.values()}, held.pop(key, None)
-        reused = stream is not None and document == stream.document and ends <= set(stream.stops)
-        if stream is None or not reused:
+        stop_lengths, stream = {one.length for one in readers.values()}, held.pop(key, None)
+        is_reused = stream is not None and document == stream.document and stop_lengths <= set(stream.stops)
+        if stream is None or not is_reused:
             stream = Held(document, {})
             if readers:
                 longest = max(cells, key=lambda cell: readers[cell.cell].length if cell.cell in readers else 0)
-                self._read(longest, readers[longest.cell], ends, stream)
+                self._read(longest, readers[longest.cell], stop_lengths, stream)
         for cell in cells:
             if cell.cell in readers:
                 result, stop = results[cell.cell], stream.stops[readers[cell.cell].length]
-                result.compression_reused = None if document is None else reused
+                result.compression_reused = None if document is None else is_reused
                 try:
                     if isinstance(stop, Exception):
                         raise stop
-                    self._answer(cell, readers[cell.cell], stop, 0.0 if reused else stop.seconds["prefill"], result)
+                    self._answer(cell, readers[cell.cell], stop, 0.0 if is_reused else stop.seconds["prefill"], result)
                 except Exception as error:  # noqa: BLE001 - as above
                     self._fail(result, error)
                 result.peak_device_bytes, result.peak_resident_bytes = (
@@ -130,28 +133,32 @@ class _Asking:
         devices.at(next(self.session.model.parameters()).device).release()
 
     def _read(self, cell: CellSpec, reader: Reader, ends: set[int], stream: Held) -> None:
-        """Read the stream once; at each of `ends` (numbers of tokens read) add the state, or the error, to `stream`."""
+        """Read the stream once. At each of `ends` (numbers of tokens read), add the cache's state or the error to `stream`."""
         prompt, document, last = reader.prompt, self.whole.document, reader.length
         question = self.whole.length - lengths_of(protocol(cell.protocol), self.whole, self.family).reduced
         question += 0 if document is None else max(0, document.longest - self.whole.length)
         question += reader.media is not None  # an early question is preceded by the token that closes a frame
-        room = reader.asked + max(
+        reserve_slots = reader.asked + max(
             *(clip.end - clip.start for clip in reader.clips), slack(self.rules.max_new_tokens, question)
         )
         cap = None if cell.budget is None else cell.entries(reader.length)
-        listener = StreamListener(cell.compressor, cap, cell.seed, reader.frames, room, reader.asked, self.meter.phase)
+        listener = StreamListener(
+            cell.compressor, cap, cell.seed, reader.frames, reserve_slots, reader.asked, self.meter.phase
+        )
 
         def keep(end: int, cache: CompressedCache, logits: Tensor) -> None:
             if end in ends:
-                held = cache if end == last else copied(cache)
-                most = max(layer.stored for layer in cache.compressed)  # counts layers that have not evicted yet
+                kept_cache = cache if end == last else copied(cache)
+                max_stored = max(layer.stored for layer in cache.compressed)  # counts layers that have not evicted yet
                 counts = {
-                    "entries_max": max(listener.entries_max, most),
-                    "entries_peak": max(listener.entries_peak, most),
+                    "entries_max": max(listener.entries_max, max_stored),
+                    "entries_peak": max(listener.entries_peak, max_stored),
                     "eviction_rounds": listener.rounds,
                     "entries_evicted": listener.evicted,
                 }
-                stream.stops[end] = Stop(held, logits, counts, tuple(listener.fallbacks), dict(self.meter.seconds))
+                stream.stops[end] = Stop(
+                    kept_cache, logits, counts, tuple(listener.fallbacks), dict(self.meter.seconds)
+                )
 
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         identity = prompt.identity if document is None else document.identity
@@ -162,7 +169,10 @@ class _Asking:
                 stream.stops[end] = error.with_traceback(None)
 
     def _answer(self, cell: CellSpec, reader: Reader, stop: Stop, spent: float, result: ForkResult) -> None:
-        """Answer a cell's question at a stop. spent: seconds of reading that count towards `timeout_s`."""
+        """Answer a cell's question from the state at a stop of the stream, and fill `result`.
+
+        spent: seconds of reading that count towards `timeout_s`.
+        """
         session, prompt, meter, cache = self.session, reader.prompt, self.meter, stop.cache
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s - spent
         lengths = reader.lengths
@@ -174,8 +184,8 @@ class _Asking:
         fill_asked(result, cell, lengths, heads, prompt.types[0])
         result.fallback = list(dict.fromkeys([*result.fallback, *stop.fallbacks]))
         index = [layer.slot_positions()[0] for layer in cache.layers]
-        counted = [account(layer, lengths.fed) for layer in cache.layers]
-        fill_stored(result, cell, lengths, index, counted, cache.layers[0].slot_nbytes)
+        layer_counts = [account(layer, lengths.fed) for layer in cache.layers]
+        fill_stored(result, cell, lengths, index, layer_counts, cache.layers[0].slot_nbytes)
         for name, count in stop.counts.items():
             setattr(result, name, count)
         result.frames_left = reader.frames_left(cache)

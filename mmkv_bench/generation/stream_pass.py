@@ -38,7 +38,7 @@ def run(
     chunk: int,
     reserve: int = 32,
 ) -> CompressedCache:
-    """Read a prompt `ids` `[1, T]` as a stream of text, `chunk` tokens at a time, then feed its question.
+    """Read a text prompt `ids` `[1, T]` as a stream, `chunk` tokens at a time, then feed its question; record memory peaks.
 
     Args:
         types: int `[1, T]`, all 0.
@@ -53,16 +53,21 @@ def run(
     prompt = EncodedPrompt("phases", {"input_ids": ids}, types, context_tokens=context, template_tokens=_TEMPLATE)
     cell = CellSpec("phases", compressor, budget, "stream", stream=StreamSettings(chunk))
     reader = Reader(model, model_facts(model.config), prompt, cell)
-    room = reader.asked + max(chunk, slack(reserve, _QUESTION))
+    reserve_slots = reader.asked + max(chunk, slack(reserve, _QUESTION))
     cap = None if budget is None else cell.entries(context)
 
     def phases(name: str) -> AbstractContextManager[None]:
         return peaks.phase(SELECT if name == "compress" else name)
 
     with Session(model) as session:
-        cache, _ = read(session, reader, StreamListener(compressor, cap, 0, None, room, reader.asked, phases), peaks)
-        last = last_positions(reader.positions[..., :context], context, ids.device)
-        asked = {"input_ids": ids[:, context:], "position_ids": following(last, 1, _QUESTION, 1).contiguous()}
+        cache, _ = read(
+            session, reader, StreamListener(compressor, cap, 0, None, reserve_slots, reader.asked, phases), peaks
+        )
+        last_position = last_positions(reader.positions[..., :context], context, ids.device)
+        question_inputs = {
+            "input_ids": ids[:, context:],
+            "position_ids": following(last_position, 1, _QUESTION, 1).contiguous(),
+        }
         with peaks.phase(FIRST):
-            model(**asked, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
+            model(**question_inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
     return cache

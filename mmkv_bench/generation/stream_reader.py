@@ -32,7 +32,7 @@ _ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
-    """One chunk: tokens `start` to `end - 1`, with frames `first` to `last - 1` (none for a text).
+    """One chunk of a stream: tokens `start` to `end - 1`, with frames `first` to `last - 1` (none for a text).
 
     A frame is what the model reads at once: a temporal patch of a video, a picture, or a tile.
     """
@@ -79,13 +79,13 @@ class Reader:
                 f"stream.every={settings.every} frames are not a whole number of temporal patches of {self.patch} "
                 f"frames, which {family.name} reads at once; give a multiple of {self.patch}"
             )
-        every = None if settings.every is None else settings.every // self.patch
-        self.prompt, end = self._until(prompt, family, cell, every)
-        whole = lengths_of(protocol(cell.protocol), self.prompt, family)
-        self.lengths = whole if end is None else Lengths(self.prompt.length, end, end, end)
+        chunk_patches = None if settings.every is None else settings.every // self.patch
+        self.prompt, end = self._until(prompt, family, cell, chunk_patches)
+        full_lengths = lengths_of(protocol(cell.protocol), self.prompt, family)
+        self.lengths = full_lengths if end is None else Lengths(self.prompt.length, end, end, end)
         self.length = self.lengths.reduced
         self.positions = _positions(model, self.prompt)
-        self.clips = list(self._divided(every))
+        self.clips = list(self._divided(chunk_patches))
         self.frames = self._frames() if self.media else None
         self.asked = self._asked(cell)
         if self.compact and self.media:
@@ -95,23 +95,23 @@ class Reader:
         """Return the model's inputs for one chunk, followed by the chat template's tokens if the method needs them."""
         ids, positions = self.prompt.input_ids[:, clip.start : clip.end], self.positions[..., clip.start : clip.end]
         if self.asked:
-            last = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
+            last_position = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
             ids = torch.cat([ids, self.prompt.input_ids[:, -self.asked :]], 1)
-            positions = torch.cat([positions, following(last, 1, self.asked, 1)], -1)
+            positions = torch.cat([positions, following(last_position, 1, self.asked, 1)], -1)
         inputs = {"input_ids": ids, "position_ids": positions}
         return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 
     def frames_left(self, cache: CompressedCache) -> str | None:
-        """Return the numbers of the frames of which some head still has an entry, as `ranges`; None for a text."""
+        """Return the numbers of the frames that still have an entry in some head, as text such as `0-3,8`; None for a text."""
         if self.frames is None:
             return None
-        places = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
-        patches = self.frames.number[places].unique()
+        stored_tokens = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
+        patches = self.frames.number[stored_tokens].unique()
         frames = [int(one) * self.patch + part for one in patches if one >= 0 for part in range(self.patch)]
         return ranges(frames)
 
     def _asked(self, cell: CellSpec) -> int:
-        """Return the number of the template's tokens that the method needs after every chunk."""
+        """Return the number of chat-template tokens that a cell's method needs after every chunk."""
         scorer = cell.compressor.scorer
         if scorer is None or not scorer.asks_template:
             return 0
@@ -123,7 +123,7 @@ class Reader:
         return min(self.prompt.template_tokens, scorer.needs.tail_queries)
 
     def _frames_of(self, prompt: EncodedPrompt, first: int, last: int) -> dict[str, Tensor]:
-        """Return the pixels and grids of frames `first` to `last`; nothing if there are none."""
+        """Return the processor's tensors for frames `first` to `last - 1`: pixels and grids; {} if there are none."""
         if self.media is None or first == last:
             return {}
         pixels, name = self.media
@@ -135,16 +135,19 @@ class Reader:
         return {pixels: prompt.inputs[pixels][first * rows : last * rows], name: seen}
 
     def _places(self, prompt: EncodedPrompt) -> Tensor:
-        """Return the indices of the visual tokens, int64 `[frames, tokens per frame]`; a temporal patch counts as one frame."""
+        """Return the indices of the visual tokens in the prompt, int64 `[frames, tokens per frame]`.
+
+        A temporal patch counts as one frame.
+        """
         assert self.media is not None, "a text has no visual tokens"
         stacked = self.media == STACKED
         count = prompt.inputs[STACKED[0]].shape[1] if stacked else int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
-        """Refuse `compact` unless the positions of every frame are higher, on all axes, than those of the frame before."""
-        at = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
-        if bool((at[:, 1:].amin((0, 2)) <= at[:, :-1].amax((0, 2))).any()):
+        """Raise UnsupportedError for `compact` unless positions grow from frame to frame on all axes."""
+        token_positions = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
+        if bool((token_positions[:, 1:].amin((0, 2)) <= token_positions[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
                 f"stream.positions=compact moves kept entries together, but the frames of {family.name}'s videos "
                 "share the positions of their rows and columns; give pictures or a text, or stream.positions=kept"
@@ -153,53 +156,61 @@ class Reader:
     def _until(
         self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec, every: int | None
     ) -> tuple[EncodedPrompt, int | None]:
-        """Return the prompt without the part of the stream that comes after the question, and the number of tokens before the
-        question. The number is None if the question comes after the whole stream."""
+        """Return the prompt without what comes after the question in the stream, and the number of tokens before the question.
+
+        The number is None if the question comes after the whole stream. every: frames (or tokens) of a chunk; None: one chunk.
+        """
         share = cell.stream.ask_at
-        places = self._places(prompt) if self.media else None
+        visual_indices = self._places(prompt) if self.media else None
         context = lengths_of(protocol(cell.protocol), prompt, family).reduced
-        total = context if places is None else len(places)
-        read = int(total * share + _ROUNDING)  # .29 of 100 frames is 29 of them
-        if read == total:
+        total = context if visual_indices is None else len(visual_indices)
+        read_units = int(total * share + _ROUNDING)  # .29 of 100 frames is 29 of them
+        if read_units == total:
             return prompt, None
-        read = 0 if every is None else read // every * every
-        if read == 0:
-            first = "which is read all at once, as" if every is None else f"whose first chunk is {every} of {total}"
-            unit = "tokens" if places is None else "frames" if self.patch == 1 else "pairs of frames"
+        read_units = 0 if every is None else read_units // every * every
+        if read_units == 0:
+            chunk_text = (
+                "which is read all at once, as" if every is None else f"whose first chunk is {every} of {total}"
+            )
+            unit = "tokens" if visual_indices is None else "frames" if self.patch == 1 else "pairs of frames"
             raise ConfigError(
-                f"stream.ask_at={share:g} is before the end of the first chunk of {prompt.identity}, {first} {unit}; give a "
+                f"stream.ask_at={share:g} is before the end of the first chunk of {prompt.identity}, {chunk_text} {unit}; give a "
                 "larger share, or a smaller stream.every"
             )
-        if places is None:
-            return replace(_without(prompt, read, context), context_tokens=read), read
-        ids, begin, end = prompt.input_ids[0].tolist(), int(places[read - 1, -1]) + 1, int(places[-1, -1]) + 1
-        closing = int(ids[begin] in family.closing_token_ids)  # 1 if every frame has its own marker
-        shorter = _without(prompt, begin + closing, end + closing)
-        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read)}), begin
+        if visual_indices is None:
+            return replace(_without(prompt, read_units, context), context_tokens=read_units), read_units
+        ids, cut_start, end = (
+            prompt.input_ids[0].tolist(),
+            int(visual_indices[read_units - 1, -1]) + 1,
+            int(visual_indices[-1, -1]) + 1,
+        )
+        closing = int(ids[cut_start] in family.closing_token_ids)  # 1 if every frame has its own marker
+        shorter = _without(prompt, cut_start + closing, end + closing)
+        return replace(shorter, inputs={**shorter.inputs, **self._frames_of(prompt, 0, read_units)}), cut_start
 
     def _divided(self, every: int | None) -> Iterator[Clip]:
         if self.media is None:
             step = every or self.length
             yield from (Clip(start, min(start + step, self.length)) for start in range(0, self.length, step))
             return
-        places = self._places(self.prompt)
-        step = every or len(places)
-        firsts = [*range(0, len(places), step), len(places)]
-        ends = [*(int(places[first - 1, -1]) + 1 for first in firsts[1:-1]), self.length]
-        for (first, last), (start, end) in zip(pairwise(firsts), pairwise([0, *ends]), strict=True):
+        visual_indices = self._places(self.prompt)
+        step = every or len(visual_indices)
+        firsts = [*range(0, len(visual_indices), step), len(visual_indices)]
+        clip_ends = [*(int(visual_indices[first - 1, -1]) + 1 for first in firsts[1:-1]), self.length]
+        for (first, last), (start, end) in zip(pairwise(firsts), pairwise([0, *clip_ends]), strict=True):
             yield Clip(start, end, first, last)
 
     def _frames(self) -> Frames:
-        places = self._places(self.prompt)
-        number = torch.full((self.length,), -1, device=places.device)
-        cell, (patches, cells) = torch.zeros_like(number), places.shape
-        number[places] = torch.arange(patches, device=places.device)[:, None].expand(-1, cells)
-        cell[places] = torch.arange(cells, device=places.device).expand(patches, -1)
-        return Frames(number, cell, cells)
+        visual_indices = self._places(self.prompt)
+        frame_by_token = torch.full((self.length,), -1, device=visual_indices.device)
+        cell_by_token, (patches, cells) = torch.zeros_like(frame_by_token), visual_indices.shape
+        frame_by_token[visual_indices] = torch.arange(patches, device=visual_indices.device)[:, None].expand(-1, cells)
+        cell_by_token[visual_indices] = torch.arange(cells, device=visual_indices.device).expand(patches, -1)
+        return Frames(frame_by_token, cell_by_token, cells)
 
 
 def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
-    """Refuse prompts that cannot be read as a stream."""
+    """Raise UnsupportedError for prompts that cannot be read as a stream."""
     if not prompt.visual_tokens:
         return
     check_chunks(family.rules)
@@ -235,17 +246,17 @@ def _positions(model: Any, prompt: EncodedPrompt) -> Tensor:
     if not prompt.visual_tokens or not hasattr(model.model, "get_rope_index"):
         return torch.arange(prompt.length, device=prompt.input_ids.device)[None]
     names = (VIDEO[1], PICTURES[1], "second_per_grid_ts")
-    given = {name: prompt.inputs[name] for name in names if name in prompt.inputs}
-    positions: Tensor = model.model.get_rope_index(prompt.input_ids, mm_token_type_ids=prompt.types, **given)[0]
+    rope_inputs = {name: prompt.inputs[name] for name in names if name in prompt.inputs}
+    positions: Tensor = model.model.get_rope_index(prompt.input_ids, mm_token_type_ids=prompt.types, **rope_inputs)[0]
     return positions
 
 
 def ranges(numbers: list[int]) -> str:
     """Return ascending numbers as ranges: `0-3,8`."""
-    runs: list[list[int]] = []
+    ranges_found: list[list[int]] = []
     for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+        if ranges_found and number == ranges_found[-1][1] + 1:
+            ranges_found[-1][1] = number
         else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            ranges_found.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges_found)

@@ -37,15 +37,18 @@ def read(
     identity: str | None = None,
     after: Callable[[int, CompressedCache, Tensor], None] = lambda end, cache, logits: None,
 ) -> tuple[CompressedCache, Tensor]:
-    """Feed all chunks; return the cache and the logits `[V]` of the last token before the question.
+    """Feed all chunks of a stream; return the cache, and the logits `[V]` of the last token before the question.
 
     Args:
         session: an open session of the model; after the call it observes nothing.
+        listener: evicts entries after each chunk.
+        meter: measures the phases.
+        deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
         identity: seeds random draws; None: the prompt's identity.
         after: function that is called after every chunk with the number of tokens read, the cache and the last logits.
 
     Raises:
-        GenerationTimeout: `deadline` (`time.monotonic()`) has passed.
+        GenerationTimeout: the deadline has passed.
         NonFiniteLogitsError: the logits are NaN.
     """
     prompt, length = reader.prompt, reader.length

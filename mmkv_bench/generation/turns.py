@@ -1,9 +1,9 @@
 """protocol=turns: the questions of a document are asked in turn, in one conversation with the model's own answers.
 
-The first turn equals `query_aware`. Before each further question the previous turn is fed again in one piece, as a server
-prefills it: question and answer then follow the entries in the cache, every layer is scored by their queries, and no KV head
-keeps more than the budget. So earlier turns compete with the document for the same entries. The next question is fed on what is
-left, kept whole and counted separately.
+The first turn equals `query_aware`. Before each further question the previous turn (question and answer) is fed again in one
+piece, as a server prefills it, so that it follows the entries in the cache. Every layer is then scored by the queries of this
+turn, and no KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next
+question is fed after the kept entries. It is kept whole and counted separately.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.account import account
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.entry_counts import account
 from mmkv_bench.compression.positions import following
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener, check_turns
@@ -46,7 +46,10 @@ from mmkv_bench.protocols import Lengths, protocol
 
 
 class Parts(NamedTuple):
-    """The model and settings for every turn. timeout_s: limit for scoring the document, and for feeding and answering a turn."""
+    """The model and the settings that are the same for every turn.
+
+    timeout_s: limit for scoring the document, and for feeding and answering a turn.
+    """
 
     session: Session
     family: ModelFacts
@@ -63,7 +66,7 @@ class Conversation:
         document: the document's identity.
         turns: number of answered turns.
         group: the latest turn's prefill and prompt.
-        cache: the entries that are left of earlier turns, followed by all of the latest turn.
+        cache: the remaining entries of earlier turns, followed by all of the latest turn.
         cap: C of the document, None for the full cache.
         said: the latest answer, int64 `[1, n]`, without the token that ended it.
         fed: number of tokens of the latest turn in the cache.
@@ -84,11 +87,11 @@ class Conversation:
 
 
 def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt, cell: CellSpec) -> ForkResult:
-    """Return one cell's result for one prompt; a fault becomes its status.
+    """Answer one prompt, a turn of a conversation, with one cell; return the result. An error becomes its status.
 
     Args:
-        held: cell -> its conversation so far. Missing turns before the prompt's own are answered too, so that a row
-            does not depend on which questions a run asks, or in which order.
+        held: cell -> its conversation so far. Missing turns before the prompt's own are answered too, so that a row does not
+            depend on which questions a run asks, or in which order.
     """
     session, device = parts.session, next(parts.session.model.parameters()).device
     document = prompt.document
@@ -99,25 +102,28 @@ def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt
     try:
         session.check_method(cell.compressor, protocol(cell.protocol))
         check_turns(cell.compressor)
-        talk = held.pop(cell.cell, None)
-        if talk is not None and (
-            talk.document != identity or (talk.turns > order.index(number) and number not in talk.rows)
+        conversation = held.pop(cell.cell, None)
+        if conversation is not None and (
+            conversation.document != identity
+            or (conversation.turns > order.index(number) and number not in conversation.rows)
         ):
-            talk = None
-        for turn in range(0 if talk is None else talk.turns, order.index(number) + 1):
-            meter, asked = Meter(device), prompt if document is None else document.questions[order[turn]]
-            result = blank(cell, asked, fork_batch=1, fork_rows=1)
-            if talk is None:
-                talk = _first(parts, asked, cell, identity, meter, result)
+            conversation = None
+        for turn in range(0 if conversation is None else conversation.turns, order.index(number) + 1):
+            meter, question_prompt = Meter(device), prompt if document is None else document.questions[order[turn]]
+            result = blank(cell, question_prompt, fork_batch=1, fork_rows=1)
+            if conversation is None:
+                conversation = _first(parts, question_prompt, cell, identity, meter, result)
             else:
                 assert document is not None, "a further turn is a further question"
-                talk = _next(parts, talk, document.turns[turn - 1], asked.identity, cell, meter, result)
+                conversation = _next(
+                    parts, conversation, document.turns[turn - 1], question_prompt.identity, cell, meter, result
+                )
             result.question_known = None if document is None else ",".join(map(str, order[: turn + 1]))
             result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
-            talk.rows[order[turn]] = result
-        assert talk is not None, "at least one turn was answered"
-        held[cell.cell] = talk
-        return talk.rows.pop(number)
+            conversation.rows[order[turn]] = result
+        assert conversation is not None, "at least one turn was answered"
+        held[cell.cell] = conversation
+        return conversation.rows.pop(number)
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
         result = blank(cell, prompt, fork_batch=1, fork_rows=1)
         result.status, result.error = status_of(error), describe(error)
@@ -129,7 +135,10 @@ def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt
 def _first(
     parts: Parts, prompt: EncodedPrompt, cell: CellSpec, identity: str, meter: Meter, result: ForkResult
 ) -> Conversation:
-    """Answer the first question: compress the document for it, as `query_aware` does."""
+    """Answer the first question of a conversation: compress the document for it, as `query_aware` does.
+
+    identity: the document's identity. result: is filled.
+    """
     session, rules = parts.session, parts.rules
     lengths = lengths_of(protocol(cell.protocol), prompt, parts.family)
     reserve = slack(rules.max_new_tokens, lengths.fed)
@@ -153,50 +162,53 @@ def _first(
     cap = None if cell.compressor.unbudgeted else cell.entries(lengths.reduced)
     listener = StreamListener(cell.compressor, cap, cell.seed, room=reserve, phases=meter.phase)
     listener.entries_max = max(layer.stored for layer in cache.compressed)
-    talk = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
-    return _answered(talk, cell, result, _deadline(parts))
+    conversation = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
+    return _answered(conversation, cell, result, _deadline(parts))
 
 
 def _next(
     parts: Parts, talk: Conversation, between: Tensor, identity: str, cell: CellSpec, meter: Meter, result: ForkResult
 ) -> Conversation:
-    """Cut the conversation back to the budget and answer its next question.
+    """Evict what exceeds the budget from a conversation, and answer its next question.
 
     Args:
+        talk: the conversation so far.
         between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question included.
+        identity: the next question's identity.
+        result: is filled.
     """
-    earlier, name, deadline = talk.group, cell.protocol, _deadline(parts)
-    context = torch.cat([earlier.prompt.input_ids, talk.said], 1)
-    logits, last = _settled(parts, talk, cell, meter)
+    previous_group, name, deadline = talk.group, cell.protocol, _deadline(parts)
+    context = torch.cat([previous_group.prompt.input_ids, talk.said], 1)
+    logits, last_position = _settled(parts, talk, cell, meter)
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout(f"feeding turn {talk.turns} again ran past timeout_s")
     ids = torch.cat([context, between.to(context.device)], 1)
-    most = parts.family.max_context
-    if most is not None and ids.shape[1] + parts.rules.max_new_tokens - 1 > most:
+    max_context = parts.family.max_context
+    if max_context is not None and ids.shape[1] + parts.rules.max_new_tokens - 1 > max_context:
         raise UnsupportedError(
             f"the conversation has {ids.shape[1]} tokens before answer {talk.turns + 1} of up to "
-            f"{parts.rules.max_new_tokens} tokens, but the model's context is {most}; lower max_new_tokens"
+            f"{parts.rules.max_new_tokens} tokens, but the model's context is {max_context}; lower max_new_tokens"
         )
-    types = torch.nn.functional.pad(earlier.prompt.types, (0, ids.shape[1] - earlier.prompt.length))
-    prompt = replace(earlier.prompt, identity=identity, inputs={"input_ids": ids}, types=types)
+    types = torch.nn.functional.pad(previous_group.prompt.types, (0, ids.shape[1] - previous_group.prompt.length))
+    prompt = replace(previous_group.prompt, identity=identity, inputs={"input_ids": ids}, types=types)
     seen = context.shape[1]
     lengths = Lengths(ids.shape[1], prefilled=seen, reduced=seen, candidates=seen)
     prefilled = replace(
-        earlier.prefilled,
+        previous_group.prefilled,
         prompt=prompt.context(seen),
         lengths={name: lengths},
         cache=talk.cache,
         logits=logits,
-        last_positions=last,
+        last_positions=last_position,
         scores={},
     )
-    group = replace(earlier, prompt=prompt, prefilled=prefilled, meter=meter)
+    group = replace(previous_group, prompt=prompt, prefilled=prefilled, meter=meter)
     layers, listener = talk.cache.compressed, talk.listener
     capped = cell if talk.cap is None else replace(cell, budget=Budget.parse(talk.cap))
     fill_asked(result, capped, lengths, group.heads, types[0])
     index = [layer.slot_positions()[0] for layer in layers]
-    counted = [account(layer, lengths.fed) for layer in layers]
-    fill_stored(result, capped, lengths, index, counted, layers[0].slot_nbytes)
+    layer_counts = [account(layer, lengths.fed) for layer in layers]
+    fill_stored(result, capped, lengths, index, layer_counts, layers[0].slot_nbytes)
     result.prompt_tokens, result.context_tokens = prompt.length, seen
     result.fallback = list(dict.fromkeys([*result.fallback, *listener.fallbacks]))
     result.compress_s = meter.seconds.get("compress", 0.0)
@@ -209,7 +221,7 @@ def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> 
     """Feed the latest turn again in one piece, and evict what exceeds the budget.
 
     Returns:
-        The last token's logits `[V]` and its position ids.
+        Logits `[V]` of the turn's last token, and its position ids.
     """
     session, group, cache = parts.session, talk.group, talk.cache
     lead, offset = group.lead(cell.protocol)
@@ -232,8 +244,8 @@ def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> 
             )
     finally:
         session.expect(None, None, talk.document)
-    last = following(group.prefilled.last_positions, offset + turn.shape[1] - 1, 1, 1)
-    return output.logits[0, -1].float(), last
+    last_position = following(group.prefilled.last_positions, offset + turn.shape[1] - 1, 1, 1)
+    return output.logits[0, -1].float(), last_position
 
 
 def _deadline(parts: Parts) -> float | None:
@@ -241,7 +253,7 @@ def _deadline(parts: Parts) -> float | None:
 
 
 def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: float | None) -> Conversation:
-    """Decode the answer to the question of the conversation's group, and fill the result."""
+    """Decode the answer to the latest question of a conversation, fill the result, and return the conversation after it."""
     group, cache, name = talk.group, talk.cache, cell.protocol
     start = group.meter.now()
     answer: Decoded = decode(group, cache, 1, name, deadline)[0]
@@ -255,11 +267,11 @@ def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: 
     result.tpot_s = result.decode_s / result.n_tokens
     result.entries_max, result.entries_peak = listener.entries_max, max(listener.entries_peak, listener.entries_max)
     result.eviction_rounds, result.entries_evicted = listener.rounds, listener.evicted
-    said = _without_end(answer.tokens, answer.finish)
+    answer_tokens = _without_end(answer.tokens, answer.finish)
     return replace(
         talk,
         turns=talk.turns + 1,
-        said=torch.tensor([said], dtype=torch.int64, device=group.prompt.input_ids.device).view(1, -1),
+        said=torch.tensor([answer_tokens], dtype=torch.int64, device=group.prompt.input_ids.device).view(1, -1),
         fed=lengths.fed + len(answer.tokens) - 1,
     )
 

@@ -1,4 +1,4 @@
-"""Videos of a request as the frames and keyword arguments that a family's processor takes."""
+"""Videos of a request, converted to the frames and keyword arguments that a family's processor takes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ READY_FPS = 2.0
 
 
 def frames_of(video: Any, count: int) -> Frames:
-    """Return at most `count` frames of one entry of `Request.videos`.
+    """Return at most `count` frames of one video of a request.
 
     Args:
-        video: a path; {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, a
-            list of images or arrays [H, W, 3], or one array [T, H, W, 3]. If there are more than `count` ready frames,
-            evenly spaced ones are taken, as from a file.
+        video: a path; or {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, which are a
+            list of images or arrays [H, W, 3], or one array [T, H, W, 3]. If there are more than `count` ready frames, evenly
+            spaced ones are taken, as from a file.
 
     Raises:
         DataError: see `sample_frames`; no ready frames, or frames of different sizes.
@@ -49,47 +49,47 @@ def frames_of(video: Any, count: int) -> Frames:
             f"ready frames of a video must be RGB images of one size, but {len(pictures)} of sizes "
             f"{sorted(sizes)} were given; give frames of one size"
         )
-    kept = evenly_spaced(len(pictures), count)
-    times = tuple(i / READY_FPS for i in kept)
-    return Frames(np.stack([pictures[i] for i in kept]), times, tuple(kept), len(pictures), READY_FPS)
+    frame_indices = evenly_spaced(len(pictures), count)
+    times = tuple(i / READY_FPS for i in frame_indices)
+    return Frames(np.stack([pictures[i] for i in frame_indices]), times, tuple(frame_indices), len(pictures), READY_FPS)
 
 
 def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
-    """Return keyword arguments of a processor's call: the frames unchanged, with their true times.
+    """Return keyword arguments for a processor's call with videos: the frames unchanged, with their true times.
 
-    From these times Qwen2.5-VL derives the seconds between two frames, and Qwen3-VL the time that it writes before each pair of
-    frames (index over rate; the indices given are times in units of the rate, so a variable frame rate keeps its times).
+    Qwen2.5-VL derives from the times the seconds between two frames. Qwen3-VL writes a time before each pair of frames, computed
+    as index over rate. The indices given are times in units of the rate, so a variable frame rate keeps its times.
 
     Args:
-        video_max_pixels: most pixels of one frame, for a processor that limits the pixels of the whole video (Qwen3-VL)
-            and was set up for more frames than this video has.
+        video_max_pixels: largest number of pixels of one frame, for a processor that limits the pixels of the whole video
+            (Qwen3-VL) and was set up for more frames than this video has.
 
     Raises:
         UnsupportedError: videos with different numbers of frames, for a processor that stacks them (LLaVA-OneVision,
             LLaVA-NeXT-Video, InternVL).
     """
-    part, known = processor.video_processor, family_of_processor(processor)
+    video_processor, model_family = processor.video_processor, family_of_processor(processor)
     counts = sorted({len(video) for video in videos})
-    if len(counts) > 1 and (known is None or known.equal_videos):
+    if len(counts) > 1 and (model_family is None or model_family.equal_videos):
         raise UnsupportedError(
             f"the videos of one prompt have {counts} frames, but {type(processor).__name__} takes videos of equal "
             f"length; write model.frames={counts[0]}"
         )
-    if known is not None and known.repeats_last_frame:
-        videos = [_at_least(video, part.temporal_patch_size) for video in videos]
+    if model_family is not None and model_family.repeats_last_frame:
+        videos = [_at_least(video, video_processor.temporal_patch_size) for video in videos]
     arguments: dict[str, Any] = {
         "do_sample_frames": False,
         "input_data_format": "channels_first",
         "video_metadata": [_metadata(video) for video in videos],
     }
-    if video_max_pixels is not None and known is not None and known.whole_video_limit:
-        arguments["size"] = _whole_size(part, max(map(len, videos)), video_max_pixels)
+    if video_max_pixels is not None and model_family is not None and model_family.whole_video_limit:
+        arguments["size"] = _whole_size(video_processor, max(map(len, videos)), video_max_pixels)
     pixels = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
     return {"videos": pixels, "videos_kwargs": arguments}  # separate, or the prompt's images would get them too
 
 
 def _at_least(video: Frames, count: int) -> Frames:
-    """Return a video of at least `count` frames: the last frame is repeated, as in other families' processors."""
+    """Return the video with at least `count` frames; the last frame is repeated if necessary, as other processors do."""
     missing = count - len(video)
     if missing <= 0:
         return video
@@ -113,7 +113,10 @@ def _metadata(video: Frames) -> dict[str, Any]:
 
 
 def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
-    """Return the processor's pixel limits, which are for all frames together; it counts whole pairs of frames."""
+    """Return the pixel limits of a video processor for all frames together, from a limit for one frame.
+
+    The processor counts whole pairs of frames. part: the video processor.
+    """
     pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
     pixels = video_max_pixels * max(1, min(frames, pairs))
     return {

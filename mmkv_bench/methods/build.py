@@ -1,6 +1,7 @@
-"""Builder of compressors: a composed method node (`conf/method/*.yaml`) -> a `Compressor`.
+"""Build compressors: a composed method node (`conf/method/*.yaml`) -> a `Compressor`.
 
-Parts are classes of this package only. `method=custom` takes parts from the file that its `path` names.
+A node is the configuration of one method, with its parameters and its parts (scorer, allocator, selector, reducer, decode
+policy). Parts are classes of this package only. `method=custom` takes parts from the user's file that its `path` names.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class CalibrationSource(Protocol):
     """A source of calibration data for methods; `calibrate.artefact.Calibrations` implements it."""
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return the data with which a part of this method is built; spec: the configuration's value (`auto`, or a path)."""
+        """Return the calibration data with which a part of this method is built.
+
+        spec: the configuration's value, `auto` or a path.
+        """
 
 
 def build_compressor(
@@ -56,12 +60,15 @@ def build_compressor(
     defaults: Mapping[str, Any] | None = None,
     calibrations: CalibrationSource | None = None,
 ) -> Compressor:
-    """Build the `Compressor` that a composed node describes.
+    """Build the `Compressor` that a composed method node describes.
 
     Args:
-        name: display name. node: composed node. reading: `paper` or `released`. defaults: see `node.under_reading`.
-        calibrations: artefacts of the run's model. Without them parts keep the configuration's value (`auto`, a path):
-            such parts can be checked, but refuse to work.
+        name: display name.
+        node: composed node, with its interpolations unresolved.
+        reading: `paper` or `released`.
+        defaults: see `node.under_reading`.
+        calibrations: calibration artefacts of the run's model. Without them parts keep the configuration's value (`auto`, a
+            path). Such parts can be checked, but refuse to work.
 
     Raises:
         ConfigError: a part is missing, is not of this package or refuses its parameters; also CalibrationError.
@@ -76,8 +83,10 @@ def compressor_of(
     calibrations: CalibrationSource | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Compressor:
-    """Build the `Compressor` of an effective node. given: parts that are built already, so that no method file is read for
-    them."""
+    """Build the `Compressor` of an effective node, which has its values for one reading and no interpolations.
+
+    given: parts that are built already, so that no method file is read for them. The other arguments: see `build_compressor`.
+    """
     from mmkv_bench.compression.compressor import Compressor
 
     if node.get("base") == FULL:
@@ -107,7 +116,7 @@ def compressor_of(
 
 
 def _outside(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the parts of a method whose code is not in this package (kvpress, a user's file); none for other methods."""
+    """Build the parts of a method whose code is not in this package (kvpress, a user's file); {} for other methods."""
     if node.get("base") == CUSTOM:
         return method_file.parts(node, name)
     if node.get("base") == KVPRESS:
@@ -118,13 +127,15 @@ def _outside(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | None = None) -> dict[str, Any]:
-    """Return an effective node in the form that rows and a cell's identity store.
+    """Return an effective method node in the form that rows store and that enters a cell's hash.
 
     Code outside of this package is named by its content (a file's checksum, a package's version), never by its path.
-    Two marks are added for tables: one if the scorer reads the full cache's answer (the method is a ceiling), one if
-    the paper's own formula may exceed the budget. A parameter that was added after the first rows of a method is left
-    out at its default. A parameter that only half precision uses is left out if `dtype`, the model's, is another (None:
-    unknown).
+    Two marks are added for tables: `READS_ANSWER` if the scorer reads the full cache's answer (the method is a ceiling), and
+    `OVER_BUDGET` if the paper's own formula may exceed the budget.
+    A parameter that was added after the method's first rows is left out at its default.
+    A parameter that only half precision uses is left out if the model has another precision.
+
+    dtype: the model's precision; None: unknown.
     """
     marks = {READS_ANSWER: True} if compressor.needs.answer else {}
     marks |= {OVER_BUDGET: True} if compressor.exceeds_as_printed and compressor.reading != "released" else {}
@@ -134,18 +145,21 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
 
 
 def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
-    """Drop parameters that were added after the method's first cells, so that these cells keep their hashes and rows.
+    """Return the node without parameters that were added after the method's first rows, so that hashes do not change.
 
-    Such a parameter is in `later` of a part's class or of the method's file. It is dropped at its class's default, and
-    at a precision of the model that ignores it (`halves`).
+    Such a parameter is listed in `later` of a part's class or of the method's file. It is left out at its class's default, and
+    if it has no effect at the model's precision (`halves`).
     """
     form = dict(node)
     for part in PARTS:
         built, spec = getattr(compressor, part), form.get(part)
-        unread = () if dtype in (None, *HALF_PRECISION) else getattr(built, "halves", ())
-        later = (*getattr(built, "later", ()), *(name for name in node.get("later") or () if hasattr(built, name)))
-        for name in later if isinstance(spec, Mapping) else ():
-            if name in unread or getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
+        unread_names = () if dtype in (None, *HALF_PRECISION) else getattr(built, "halves", ())
+        later_names = (
+            *getattr(built, "later", ()),
+            *(name for name in node.get("later") or () if hasattr(built, name)),
+        )
+        for name in later_names if isinstance(spec, Mapping) else ():
+            if name in unread_names or getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
                 form.pop(name, None)
                 form[part] = {key: value for key, value in form[part].items() if key != name}
     return form
@@ -154,9 +168,12 @@ def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | Non
 def _instantiate(path: str, spec: Any, calibrations: CalibrationSource | None = None) -> Any:
     """Build a part from its `_target_` and parameters.
 
-    Hydra's `instantiate` imports any name that a configuration contains; this function only takes classes that a module
-    of this package defines itself. A part with a `calibration` gets the data of the artefact that its class is
-    `calibrated_by`, unless `needs_calibration(parameters)` says that the part reads none.
+    Hydra's `instantiate` imports any name in a configuration. This function only takes classes that a module of this package
+    defines itself.
+    A part with a parameter `calibration` gets the data of the artefact named by its class's `calibrated_by`, unless
+    `needs_calibration(parameters)` of the class returns False.
+
+    path: the part's key in the configuration, for messages.
     """
     if isinstance(spec, list):
         return [_instantiate(f"{path}[{i}]", item, calibrations) for i, item in enumerate(spec)]
@@ -166,8 +183,8 @@ def _instantiate(path: str, spec: Any, calibrations: CalibrationSource | None = 
     if "_target_" not in spec:
         return arguments
     cls = _locate(path, str(spec["_target_"]))
-    reads = getattr(cls, "needs_calibration", lambda parameters: True)
-    if calibrations is not None and isinstance(arguments.get(CALIBRATION), str) and reads(arguments):
+    reads_calibration = getattr(cls, "needs_calibration", lambda parameters: True)
+    if calibrations is not None and isinstance(arguments.get(CALIBRATION), str) and reads_calibration(arguments):
         if not hasattr(cls, "calibrated_by"):
             raise ConfigError(
                 f"{path}: {cls.__name__} does not say which calibration it takes, so {CALIBRATION}="
@@ -240,8 +257,10 @@ def method(
 
 
 def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the effective node of a method's file under a reading, with the given parameters. Raises what `method`
-    raises."""
+    """Return the effective node of a shipped method: its file's values for a reading, with the given parameters.
+
+    Raises the errors of `method`.
+    """
     defaults = read(name)
     allowed = flat_parameters(defaults)
     values = {key: os.fspath(value) if isinstance(value, Path) else value for key, value in (parameters or {}).items()}
@@ -257,7 +276,7 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
 
 
 def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compressor:
-    """Build a user's Python file as a run does with `method=<file>`; the method's name is the file's stem."""
+    """Build a user's Python file as a run does with `method=<file>`. The method is named after the file, without suffix."""
     arguments = {key: value for key, value in parameters.items() if key not in SELECTOR}
     selector = {key: value for key, value in parameters.items() if key in SELECTOR}
     return compressor_of(
@@ -266,7 +285,10 @@ def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compres
 
 
 def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str, Any]) -> Compressor:
-    """Build a compressor around the caller's scorer, with the other parts of `method=custom`."""
+    """Build a compressor around the caller's scorer, with the other parts of `method=custom`.
+
+    parameters: arguments of the scorer's constructor, if it is a class, and `sinks`, `recents` and `window` of the selector.
+    """
     selector, built = dict(parameters), scorer
     if isinstance(scorer, type) and issubclass(scorer, Scorer):
         arguments = {key: selector.pop(key) for key in list(selector) if key in inspect.signature(scorer).parameters}

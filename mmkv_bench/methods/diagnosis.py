@@ -1,4 +1,7 @@
-"""Diagnosis of broken promises for `mmkv-bench check`: the line in the user's file, the fault, and what to write there."""
+"""Find the cause of a broken promise for `mmkv-bench check`: the line in the user's file, the fault, and what to write there.
+
+A promise is what every method has to keep, such as finite scores; `invariants.py` checks each one.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,10 @@ class Finding:
     """The cause of a broken promise.
 
     Attributes:
-        place: `path:line`, or the file. fault: what is wrong. fix: what to write, "" if unknown.
-        error: text of the exception, if there was one. Promises broken by the same error have one cause.
+        place: `path:line`, or the path of the file.
+        fault: what is wrong.
+        fix: what to write instead; "" if unknown.
+        error: text of the exception, if there was one. Promises broken by equal errors have one cause.
     """
 
     place: str
@@ -75,17 +80,20 @@ class Finding:
         return f"{self.place}: {self.fault}" + (f"; {self.fix}" if self.fix else "")
 
     def again(self, other: Finding) -> bool:
-        """Tell whether another promise was broken by the same error."""
+        """Tell whether `other`, the finding of another promise, has the same error as cause."""
         return bool(self.error) and (self.error == other.error or self.error in other.fault)
 
 
 def hidden(check: Check, broken: Collection[Check]) -> bool:
-    """Tell whether a promise cannot be checked because one of the promises in `broken` is broken."""
+    """Tell whether a check has no meaning, because it depends on a promise in `broken`."""
     return any(one in broken for one in (invariants.scores_are_finite, *_NEEDED.get(check, ())))
 
 
 def tried(check: Check, made: Compressor, path: str) -> Finding | None:
-    """Run one check; return what is wrong, or None if the promise is kept."""
+    """Run one check of a method; return the cause if the promise is broken, None if it is kept.
+
+    made: the compressor built from the user's file. path: the file.
+    """
     try:
         fault = check(made)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
@@ -96,29 +104,36 @@ def tried(check: Check, made: Compressor, path: str) -> Finding | None:
 def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
     if check not in _FIXES:
         return Finding(path, fault)
-    part, method, fix = _FIXES[check]
-    if part == "allocator" and line_of(path, made.allocator, method) is None:
-        part, method, fix = "selector", "select", "keep as many indices of each head as its cap says"
+    part_name, method, fix = _FIXES[check]
+    if part_name == "allocator" and line_of(path, made.allocator, method) is None:
+        part_name, method, fix = "selector", "select", "keep as many indices of each head as its cap says"
     if fault.endswith(invariants.IN_REDUCE):
-        part, method, fix = "reducer", "reduce", "write to a copy: `key.clone()`"
-    line = line_of(path, getattr(made, part), method)
+        part_name, method, fix = "reducer", "reduce", "write to a copy: `key.clone()`"
+    line = line_of(path, getattr(made, part_name), method)
     return Finding(f"{path}:{line}" if line else path, fault, fix)
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
-    """Return the finding for an exception. It names the last line of the user's file in the traceback or, if the result
-    of a method was refused, the line of this method."""
+    """Return the finding for an exception that a check raised.
+
+    The finding's place is the last line of the user's file in the traceback. If the result of a method of the file was refused,
+    it is the line of this method.
+    """
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
-    need, scored = _UNDECLARED.search(text), _SCORED.search(text)
+    undeclared_need, wrong_score = _UNDECLARED.search(text), _SCORED.search(text)
     fix = ""
-    if need is not None:
-        fix = _declaration(need[1], need[2], made, path, line or 0)
+    if undeclared_need is not None:
+        fix = _declaration(undeclared_need[1], undeclared_need[2], made, path, line or 0)
     elif isinstance(error, AttributeError) and "'Observation'" in text:
         fix = OBSERVATION
-    elif scored is not None:
+    elif wrong_score is not None:
         line = line_of(path, made.scorer, "score")
-        fix = "end with `.float()`" if scored[2] == scored[3] else f"return {scored[3]} numbers, KV heads by tokens"
+        fix = (
+            "end with `.float()`"
+            if wrong_score[2] == wrong_score[3]
+            else f"return {wrong_score[3]} numbers, KV heads by tokens"
+        )
     elif type(error).__name__ == "NonFiniteScoreError":
         line, fix = line_of(path, made.scorer, "score"), _FIXES[invariants.scores_are_finite][2]
     elif type(error).__name__ == "OverBudgetError":
@@ -127,27 +142,43 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 
 
 def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
-    """Return the instruction to declare an undeclared need. If a parameter of the class has the needed number, the
-    instruction names the parameter."""
+    """Return the instruction to declare a need (a field of `Needs`) that a scorer or allocator reads undeclared.
+
+    If a parameter of the class has the needed number as its value, the instruction names this parameter.
+
+    Args:
+        need: the field of `Needs`.
+        number: the smallest sufficient value, as text; None for a field that is True or False.
+        line: line of the file that reads the undeclared value.
+    """
     text = Path(path).expanduser().read_text(encoding="utf-8")
-    at: list[Any] = [n for n in ast.walk(ast.parse(text)) if getattr(n, "lineno", line + 1) <= line <= n.end_lineno]  # type: ignore[attr-defined]
-    name = next((node.name for node in at if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
+    nodes: list[Any] = list(ast.walk(ast.parse(text)))
+    enclosing_nodes = [node for node in nodes if getattr(node, "lineno", line + 1) <= line <= node.end_lineno]
+    name = next((node.name for node in enclosing_nodes if isinstance(node, ast.ClassDef)), type(made.scorer).__name__)
     part = made.allocator if name == type(made.allocator).__name__ else made.scorer
-    arguments = [argument for node in at if isinstance(node, ast.Call) for argument in node.args]
-    value, needs = number or "True", "`needs = {}`"
+    arguments = [argument for node in enclosing_nodes if isinstance(node, ast.Call) for argument in node.args]
+    needed_value, declaration = number or "True", "`needs = {}`"
     if number and number not in map(ast.unparse, arguments):
-        inside = [*arguments, *(node for node in at if isinstance(node, ast.FunctionDef))]
-        used = [node.attr for one in inside for node in ast.walk(one) if isinstance(node, ast.Attribute)]
-        held = (one for one in used if isinstance(size := getattr(part, one, None), int) and size >= int(number))
-        if parameter := next(held, None):
-            value, needs = f"self.{parameter}", "`@property` and `def needs(self): return {}`"
-    imported = "" if "Needs" in text else f", and `from {Needs.__module__} import Needs` above it"
-    return f"write {needs.format(f'Needs({need}={value})')} into the class {name}{imported}; {OBSERVATION}"
+        searched_nodes = [*arguments, *(node for node in enclosing_nodes if isinstance(node, ast.FunctionDef))]
+        attribute_names = [
+            node.attr for one in searched_nodes for node in ast.walk(one) if isinstance(node, ast.Attribute)
+        ]
+        matching_attributes = (
+            one for one in attribute_names if isinstance(size := getattr(part, one, None), int) and size >= int(number)
+        )
+        if parameter := next(matching_attributes, None):
+            needed_value, declaration = f"self.{parameter}", "`@property` and `def needs(self): return {}`"
+    import_hint = "" if "Needs" in text else f", and `from {Needs.__module__} import Needs` above it"
+    return (
+        f"write {declaration.format(f'Needs({need}={needed_value})')} into the class {name}{import_hint}; {OBSERVATION}"
+    )
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:
-    """Return the line of a part's method in a file, or the line of its class if the class inherits the method; None if the
-    file does not define the class."""
+    """Return the line on which a part's class defines `method`, or the line of the class if it inherits the method.
+
+    None if the file does not define the class.
+    """
     tree = ast.parse(Path(path).expanduser().read_bytes())
     name = type(part).__name__
     cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)

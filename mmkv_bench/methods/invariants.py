@@ -70,8 +70,10 @@ def summaries(made: Compressor, layers: Sequence[Observation], budget: int, seed
 
 
 def select(made: Compressor, problem: Problem, layers: Sequence[Observation] | None = None) -> list[Tensor]:
-    """Let a method score an observed prompt, divide the budget and select entries, as a run does; return the kept
-    indices per layer."""
+    """Return the kept indices per layer that a method selects for an observed prompt, as a run would.
+
+    layers: an observation per layer; None: those of the problem.
+    """
     layers, budget = problem.observe(made.needs) if layers is None else layers, problem.budget
     return _divide(made, problem, layers, scores(made, layers, budget), summaries(made, layers, budget))
 
@@ -94,7 +96,10 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 # ---------------------------------------------------------------- parts
 def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """scores are finite float32 (or float64), one per KV head and token"""
+    """scores are finite float32 (or float64), one per KV head and token
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
         values = scores(made, layers, problem.budget)  # which refuses other shapes and dtypes
@@ -105,35 +110,42 @@ def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str
 
 
 def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """exactly the budget is kept, or more or less if the method says so, also under strict"""
+    """exactly the budget is kept, or more or less if the method says so, also under strict
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or toy_layers.problems():
         layers, budget = problem.observe(made.needs), problem.budget
         layer_scores, layer_summaries = scores(made, layers, budget), summaries(made, layers, budget)
         heads, length = layers[0].key.shape[:2]
         for strict in (False, True):
-            kept = _divide(made, problem, layers, layer_scores, layer_summaries, strict)
-            wrong = _miscounted(made, kept, (budget - strict) * heads * problem.layers)
-            wrong = wrong or _malformed(kept, problem.layers, heads, length - strict)
-            if wrong:
-                return f"{problem}{' strict' * strict}: {wrong}"
+            kept_indices = _divide(made, problem, layers, layer_scores, layer_summaries, strict)
+            fault = _miscounted(made, kept_indices, (budget - strict) * heads * problem.layers)
+            fault = fault or _malformed(kept_indices, problem.layers, heads, length - strict)
+            if fault:
+                return f"{problem}{' strict' * strict}: {fault}"
     return None
 
 
 def _miscounted(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | None:
     count = sum(int((index >= 0).sum()) for index in kept)
-    wrong = (count > budget and not made.exceeds) or (count < budget and not made.falls_short)
-    return f"{count} entries instead of {budget}" if wrong else None
+    is_wrong = (count > budget and not made.exceeds) or (count < budget and not made.falls_short)
+    return f"{count} entries instead of {budget}" if is_wrong else None
 
 
 def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
-    """Return what is wrong with the form of kept indices, or None. Allowed: int64 per layer; in every head ascending after
-    the padding, and below `candidates`."""
+    """Return what is wrong with the form of kept indices, or None.
+
+    The form is int64 per layer. In every head, indices are below `candidates` and ascend after the padding (-1).
+    """
     if {(len(kept), index.shape[0], index.dtype) for index in kept} != {(layers, heads, torch.int64)}:
         return f"indices of {[(tuple(index.shape), index.dtype) for index in kept]}"
     for row in (row for index in kept for row in index.tolist()):
-        real = [j for j in row if j >= 0]
-        ascending = real == sorted(set(real)) and row[len(row) - len(real) :] == real
-        if not ascending or any(j >= candidates for j in real):
+        valid_indices = [j for j in row if j >= 0]
+        is_ascending = (
+            valid_indices == sorted(set(valid_indices)) and row[len(row) - len(valid_indices) :] == valid_indices
+        )
+        if not is_ascending or any(j >= candidates for j in valid_indices):
             return f"indices {row} do not ascend, repeat, or lie outside of the prompt"
     return None
 
@@ -144,13 +156,18 @@ def nothing_is_remembered(
     disturb: Callable[[], object] | None = None,
     needs: Needs | None = None,
 ) -> str | None:
-    """the same prompt keeps the same entries, whatever ran before and whatever torch drew"""
+    """the same prompt keeps the same entries, whatever ran before and whatever torch drew
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    disturb: function that is called between two selections; None: another prompt is selected from. needs: statistics to gather;
+    None: the method's.
+    """
     disturb = disturb or partial(_another_prompt, made)
     for problem in problems or toy_layers.problems():
-        first = select(made, problem)
+        first_kept = select(made, problem)
         disturb()
         layers = problem.observe(needs or made.needs)
-        if not all(_same(first, select(made, problem, layers)) for _ in range(2)):
+        if not all(_same(first_kept, select(made, problem, layers)) for _ in range(2)):
             return f"{problem}: the second run selects other entries"
     return None
 
@@ -161,31 +178,37 @@ def _another_prompt(made: Compressor) -> None:
 
 
 def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """another seed changes the scores of a scorer that says stochastic=True, and of no other"""
-    name, moved = type(made.scorer).__name__, False
+    """another seed changes the scores of a scorer that says stochastic=True, and of no other
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
+    name, scores_changed = type(made.scorer).__name__, False
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
-        moves = not _same(*(scores(made, layers, problem.budget, seed) for seed in (0, 1)))
-        if moves and not made.stochastic:
+        changes_here = not _same(*(scores(made, layers, problem.budget, seed) for seed in (0, 1)))
+        if changes_here and not made.stochastic:
             return f"{problem}: another seed gives other scores; write `stochastic = True` into the class {name}"
-        moved = moved or moves
-    if made.stochastic and not moved:
+        scores_changed = scores_changed or changes_here
+    if made.stochastic and not scores_changed:
         return f"no seed changes anything; take `stochastic = True` out of the class {name}"
     return None
 
 
 def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key"""
+    """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or [toy_layers.problem(shape, 12) for shape in toy_layers.SHAPES[3:]]:
         layers, budget = problem.observe(made.needs), problem.budget
         scorer, length = made.eviction.scorer, layers[0].length
-        mine = _scored(made, layers, budget)
+        own_scores = _scored(made, layers, budget)
         for name, neighbour in _neighbours(scorer):
             for other in (budget, 3):
                 if neighbour.key(other, length) != scorer.key(budget, length):
                     continue
-                theirs = _scored(dataclasses.replace(made, scorer=neighbour), layers, other)
-                if mine is not None and theirs is not None and not _same(mine, theirs):
+                neighbour_scores = _scored(dataclasses.replace(made, scorer=neighbour), layers, other)
+                if own_scores is not None and neighbour_scores is not None and not _same(own_scores, neighbour_scores):
                     missing = f"self.{name}" if name else "budget"
                     return (
                         f"scores differ with {missing}, and key returns {neighbour.key(other, length)} for {scorer} at budget "
@@ -195,8 +218,10 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
 
 
 def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
-    """Return (parameter, scorer) pairs: the scorer itself under the name "", then copies with one number changed, for
-    every change that the scorer accepts."""
+    """Return (parameter, scorer) pairs: ("", the scorer itself), then copies of the scorer with one parameter changed.
+
+    Changes that the scorer refuses are left out.
+    """
     copies = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)
@@ -217,22 +242,28 @@ def _scored(made: Compressor, layers: Sequence[Observation], budget: int) -> lis
 
 
 def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """the same entries stay, whatever other methods and settings of a run gather, score and memoise"""
-    everything = Needs(64, *[True] * (len(vars(Needs())) - 1))
+    """the same entries stay, whatever other methods and settings of a run gather, score and memoise
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
+    all_needs = Needs(64, *[True] * (len(vars(Needs())) - 1))
     for problem in problems or [toy_layers.problem(shape, shape[0] // 3) for shape in toy_layers.SHAPES[3:]]:
-        alone = select(made, problem)
-        layers = problem.observe(everything)
+        kept_alone = select(made, problem)
+        layers = problem.observe(all_needs)
         for name, neighbour in _neighbours(made.eviction.scorer)[1:]:
             _scored(dataclasses.replace(made, scorer=neighbour), layers, problem.budget)
-            if not _same(alone, select(made, problem, layers)):
+            if not _same(kept_alone, select(made, problem, layers)):
                 return f"{problem}: other entries stay beside the same method with another {name}"
-        if not _same(alone, select(made, problem, layers)):
+        if not _same(kept_alone, select(made, problem, layers)):
             return f"{problem}: other entries stay if other methods need more of the prompt"
     return None
 
 
 def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """keys, values and scores are only read: other methods share them"""
+    """keys, values and scores are only read: other methods share them
+
+    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
+    """
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
         copies = [(layer.key.clone(), layer.value.clone()) for layer in layers]
@@ -248,29 +279,35 @@ def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) ->
 
 # ---------------------------------------------------------------- whole answers
 def answers_are_the_same_alone(made: Compressor) -> str | None:
-    """on the embedded model, shared forks equal runs of their own through stock generate(), token for token"""
+    """on the embedded model, shared forks equal runs of their own through stock generate(), token for token
+
+    Returns what is broken, or None. made: the method.
+    """
     return _through_the_model(made, (16, 64))
 
 
 def a_budget_of_everything_is_full(made: Compressor) -> str | None:
-    """a budget of the whole prompt is the full cache"""
+    """a budget of the whole prompt is the full cache
+
+    Returns what is broken, or None. made: the method.
+    """
     return _through_the_model(made, (10**6,))
 
 
 def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
     model, family, rules, tokenizer, pages = _embedded()
-    names = [name for name in NAMES if not (protocol(name).diagnostic or protocol(name).streams)]
-    cells = [CellSpec(f"{p}@{b}", made, Budget.parse(b), p) for p in names for b in budgets]
-    baseline = [CellSpec(f"full/{p}", full(), None, p) for p in names]
+    protocol_names = [name for name in NAMES if not (protocol(name).diagnostic or protocol(name).streams)]
+    cells = [CellSpec(f"{p}@{b}", made, Budget.parse(b), p) for p in protocol_names for b in budgets]
+    baseline = [CellSpec(f"full/{p}", full(), None, p) for p in protocol_names]
     with Engine(model, family, rules, tokenizer) as engine:
-        together = [engine.answer(page, [*cells, *baseline]) for page in pages]
-    for page, results in zip(pages, together, strict=True):
+        shared_results = [engine.answer(page, [*cells, *baseline]) for page in pages]
+    for page, results in zip(pages, shared_results, strict=True):
         for number, (cell, shared) in enumerate(zip(cells, results[: len(cells)], strict=True)):
-            alone = run_alone(model, family, rules, tokenizer, page, cell)
-            if "ok" not in (shared.status, alone.status) or shared.status != alone.status:
-                return f"{cell.cell}: {shared.error or alone.error}"
-            if (shared.token_ids, shared.kept_digest) != (alone.token_ids, alone.kept_digest):
-                return f"{cell.cell}: shared {shared.token_ids}, alone {alone.token_ids}"
+            single_results = run_alone(model, family, rules, tokenizer, page, cell)
+            if "ok" not in (shared.status, single_results.status) or shared.status != single_results.status:
+                return f"{cell.cell}: {shared.error or single_results.error}"
+            if (shared.token_ids, shared.kept_digest) != (single_results.token_ids, single_results.kept_digest):
+                return f"{cell.cell}: shared {shared.token_ids}, alone {single_results.token_ids}"
             full_result = results[len(cells) + number // len(budgets)]
             if cell.keeps_all(shared.context_tokens) and shared.token_ids != full_result.token_ids:
                 return f"{cell.cell}: {shared.token_ids}, full {full_result.token_ids}"
@@ -279,7 +316,7 @@ def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
 
 @cache
 def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
-    """Return the embedded model, its family, rules and tokenizer, and `PAGES` encoded pages."""
+    """Return (model, facts, decoding rules, tokenizer, pages) of the embedded model, with `PAGES` encoded pages."""
     quiet_transformers()
     loaded = load_model(Model(name="tiny", device="cpu"), resolve_path("pkg://mmkv_bench/tiny/weights"))
     pages = []
@@ -287,8 +324,8 @@ def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
         _, turn, images = make_page(kind, "small", "train", 0)
         message = [{"type": "image"} for _ in images] + [{"type": "text", "text": turn.question}]
         pictures = [Image.fromarray(image) for image in images]
-        asked = [{"role": "user", "content": message}]
-        pages.append(encode(loaded.processor, loaded.family, kind, asked, pictures, replays=True))
+        messages = [{"role": "user", "content": message}]
+        pages.append(encode(loaded.processor, loaded.family, kind, messages, pictures, replays=True))
     rules = DecodeRules.read(loaded.model.generation_config, {"max_new_tokens": 8}, loaded.tokenizer)
     return loaded.model, loaded.family, rules, loaded.tokenizer, pages
 

@@ -42,8 +42,11 @@ SHOWN = 16
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A loaded method file: `classes` maps each part that the file defines to its class; `prefix` is the common prefix
-    of the file's settings on the command line."""
+    """A loaded method file.
+
+    `classes` maps each part that the file defines (`scorer`, `selector`, ...) to its class. `prefix` is the common prefix of the
+    file's settings on the command line.
+    """
 
     path: str
     sha256: str
@@ -52,7 +55,7 @@ class MethodFile:
 
 
 def load(path: str | None, name: str | Sequence[str] | None = None, method: str = CUSTOM) -> MethodFile:
-    """Load a user's file and choose its classes.
+    """Load a user's method file and choose its classes.
 
     Args:
         path: a Python file, relative to the working directory.
@@ -60,8 +63,8 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
         method: the method's name in the run.
 
     Raises:
-        ConfigError: the file does not exist, cannot be imported, has no scorer, or has several classes to choose from;
-            also CodeOfRowsError.
+        ConfigError: the file does not exist, cannot be imported, has no scorer, or has several classes to choose from; also
+            CodeOfRowsError.
     """
     file, text = read(path, method)
     assert path is not None, "it was read"
@@ -73,11 +76,11 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
 
 
 def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all constructor arguments of the file's classes: the given ones, and the plain defaults of the others.
+    """Return all constructor arguments of a method file's classes: the given ones, and the defaults of the others.
 
-    An integer given for a float argument becomes a float, so that 3 and 3.0 are the same cell. An argument that two
-    classes have with different defaults is left out, because each class uses its own default, and the file's checksum
-    covers both.
+    An integer given for a float argument becomes a float, so that 3 and 3.0 give the same hash. Defaults that are no plain
+    values are left out, and so is an argument for which two classes have different defaults: each class uses its own default,
+    and the file's checksum covers both.
 
     Raises:
         ConfigError: no class has a given argument, or a required argument is not given.
@@ -94,8 +97,10 @@ def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
     ambiguous: set[str] = set()
     for p in parameters:
         if p.name in given:
-            whole = isinstance(given[p.name], int) and not isinstance(given[p.name], bool)
-            arguments[p.name] = float(given[p.name]) if whole and isinstance(p.default, float) else given[p.name]
+            is_whole_number = isinstance(given[p.name], int) and not isinstance(given[p.name], bool)
+            arguments[p.name] = (
+                float(given[p.name]) if is_whole_number and isinstance(p.default, float) else given[p.name]
+            )
         elif p.default is not p.empty and _is_plain(p.default):
             ambiguous |= {p.name} if arguments.get(p.name, p.default) != p.default else set()
             arguments[p.name] = p.default
@@ -107,10 +112,12 @@ def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the file's parts, each with the arguments that its constructor accepts.
+    """Build the parts of a method file: `scorer`, `selector`, ... -> an object of the file's class.
+
+    given: constructor arguments. Each class gets those that its constructor accepts.
 
     Raises:
-        ConfigError: see `effective`; also for whatever a constructor raises.
+        ConfigError: see `effective`; also for any error of a constructor.
     """
     arguments, built = effective(source, given), {}
     for part, cls in source.classes.items():
@@ -130,11 +137,14 @@ def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
-    """Build the file's parts for an effective node of `conf/method/custom.yaml`; method: its name in the run.
+    """Build the parts that a user's method file defines: `scorer`, `selector`, ... -> object.
+
+    Args:
+        node: the node of `conf/method/custom.yaml` with all values resolved.
+        method: the method's name in the run.
 
     Raises:
-        ConfigError: see `load` and `build`; also if a parameter of the default selector is given, but the file defines
-            a selector.
+        ConfigError: see `load` and `build`. Or a parameter of the default selector is given, but the file defines a selector.
     """
     source = load(node["path"], node["name"], method)
     changed = [key for key, value in SELECTOR.items() if node[key] != value]
@@ -147,21 +157,20 @@ def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
 
 
 def identity_form(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an effective node with the file's checksum, class names and all arguments in place of its path."""
+    """Return the node of `method=custom` with the file's checksum, class names and all arguments in place of its path."""
     source = load(node["path"], node["name"])
-    dropped = {"path", "name", *source.classes, *(SELECTOR if "selector" in source.classes else ())}
+    dropped_keys = {"path", "name", *source.classes, *(SELECTOR if "selector" in source.classes else ())}
     classes = {part: cls.__name__ for part, cls in source.classes.items()}
-    form = {key: value for key, value in node.items() if key not in dropped}
+    form = {key: value for key, value in node.items() if key not in dropped_keys}
     return form | {"args": effective(source, node["args"]), "classes": classes, "sha256": source.sha256[:SHOWN]}
 
 
 def write(path: str, part: str = "scorer") -> None:
-    """Write a method file to start from: one part that runs unchanged, and a scorer as well if the part is not a
-    scorer.
+    """Write a new method file with one part that runs unchanged; a scorer is added if the part is not a scorer.
 
     Args:
-        path: a .py file that does not exist, in an existing folder. part: one of scorer, allocator, selector, reducer,
-            decoding.
+        path: a .py file that does not exist, in an existing folder.
+        part: scorer, allocator, selector, reducer or decoding.
 
     Raises:
         ConfigError: the name is not allowed, the file exists, the folder is missing, or there is no such part.
@@ -189,7 +198,7 @@ def write(path: str, part: str = "scorer") -> None:
 
 
 def _skeleton(part: str) -> str:
-    """Return the text of a file with one part of `skeletons.py`, a scorer if the part is not one, and their imports."""
+    """Return the text of a method file: imports, and one part of `skeletons.py`, after a scorer if it is not one."""
     text = (files("mmkv_bench.methods") / "skeletons.py").read_text(encoding="utf-8")
     head, *sections = re.split(r"^# ---- ", text, flags=re.MULTILINE)
     titled = {
@@ -198,15 +207,15 @@ def _skeleton(part: str) -> str:
     title, code = titled[part]
     if part != "scorer":
         code = f"{titled['beside'][1].replace('SkeletonWindow', 'Skeleton')}\n\n\n{code}"
-    light, _, typed = head.split('"""', 2)[2].partition("if TYPE_CHECKING:\n")
-    typed = _used(typed, code)
-    imports = _used(light, f"{code} annotations{' TYPE_CHECKING' if typed else ''}")
-    guarded = f"\n\nif TYPE_CHECKING:\n{typed}" if typed else ""
-    return f'"""Skeleton: {title.partition(": ")[2]}"""\n\n{imports}{guarded}\n\n\n{code}\n'
+    runtime_imports, _, type_imports = head.split('"""', 2)[2].partition("if TYPE_CHECKING:\n")
+    type_imports = _used(type_imports, code)
+    imports = _used(runtime_imports, f"{code} annotations{' TYPE_CHECKING' if type_imports else ''}")
+    type_checking_block = f"\n\nif TYPE_CHECKING:\n{type_imports}" if type_imports else ""
+    return f'"""Skeleton: {title.partition(": ")[2]}"""\n\n{imports}{type_checking_block}\n\n\n{code}\n'
 
 
 def _used(imports: str, code: str) -> str:
-    """Return the import lines, reduced to the names that occur in the code."""
+    """Return import lines without the names that the code does not use."""
 
     def keep(line: re.Match[str]) -> str:
         names = [name for name in line[2].split(", ") if re.search(rf"\b{name}\b", code)]
@@ -217,8 +226,10 @@ def _used(imports: str, code: str) -> str:
 
 
 class _HashedText(InspectLoader):
-    """A module loader that runs the text that was hashed; the usual loader would read the file again, or older
-    bytecode."""
+    """A module loader that runs the text whose checksum was taken.
+
+    The usual loader would read the file again, or run older bytecode.
+    """
 
     def __init__(self, text: str, file: str):
         self.text, self.file = text, file
@@ -232,7 +243,15 @@ class _HashedText(InspectLoader):
 
 @cache
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
-    """Run the file as a module, once per content: cells share scores only if their scorers have the same class object."""
+    """Return the method file as a module. A file's text runs only once per process.
+
+    Cells share scores only if their scorers have the same class object.
+
+    Args:
+        file: absolute path; part of the module's name.
+        digest: sha256 of the text.
+        path: the path as given by the user, for messages.
+    """
     check_text(file, text, path)
     refuse_openings()
     name = f"{PREFIX}{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
@@ -249,8 +268,10 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         del sys.modules[name]
         line = own_line(error, file)
-        place = f"{path}:{line}" if line else path
-        raise ConfigError(f"{place}: the file cannot be imported: {first_line(error)}; correct this line") from error
+        file_and_line = f"{path}:{line}" if line else path
+        raise ConfigError(
+            f"{file_and_line}: the file cannot be imported: {first_line(error)}; correct this line"
+        ) from error
     return module
 
 

@@ -37,21 +37,22 @@ _KERNEL = ("/dev/", "/proc/", "/sys/")
 
 
 class OwnFileReadError(ConfigError, PermissionError):
-    """A user's method file tried to open another file. It is a PermissionError, too, so libraries that only probe for an optional
-    file continue without it."""
+    """Raised if a user's method file opens another file.
+
+    It is a PermissionError, too, so libraries that only try to read an optional file continue without it.
+    """
 
 
 # ---------------------------------------------------------------- the text
 def settings_prefix(method: str) -> str:
-    """Return the command-line prefix of the settings of a method with this name."""
+    """Return the prefix of a method's settings on the command line, for example `methods.custom.`."""
     return f"methods.{CUSTOM}" if method == CUSTOM else f"variants.{method}"
 
 
 def check(path: str | None, method: str = CUSTOM) -> None:
-    """Refuse a file that is missing, is not Python or imports what is not allowed, without running it.
+    """Raise ConfigError for a method file that is missing, is not Python or imports what is not allowed; it is not run.
 
-    Raises:
-        ConfigError: see `method_file.load`.
+    path: the file. method: the method's name in the run, for messages.
     """
     file, text = read(path, method)
     check_text(str(file.resolve()), text, str(path))
@@ -72,9 +73,9 @@ def read(path: str | None, method: str) -> tuple[Path, str]:
     file = Path(path).expanduser()
     if file.suffix != ".py" or not file.is_file():
         problem = "does not exist" if not file.exists() else "is not a Python file"
-        new = f"; `mmkv-bench new {path}` writes one" if file.suffix == ".py" and not file.exists() else ""
+        new_hint = f"; `mmkv-bench new {path}` writes one" if file.suffix == ".py" and not file.exists() else ""
         raise ConfigError(
-            f"the method's file {path} {problem}; allowed: a .py file, relative to the working directory{new}"
+            f"the method's file {path} {problem}; allowed: a .py file, relative to the working directory{new_hint}"
         )
     try:
         return file, file.read_bytes().decode()
@@ -94,16 +95,18 @@ def check_text(file: str, text: str, path: str) -> None:
     except ValueError as error:  # a null byte
         raise ConfigError(f"{path}: the file is not valid Python: {error}; correct it") from None
     for node in ast.walk(tree):
-        outside = _outside(node)
-        if outside is not None:
-            use, instead = outside
+        forbidden_use = _outside(node)
+        if forbidden_use is not None:
+            use, remedy = forbidden_use
             number = getattr(node, "lineno", 0)
-            raise ConfigError(f"{path}:{number}: {use}, which the cell's checksum would not cover; {instead}")
+            raise ConfigError(f"{path}:{number}: {use}, which the cell's checksum would not cover; {remedy}")
 
 
 def _outside(node: ast.AST) -> tuple[str, str] | None:
-    """Return how a syntax node depends on code or data outside of the file, and what to write instead; None if it does
-    not depend on any."""
+    """Return how a syntax node depends on code or data outside of the file, and what to write instead.
+
+    None if it does not depend on any.
+    """
     if isinstance(node, ast.Name) and node.id in BUILTINS:
         return f"uses {node.id}", "write the code itself"
     name = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
@@ -125,7 +128,7 @@ def _outside(node: ast.AST) -> tuple[str, str] | None:
 
 
 def _places(spec: ModuleSpec) -> list[Path]:
-    """Return the folders of a top-level package, or the file of a module; nothing for built-in modules."""
+    """Return the folders of a top-level package, or the file of a module; [] for built-in modules."""
     packages = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
     return packages or ([Path(spec.origin).resolve()] if spec.has_location and spec.origin else [])
 
@@ -133,7 +136,7 @@ def _places(spec: ModuleSpec) -> list[Path]:
 # ---------------------------------------------------------------- files that are opened
 @cache
 def refuse_openings() -> None:
-    """Install, once per process, the hook that refuses files opened by method files."""
+    """Install the hook that refuses files opened by method files; only once per process."""
     sys.addaudithook(_on_event)
 
 
@@ -157,7 +160,7 @@ def _on_event(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _method_file() -> str | None:
-    """Return the method file whose code is on the stack of this thread, or None."""
+    """Return the path of the method file whose code is being run by this thread; None if there is none."""
     frame = sys._getframe(2)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(PREFIX):

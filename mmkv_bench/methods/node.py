@@ -1,9 +1,8 @@
-"""Configuration nodes of methods as plain Python values: read from `conf/method`, resolved for a reading (`paper` or
-`released`), written for rows.
+"""Configuration nodes of methods as plain Python values: read from `conf/method`, resolved for a reading, written to rows.
 
-A node holds flat parameters, parts that refer to the parameters by interpolation, `released` (parameters that the
-paper's released code sets differently), and `later` (parameters added after rows of the method were stored). Composed
-configurations and the Python API share this code, so a method has the same parameters in both.
+A node holds a method's parameters, parts that refer to the parameters by interpolation, `released` (parameters that the
+paper's released code sets differently), and `later` (parameters added after rows of the method were stored). A reading is
+`paper` or `released`. The command line and the Python API share this code, so a method has the same parameters in both.
 """
 
 from __future__ import annotations
@@ -28,13 +27,15 @@ _REFERENCE = re.compile(r"\$\{(\.+)([\w.]+)\}")
 
 
 def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that users may override, without parts and keys such as `released`; interpolations are not
-    resolved."""
+    """Return the parameters of a node that users may override, without parts and keys such as `released`.
+
+    Interpolations are not resolved.
+    """
     return {key: value for key, value in node.items() if key not in _NOT_PARAMETERS}
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return the node of a method's file, interpolations unresolved; raise ConfigError if there is no such method."""
+    """Return the node of a method's file, with its interpolations unresolved. Raises ConfigError: there is no such method."""
     if name not in options("method"):
         raise ConfigError(f"unknown method {name!r}; {nearest(name, options('method'))}")
     return content("method", name)
@@ -44,12 +45,13 @@ def read(name: str) -> dict[str, Any]:
 def under_reading(
     name: str, node: Mapping[str, Any], reading: str, defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the effective node: released values applied, interpolations resolved.
+    """Return the effective node of a method: values of the reading applied, interpolations resolved.
 
     Args:
-        name: the method's name, for messages. reading: `paper` or `released`.
-        defaults: the node without the user's overrides. With it, integers given for float parameters become floats (so
-            that 3 and 3.0 are the same cell), and a parameter that is both overridden and set by `released` is refused.
+        name: the method's name, for messages.
+        reading: `paper` or `released`.
+        defaults: the node without the user's overrides. If given, integers for float parameters become floats (so that 3 and 3.0
+            give the same hash). A parameter that the user sets to something else than `released` sets is then refused.
 
     Raises:
         ConfigError: unknown reading, a `released` key that the node lacks, an interpolation without a target.
@@ -68,7 +70,7 @@ def under_reading(
 
 
 def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Mapping[str, Any] | None) -> None:
-    """Set one parameter, `key` or `part.key`, to the released code's value.
+    """Set one parameter of a node, in place, to the released code's value. key: `<parameter>` or `<part>.<parameter>`.
 
     Raises:
         ConfigError: the node lacks the key, or the user has set it to something else.
@@ -92,8 +94,11 @@ def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Ma
 
 
 def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace every `${..key}` by its target. One dot stands for the mapping that contains the reference, each further
-    dot for the mapping one level up. References inside a target are relative to the target."""
+    """Return the node with every reference `${..key}` replaced by its target.
+
+    One dot stands for the mapping that contains the reference, each further dot for the mapping one level up. References inside
+    a target are relative to the target.
+    """
 
     def value(raw: Any, path: tuple[Any, ...], via: tuple[tuple[Any, ...], ...] = ()) -> Any:
         if isinstance(raw, Mapping):
@@ -130,14 +135,19 @@ def _copied(value: Any) -> Any:
 
 # ---------------------------------------------------------------- in rows
 def parameters_json(node: Mapping[str, Any], decoding: str | None = None) -> str:
-    """Return flat parameters as sorted JSON, for the `parameters` column. decoding: the decode policy, if the user replaced
-    the method's own."""
+    """Return a node's parameters as sorted JSON, for the rows' column `parameters`.
+
+    decoding: the decode policy if the user replaced the method's own; otherwise None.
+    """
     policy = {} if decoding is None else {DECODING: decoding}
     return json.dumps(flat_parameters(node) | policy, sort_keys=True)
 
 
 def with_checksums(node: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
-    """Return the node with checksums of its artefacts (method -> checksum) in place of their paths; unchanged without any."""
+    """Return the node with checksums of its calibration artefacts (method -> checksum) in place of their paths.
+
+    used: these checksums; if empty, the node is unchanged.
+    """
     return _without(node, CALIBRATION) | {CALIBRATION: dict(used)} if used else dict(node)
 
 

@@ -1,7 +1,7 @@
 """Rules on which parts of a method make sense together.
 
-Each rule has a sentence that says what is refused, why, and what is allowed instead. Parts that no rule
-mentions can be combined with all others: they interact only through scores, caps and indices.
+Each rule has a sentence with what is refused, why, and what is allowed instead. Parts that no rule mentions can be combined
+with all others: they interact only through scores, caps (entries per head) and indices.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 def refuse(compressor: Compressor) -> None:
-    """Raise CompatibilityError with the sentence of the first rule that a method's parts break."""
+    """Raise CompatibilityError if the parts of a method make no sense together, with the sentence of the first broken rule."""
     for objection in objections(compressor):
         raise CompatibilityError(f"{compressor.name}: {objection}")
 
 
 def objections(c: Compressor) -> Iterator[str]:
-    """Yield the sentence of each rule that the built parts of a method break."""
+    """Yield a sentence for each rule that the parts of a compressor break."""
     yield from _of_parts_without_effect(c)
     if c.scorer is not None:
         yield from _of_scores(c, c.scorer)
@@ -93,15 +93,15 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[str]:
             f"{_name(allocator)} gives entries to the heads with the larger scores, but those of {_name(scorer)} "
             "do not tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform"
         )
-    sums = None
+    sum_rule = None
     if isinstance(allocator, HeadPool) and allocator.normalize:
-        sums = "HeadPool with normalize=true compares sums of scores", "normalize=false, or a scorer of attention"
+        sum_rule = "HeadPool with normalize=true compares sums of scores", "normalize=false, or a scorer of attention"
     elif isinstance(allocator, Prefix) and allocator.mode == "online":
-        sums = "Prefix with mode=online adds scores up", "mode=offline, or a scorer of attention"
+        sum_rule = "Prefix with mode=online adds scores up", "mode=offline, or a scorer of attention"
     elif isinstance(selector, ModalityQuota):
-        sums = "ModalityQuota divides entries by sums of scores", "a scorer of attention, or the selector TopK"
-    if scorer.negative and sums is not None:
-        yield f"{sums[0]}, but {_name(scorer)} gives negative scores; allowed: {sums[1]}"
+        sum_rule = "ModalityQuota divides entries by sums of scores", "a scorer of attention, or the selector TopK"
+    if scorer.negative and sum_rule is not None:
+        yield f"{sum_rule[0]}, but {_name(scorer)} gives negative scores; allowed: {sum_rule[1]}"
     if isinstance(allocator, PositiveOnly) and selector is not None and _protects(selector):
         yield (
             f"PositiveOnly grants entries for positive scores only, but {_name(selector)} protects tokens "
@@ -125,8 +125,10 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[str]:
 
 
 def _protects(selector: Selector) -> bool:
-    """Tell whether a selector keeps some tokens whatever their scores. For `TopK` its parameters are enough, so torch
-    is not needed."""
+    """Tell whether a selector keeps some tokens independently of their scores.
+
+    For `TopK` its parameters are enough, so torch is not imported.
+    """
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
     return bool(selector.protected(8, 4, None).any())
@@ -149,11 +151,11 @@ def _of_different_values(c: Compressor) -> Iterator[str]:
             f"with {proxies}; allowed: the same number of proxies in both"
         )
     if isinstance(c.allocator, Spectral) and c.allocator.dba and isinstance(c.scorer, DeviationScorer):
-        ours, theirs = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
-        if ours != theirs:
+        scorer_values, allocator_values = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
+        if scorer_values != allocator_values:
             yield (
-                f"DeviationScorer filters with gamma={ours[0]} keys={ours[1]}, but Spectral with "
-                f"gamma={theirs[0]} keys={theirs[1]}; allowed: the same filter in both"
+                f"DeviationScorer filters with gamma={scorer_values[0]} keys={scorer_values[1]}, but Spectral with "
+                f"gamma={allocator_values[0]} keys={allocator_values[1]}; allowed: the same filter in both"
             )
 
 
@@ -182,30 +184,46 @@ def _of_decoding(c: Compressor) -> Iterator[str]:
 
 
 def _of_retrieval(c: Compressor) -> Iterator[str]:
-    """HybridKV's retrieval needs HybridKV's head classes, and would read entries again that a reducer has merged."""
-    fetching = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
-    dividing = c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
+    """Yield a sentence for each broken rule about policies that read evicted entries again.
+
+    HybridKV's retrieval needs HybridKV's head classes. It must not read entries again that a reducer has merged.
+    """
+    retrieval_policy = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
+    hybrid_allocator = (
+        c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
+    )
     if c.decoding is not None and c.decoding.retrieves and c.reducer is not None and c.reducer.merges:
         yield (
             f"{_name(c.decoding)} can read every entry of the prompt again, but {_name(c.reducer)} has merged the "
             "evicted ones into others, so they would count twice; allowed: the reducer Evict"
         )
-    elif (fetching is None) != (dividing is None):
+    elif (retrieval_policy is None) != (hybrid_allocator is None):
         yield (
             "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other "
             "leaves heads without entries; allowed: both, or neither"
         )
-    elif fetching is not None and dividing is not None and fetching.heads != dividing.heads:
+    elif (
+        retrieval_policy is not None
+        and hybrid_allocator is not None
+        and retrieval_policy.heads != hybrid_allocator.heads
+    ):
         yield "Hybrid and ChunkRetrieval define dynamic heads differently; allowed: the same `heads` in both"
-    elif fetching is not None and dividing is not None and fetching.chunk != dividing.chunk:
+    elif (
+        retrieval_policy is not None
+        and hybrid_allocator is not None
+        and retrieval_policy.chunk != hybrid_allocator.chunk
+    ):
         yield (
-            f"Hybrid counts chunks of {dividing.chunk} tokens, but ChunkRetrieval reads chunks of "
-            f"{fetching.chunk}; allowed: the same chunk size in both"
+            f"Hybrid counts chunks of {hybrid_allocator.chunk} tokens, but ChunkRetrieval reads chunks of "
+            f"{retrieval_policy.chunk}; allowed: the same chunk size in both"
         )
 
 
 def visual_parts(compressor: Compressor) -> list[str]:
-    """Return the names of the parts that treat visual tokens and text differently; they make no sense for a text model."""
+    """Return the class names of the parts that treat visual tokens and text differently.
+
+    Such parts make no sense for a text model.
+    """
     parts = (compressor.scorer, compressor.allocator, compressor.selector)
     visual = [part for part in parts if part is not None and part.needs_visual]
     scorer, allocator, selector = parts

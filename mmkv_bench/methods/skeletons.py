@@ -84,10 +84,12 @@ class SkeletonSelector(TopK):
     scores."""
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        keep = super().protected(length, budget, types)  # bool [tokens]; `sinks` and `recents` are TopK's parameters
+        protected_tokens = super().protected(
+            length, budget, types
+        )  # bool [tokens]; `sinks` and `recents` are TopK's parameters
         if types is not None:
-            keep[1:] |= (types[1:] == 0) & (types[:-1] != 0)  # 0 text, 1 image, 2 video
-        return keep  # where more is protected than a head may hold, the last of it stays
+            protected_tokens[1:] |= (types[1:] == 0) & (types[:-1] != 0)  # 0 text, 1 image, 2 video
+        return protected_tokens  # where more is protected than a head may hold, the last of it stays
 
     # `select` turns scores and caps into indices: override it where "protected, then the highest" is not what you want.
 

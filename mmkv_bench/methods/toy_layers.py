@@ -1,4 +1,4 @@
-"""Random layers of a model that does not exist: problems for testing a method's parts without weights.
+"""Random layers of a model that does not exist, on which a method's parts are tested without weights.
 
 `mmkv-bench check` uses `problems`; the tests of shipped methods make their own.
 """
@@ -22,8 +22,17 @@ _DIM, _WIDTH = 8, 12
 
 
 def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, identity: str = "x") -> list[Observation]:
-    """Return observations of `LAYERS` layers with random weights, as a prefill gives them. The prompt is an image
-    inside text."""
+    """Return observations of `LAYERS` layers with random weights, as a prefill gives them to scorers.
+
+    The prompt is an image inside text.
+
+    Args:
+        length: tokens of the prompt.
+        heads: KV heads.
+        group: query heads per KV head.
+        needs: the statistics that are gathered.
+        identity: name of the prompt, which seeds stochastic scorers.
+    """
 
     def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.double()[:, None] * 100.0 ** (-torch.arange(_DIM // 2, dtype=torch.float64) / (_DIM // 2))
@@ -63,10 +72,10 @@ def _projected(weight: Tensor, hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt, and a budget smaller than its number of tokens.
+    """A prompt of random layers, and a budget smaller than its number of tokens.
 
     Attributes:
-        observe: needs -> an observation per layer; every call gives the same numbers.
+        observe: function of `Needs` that returns an observation per layer; every call gives the same numbers.
         layers: number of layers of the model.
     """
 
@@ -80,7 +89,7 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """Return the problems of `mmkv-bench check`: every shape, with budgets of 1, 2, a third and all but one of its tokens."""
+    """Return the problems of `mmkv-bench check`: each shape of layers, with budgets of 1, 2, a third and all but one token."""
     cases = {(shape, budget) for shape in SHAPES for budget in (1, 2, shape[0] // 3, shape[0] - 1)}
     return [problem(shape, budget) for shape, budget in sorted(cases) if 0 < budget < shape[0]]
 

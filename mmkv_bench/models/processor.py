@@ -51,17 +51,17 @@ SAMPLING = {"do_sample_frames", "fps", "num_frames"}
 
 
 def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
-    """Build the processor of the model that `hf_config` describes.
+    """Build the processor of the model that `hf_config` describes, from settings alone.
 
     Args:
         hf_config: transformers config of the whole model.
-        settings: see the module's docstring.
+        settings: the keys described in the module's docstring.
 
     Returns:
         The family's processor, or the tokenizer of a text model, with a chat template.
 
     Raises:
-        ConfigError: a setting is missing, useless for the family, or has other ids than the config; or a package that the
+        ConfigError: a setting is missing, has no use in the family, or has other ids than the config. Or a package that the
             processor needs is not installed.
     """
     import transformers
@@ -113,13 +113,13 @@ def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
         )
     allowed = [part for part in ("image", "video") if part in kind.media] + ["processor"] * bool(kind.media)
     stated = [part for part in ("image", "video", "processor") if part in settings]
-    useless = [part for part in stated if part not in allowed]
-    if useless:
-        raise ConfigError(f"model.processor.{useless[0]} has no meaning for a {kind.model_type} model; remove it")
-    wrong = [part for part in stated if not isinstance(settings[part], Mapping)]
-    if wrong:
+    ignored_parts = [part for part in stated if part not in allowed]
+    if ignored_parts:
+        raise ConfigError(f"model.processor.{ignored_parts[0]} has no meaning for a {kind.model_type} model; remove it")
+    non_mapping_parts = [part for part in stated if not isinstance(settings[part], Mapping)]
+    if non_mapping_parts:
         raise ConfigError(
-            f"model.processor.{wrong[0]} must be a mapping of names to values; got {settings[wrong[0]]!r}"
+            f"model.processor.{non_mapping_parts[0]} must be a mapping of names to values; got {settings[non_mapping_parts[0]]!r}"
         )
     sampling = sorted(SAMPLING & set(settings.get("video", {})))
     if sampling:
@@ -127,14 +127,17 @@ def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
 
 
 def _check_ids(hf_config: Any, processor: Any) -> None:
-    """Check that the processor uses the visual token ids of the config, because the model replaces these by features."""
+    """Raise ConfigError if the processor's ids of visual tokens differ from the config's.
+
+    The model replaces the tokens with the config's ids by features.
+    """
     for name in ("image_token_id", "video_token_id"):
-        expected, written = getattr(hf_config, name, None), getattr(processor, f"{name}s", None) or [None]
-        if expected is not None and written != [None] and expected not in written:
-            text = processor.tokenizer.decode(written[:1])
+        expected, token_ids = getattr(hf_config, name, None), getattr(processor, f"{name}s", None) or [None]
+        if expected is not None and token_ids != [None] and expected not in token_ids:
+            text = processor.tokenizer.decode(token_ids[:1])
             raise ConfigError(
-                f"model.processor.special_tokens gives {text!r} the id {written[0]}, but the model's {name} is {expected}; make "
-                "the two equal"
+                f"model.processor.special_tokens gives {text!r} the id {token_ids[0]}, but the model's {name} is {expected}; "
+                "make the two equal"
             )
 
 
@@ -176,11 +179,11 @@ def build_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     _check(vocab_size, special_tokens, settings)
-    taken = set(special_tokens.values())
-    free = [index for index in range(max(vocab_size, max(taken, default=0) + 1)) if index not in taken]
+    used_ids = set(special_tokens.values())
+    unused_ids = [index for index in range(max(vocab_size, max(used_ids, default=0) + 1)) if index not in used_ids]
     # the alphabet of byte-level BPE writes a blank as Ġ
-    vocabulary = dict(special_tokens) | dict(zip(sorted(pre_tokenizers.ByteLevel.alphabet()), free, strict=False))
-    vocabulary |= {f"Ġ{word}": index for word, index in zip(words(), free[BYTES:], strict=False)}
+    vocabulary = dict(special_tokens) | dict(zip(sorted(pre_tokenizers.ByteLevel.alphabet()), unused_ids, strict=False))
+    vocabulary |= {f"Ġ{word}": index for word, index in zip(words(), unused_ids[BYTES:], strict=False)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -200,7 +203,7 @@ def build_tokenizer(
 
 
 def words() -> Iterator[str]:
-    """Yield made-up words without end, two or more syllables of a consonant and a vowel each; all words differ."""
+    """Yield made-up words without end, all different. Each has two or more syllables of a consonant and a vowel."""
     yield from map("".join, product(_SYLLABLES, repeat=2))
     for longer in count(2):  # no longer word begins with the first syllable, as no number begins with 0
         yield from map("".join, product(_SYLLABLES[1:], *[_SYLLABLES] * longer))
@@ -212,14 +215,14 @@ def _check(size: int, special_tokens: Mapping[str, int], settings: Mapping[str, 
         raise ConfigError(f"model.processor.tokenizer has no setting {sorted(unknown)}; allowed: {', '.join(KEYS)}")
     ids = list(special_tokens.values())
     replaced = set((settings.get("extra_special_tokens") or {}).values())
-    wrong = [
+    invalid = [
         text
         for text, index in special_tokens.items()
         if index < 0 or ids.count(index) > 1 or (index >= size and text not in replaced)
     ]
-    if wrong:
+    if invalid:
         raise ConfigError(
-            f"model.processor.special_tokens gives {wrong} ids outside 0..{size - 1} or an id twice; give each special token "
+            f"model.processor.special_tokens gives {invalid} ids outside 0..{size - 1} or an id twice; give each special token "
             "a different id within the vocabulary"
         )
     if size < BYTES + len(ids):

@@ -62,32 +62,37 @@ def build(
     with init_empty_weights(include_buffers=False):  # buffers (RoPE frequencies) are computed, weights take no memory
         model = classes.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()
-    places = _places(device_map, model, dtype)
-    _fill(model, lambda name: device if places is None else _place(places, name))
-    if places is None:
+    device_by_module = _places(device_map, model, dtype)
+    _fill(model, lambda name: device if device_by_module is None else _place(device_by_module, name))
+    if device_by_module is None:
         model = model.to(device)
     else:
-        model = dispatch_model(model, places)
+        model = dispatch_model(model, device_by_module)
     model.generation_config = GenerationConfig(**dict(generation or {}), do_sample=False)
     return model.eval()
 
 
 def values(name: str, count: int, device: torch.device, start: int = 0) -> Tensor:
-    """Return float32 `[count]`: entries `start`, `start + 1`, ... of a parameter, uniform on [-sqrt(3), sqrt(3)) (deviation 1).
+    """Return `count` float32 entries of a parameter's random values, from entry `start` on.
 
-    An entry is a 32-bit integer hash of its index, keyed by `name` and `SEED`."""
+    Entries are uniform on [-sqrt(3), sqrt(3)), so their standard deviation is 1. An entry is a 32-bit integer hash of its index,
+    keyed by the parameter's `name` and `SEED`.
+    """
     import torch
 
-    first, second = _keys(name)
+    first_key, second_key = _keys(name)
     x = torch.arange(start, start + count, dtype=torch.int32, device=device)
-    x = _mix(x.add_(first)).bitwise_xor_(second)
+    x = _mix(x.add_(first_key)).bitwise_xor_(second_key)
     x = _mix(x)
     fraction = (x >> 8).bitwise_and_(_MASK_24).to(torch.float32).div_(1 << 24)
     return fraction.mul_(2 * math.sqrt(3)).sub_(math.sqrt(3))
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Apply a bijective hash to int32 in place: every input bit affects every output bit. Multiplications wrap around."""
+    """Hash int32 values in place. The hash is bijective, and every input bit affects every output bit.
+
+    Multiplications wrap around.
+    """
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -98,42 +103,53 @@ def _mix(x: Tensor) -> Tensor:
 
 def _keys(name: str) -> tuple[int, int]:
     digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
-    first, second = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
-    return first, second
+    first_key, second_key = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
+    return first_key, second_key
 
 
 def _fill(model: nn.Module, device_of: Any) -> None:
-    """Replace every parameter without storage (meta device) by a parameter with values. Tied parameters stay tied."""
+    """Replace every parameter on the meta device by one with random values. Tied parameters stay tied.
+
+    device_of: parameter name -> device.
+    """
     import torch
 
-    text = {id(module) for module in text_model(model).modules()}
-    made: dict[int, nn.Parameter] = {}
+    text_module_ids = {id(module) for module in text_model(model).modules()}
+    parameters_by_id: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
-        for key, old in list(module._parameters.items()):
-            if old is None:
+        for key, old_parameter in list(module._parameters.items()):
+            if old_parameter is None:
                 continue
-            if id(old) not in made:
+            if id(old_parameter) not in parameters_by_id:
                 name = f"{prefix}.{key}" if prefix else key
-                new = torch.empty(old.shape, dtype=old.dtype, device=device_of(name))
-                _set(new, name, *_rule(module, prefix, key, old, id(module) in text))
-                made[id(old)] = torch.nn.Parameter(new, requires_grad=False)
-            module._parameters[key] = made[id(old)]
+                new_parameter = torch.empty(old_parameter.shape, dtype=old_parameter.dtype, device=device_of(name))
+                _set(new_parameter, name, *_rule(module, prefix, key, old_parameter, id(module) in text_module_ids))
+                parameters_by_id[id(old_parameter)] = torch.nn.Parameter(new_parameter, requires_grad=False)
+            module._parameters[key] = parameters_by_id[id(old_parameter)]
 
 
 def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: bool) -> tuple[float, float]:
-    """Return (mean, standard deviation) of a parameter's entries."""
+    """Return (mean, standard deviation) of the random entries of a parameter.
+
+    Args:
+        module: the module that owns the parameter.
+        prefix, key: name of the module in the model, and of the parameter in the module.
+        in_text: whether the module belongs to the text model.
+    """
     import torch
 
-    last = prefix.rpartition(".")[2]
+    module_name = prefix.rpartition(".")[2]
     if "Norm" in type(module).__name__:
         # Normalised queries and keys (Qwen3) take their scale from the norm that follows the projection.
-        return (QUERY_KEY_GAIN if in_text and last in ("q_norm", "k_norm") else 1.0 if key == "weight" else 0.0), 0.0
+        return (
+            QUERY_KEY_GAIN if in_text and module_name in ("q_norm", "k_norm") else 1.0 if key == "weight" else 0.0
+        ), 0.0
     if key == "bias":
         return 0.0, 0.0
     if isinstance(module, torch.nn.Embedding) or key != "weight" or parameter.ndim < 2:
         scale = getattr(getattr(module, "config", None), "layer_scale_init_value", None)
         return (float(scale), 0.0) if key.startswith("lambda") and scale else (0.0, SMALL)
-    gain = QUERY_KEY_GAIN if in_text and last in ("q_proj", "k_proj") else 1.0
+    gain = QUERY_KEY_GAIN if in_text and module_name in ("q_proj", "k_proj") else 1.0
     return 0.0, gain / math.sqrt(parameter[0].numel())
 
 
@@ -141,14 +157,17 @@ def _set(parameter: Tensor, name: str, mean: float, deviation: float) -> None:
     if not deviation:
         parameter.fill_(mean)
         return
-    flat = parameter.view(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        part = flat[start : start + _CHUNK]
-        part.copy_(values(name, part.numel(), parameter.device, start).mul_(deviation).add_(mean))
+    flat_view = parameter.view(-1)
+    for start in range(0, flat_view.numel(), _CHUNK):
+        chunk = flat_view[start : start + _CHUNK]
+        chunk.copy_(values(name, chunk.numel(), parameter.device, start).mul_(deviation).add_(mean))
 
 
 def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any] | None:
-    """Return accelerate's device map as module -> device; names (`auto`, `balanced`, `sequential`) are resolved."""
+    """Return accelerate's device map as module name -> device; None without a map.
+
+    The map's names (`auto`, `balanced`, `sequential`) are resolved to devices.
+    """
     if device_map is None:
         return None
     from accelerate import infer_auto_device_map
@@ -156,12 +175,14 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 
     if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         unsplit = list(getattr(model, "_no_split_modules", None) or [])
-        room = None
+        memory_by_device = None
         if device_map != "sequential":
-            room = get_balanced_memory(
+            memory_by_device = get_balanced_memory(
                 model, dtype=dtype, no_split_module_classes=unsplit, low_zero=device_map == "balanced_low_0"
             )
-        device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=unsplit, dtype=dtype)
+        device_map = infer_auto_device_map(
+            model, max_memory=memory_by_device, no_split_module_classes=unsplit, dtype=dtype
+        )
     elif isinstance(device_map, Mapping):
         device_map = {str(name): place for name, place in device_map.items()}
     else:
@@ -175,9 +196,10 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 
 
 def _place(places: Mapping[str, Any], name: str) -> Any:
-    """Return a parameter's device: that of the innermost module in the map that contains the parameter.
+    """Return the device of a parameter: the device of the innermost module in the map that contains it.
 
-    Raises ConfigError: no entry of the map contains the parameter."""
+    Raises ConfigError: no module of the map contains the parameter.
+    """
     while name not in places:
         if not name:
             raise ConfigError("model.device_map has no device for some weights; name every module, or write auto")

@@ -21,11 +21,12 @@ _PER_LAYER = ("layer_types", "mlp_layer_types")
 
 
 def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
-    """Build the transformers config of a shape.
+    """Build the transformers config of a model from its shape.
 
     Args:
         shape: keys of config.json, including `model_type`.
-        layers: number of layers of the text model, and upper limit for the vision tower's; widths and heads do not change.
+        layers: number of layers of the text model, and the largest number for the vision tower; None: all. Widths and heads do
+            not change.
 
     Raises:
         ConfigError: the shape has no model_type, or fewer layers than `layers`.
@@ -58,7 +59,7 @@ def values_of(shape: Mapping[str, Any], layers: int | None = None) -> dict[str, 
 
 
 def plain(value: Any) -> Any:
-    """Copy configuration nodes to dicts and lists, which a transformers config or processor may keep and change."""
+    """Copy configuration nodes to plain dicts and lists. A transformers config or processor may keep and change the copy."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, str) or not hasattr(value, "__iter__"):
@@ -79,13 +80,13 @@ def _shrink(values: dict[str, Any], layers: int) -> None:
         text["layer_types"][-1] = FULL  # so that there is something to compress
     if "max_window_layers" in text:
         text["max_window_layers"] = min(text["max_window_layers"], layers)
-    known = families().get(values["model_type"])
-    if known is None:
+    family = families().get(values["model_type"])
+    if family is None:
         return
-    if backbone := known.text_model(text.get("model_type", values["model_type"])):
+    if backbone := family.text_model(text.get("model_type", values["model_type"])):
         backbone.shorten(text, depth - layers)
     if "vision_config" in values:
-        known.shrink_vision(values, layers)
+        family.shrink_vision(values, layers)
 
 
 _NEEDED = ("hidden_size", "intermediate_size", "vocab_size")
@@ -97,11 +98,14 @@ class Decoder:
     """The shape of a text model with gated MLPs and attention; some layers may have linear attention.
 
     Attributes:
-        layers, hidden, intermediate: number of blocks, width of the residual stream, width of the MLP.
-        kv_heads, head_dim: sizes of the attention in a compressed layer.
-        vocabulary: rows of the embedding table and of the head.
-        tied: the head is the embedding table.
-        shapes, rows: see `families.base.TextModel.layers` and `rows`.
+        layers: number of blocks.
+        hidden: width of the residual stream.
+        intermediate: width of the MLP.
+        kv_heads, head_dim: number of KV heads of a compressed layer, and their width.
+        vocabulary: rows of the embedding table and of the output head.
+        tied: the output head is the embedding table.
+        shapes: layers grouped by shape, see `families.base.TextModel.layers`.
+        rows: parameters of further embedding tables, see `families.base.TextModel.rows`.
         states: the layers among `layers` that are not compressed.
     """
 
@@ -123,34 +127,36 @@ class Decoder:
 
     @property
     def table(self) -> int:
-        """Number of parameters of the embedding table. An untied head has as many."""
+        """Number of parameters of the embedding table. An output head that is not tied has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def multiplied(self) -> int:
-        """Number of matrix parameters of all layers that are active for one token. Of the experts, only routed ones count."""
+        """Number of matrix parameters of all layers that are active for one token. Experts that are not routed do not count."""
         return sum(one.count * one.matrices for one in self.shapes)
 
     @property
     def prefilled(self) -> int:
-        """Number of matrix parameters that are active for each token of a prompt. Layers that read another layer's keys run
-        for the last token only, so they do not count."""
+        """Number of matrix parameters that are active for each token of a prompt.
+
+        Layers that read another layer's keys do not count, because they run for the last token only.
+        """
         return sum(one.count * one.matrices for one in self.shapes if not one.reads)
 
     @property
     def blocks(self) -> int:
-        """Number of parameters of all layers and of the last norm. Of the experts, only the routed ones count."""
+        """Number of parameters of all layers and of the last norm. Experts that are not routed do not count."""
         return self.multiplied + sum(one.count * one.vectors for one in self.shapes) + self.hidden
 
     @property
     def parameters(self) -> int:
         """Number of all parameters of the text model. A tied embedding table counts once."""
-        idle = sum(one.count * one.idle for one in self.shapes)
-        return self.blocks + idle + self.table * (1 if self.tied else 2) + self.rows
+        inactive_parameters = sum(one.count * one.idle for one in self.shapes)
+        return self.blocks + inactive_parameters + self.table * (1 if self.tied else 2) + self.rows
 
     @property
     def read(self) -> int:
-        """Number of parameters that a decode step of one sequence reads. A batch may read more experts."""
+        """Number of parameters that one decode step reads for one sequence. A batch may read more experts."""
         return self.blocks + self.table
 
     @property
@@ -159,30 +165,43 @@ class Decoder:
         return 2 * self.kv_heads * self.head_dim
 
     def queries(self, near: bool, reads: bool = False) -> int:
-        """Count the numbers in a token's queries, of all layers that see a window (`near`) or the whole prompt, and that
-        store keys and values or read those of another layer (`reads`)."""
+        """Count the numbers in one token's queries, summed over layers of one kind.
+
+        Args:
+            near: the layers whose queries see a window (True) or the whole prompt (False).
+            reads: the layers that read another layer's keys and values (True), or that store their own (False).
+        """
         return sum(one.count * one.queries for one in self.shapes if (one.near, one.reads) == (near, reads))
 
     def mean_entries(self, numbers: float) -> float:
-        """Return the mean entries per KV head in layers with attention, if one sequence stores `numbers` in keys and values.
-        Layers are weighted by their queries, and windows are taken as full."""
+        """Return the mean number of entries per KV head over all layers with attention.
+
+        numbers: the numbers that one sequence stores as keys and values, those in sliding windows included.
+        Layers are weighted by the size of their queries. Windows are taken as full.
+        """
         width = self.states.windows * (self.states.entry or self.entry)
-        near = min(numbers, self.states.window * width)
-        entries = {True: near / max(width, 1), False: (numbers - near) / (self.compressed * self.entry)}
+        window_values = min(numbers, self.states.window * width)
+        entries = {
+            True: window_values / max(width, 1),
+            False: (numbers - window_values) / (self.compressed * self.entry),
+        }
         queries = {kind: self.queries(kind) + self.queries(kind, True) for kind in entries}
         return sum(queries[kind] * entries[kind] for kind in entries) / sum(queries.values())
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters of a model.
+    """Number of parameters of a model, as far as it is known before loading.
 
     Attributes:
         decoder: shape of the text model; None if the model's files do not state the whole shape.
-        parameters: number of the whole model, vision tower included; None if unknown.
-        source: origin of `parameters`: `files` (the stored weights), `stated` (the model's file in conf/model), `shape` (counted
-            from a text model's shape), or `bound` (the stated number minus the layers left out, an upper bound).
-        missing: one sentence about what is unknown, empty if nothing is.
+        parameters: parameters of the whole model, vision tower included; None if unknown.
+        source: where `parameters` comes from.
+            `files`: the stored weights.
+            `stated`: the model's file in conf/model.
+            `shape`: counted from a text model's shape.
+            `bound`: the stated number minus the layers left out, an upper bound.
+        missing: one sentence about what is unknown; "" if nothing is.
     """
 
     decoder: Decoder | None = None
@@ -192,7 +211,7 @@ class Sizes:
 
 
 def decoder_of(config: Any) -> Decoder | None:
-    """Return the text model's shape from a transformers config or a config.json; None if a number is missing."""
+    """Return the shape of the text model from a transformers config or a config.json; None if a number is missing."""
     text, facts = text_config(config), model_facts(config)
     backbone = facts.rules.text_model(text.model_type)
     assert backbone is not None, "model_facts refuses other ones"

@@ -41,10 +41,10 @@ _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")  # keys tha
 
 @dataclass(frozen=True)
 class Source:
-    """One model of a run and the source of its weights.
+    """A model of a run and the source of its weights.
 
     Attributes:
-        kind: `hub`, `folder` or `random`; the value of the rows' column `weights`.
+        kind: `hub`, `folder` or `random`, as in the rows' column `weights`.
         path: hub id, local folder or GGUF file; None for random weights.
         settings: the run's `model` node.
     """
@@ -55,10 +55,12 @@ class Source:
 
     @classmethod
     def of(cls, model: Any) -> Source:
-        """Read the `model` node of a configuration. Nothing is loaded.
+        """Return the source that the `model` node of a configuration describes. Nothing is loaded.
 
-        Raises ConfigError: `weights` is neither hub, random nor a folder; `layers` without random weights; random weights of a
-        model without a shape; a model without path; a revision of anything but a hub repository."""
+        Raises:
+            ConfigError: `weights` is neither hub, random nor a folder; `layers` is set without random weights; a model with
+                random weights has no shape; a model has no path; or a revision is set for anything but a hub repository.
+        """
         source = cls._located(model)
         gguf = source.path is not None and is_gguf(source.path)
         if model.tokenizer is not None and not gguf:
@@ -124,13 +126,13 @@ class Source:
 
     @property
     def place(self) -> str:
-        """Return `path`; only random weights have none."""
+        """`path`, for sources that have one (all but random weights)."""
         assert self.path is not None, "only random weights have no path"
         return self.path
 
     @property
     def gguf_file(self) -> str | None:
-        """Return a GGUF file's name with its tensor types, `model.gguf (Q4_1 210, F32 61)`; None for other weights."""
+        """Name of a GGUF file with its tensor types, `model.gguf (Q4_1 210, F32 61)`; None for other weights."""
         if self.path is None or not is_gguf(self.path):
             return None
         return f"{Path(self.path).name} ({tensor_types(Path(self.path))})"
@@ -141,17 +143,19 @@ class Source:
 
     @cached_property
     def commit(self) -> str | None:
-        """Return the commit of a hub id. The hub is asked once, and everything is read at this commit. None for folders and
-        random weights."""
+        """Commit of a hub id; None for folders and random weights.
+
+        The hub is asked once, and everything is read at this commit.
+        """
         return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
     def hf_config(self) -> Any:
-        """Return the transformers config, which is read or built once.
+        """The transformers config, read from the files or built from the shape at the first access.
 
         Raises:
-            ConfigError: the files are missing, have another architecture than the model's file in conf/model says, or
-                have fewer layers than asked for.
+            ConfigError: the files are missing, have another architecture than the model's file in conf/model, or have fewer
+                layers than requested.
             UnsupportedError: the architecture belongs to no supported family.
         """
         if self.kind == RANDOM:
@@ -166,7 +170,7 @@ class Source:
             check_tokenizer(Path(self.place))
 
     def _require_same(self, config: Any) -> None:
-        """Refuse a config of another checkpoint, because its rows would have this model's name."""
+        """Raise ConfigError for the config of another checkpoint, because its rows would have this model's name."""
         expected = (self.settings.shape or {}).get("model_type")
         if expected is None:
             return
@@ -187,9 +191,10 @@ class Source:
 
     @cached_property
     def described(self) -> Any:
-        """Return the config that `model_facts` reads; transformers is imported only if the files state too little.
+        """The config from which `model_facts` reads. Transformers is imported only if the files state too little.
 
-        Raises what `hf_config` raises."""
+        Raises the errors of `hf_config`.
+        """
         if self.kind == RANDOM:
             return self._shaped() or self.hf_config
         if is_gguf(self.place):
@@ -209,18 +214,20 @@ class Source:
         return stated(values_of(self.settings.shape, self.settings.layers))
 
     def described_here(self) -> Any:
-        """Return `described` without a connection, or None.
+        """`described` if it is available without a connection, otherwise None.
 
-        For a hub id this is the config in the hub's cache, otherwise the shape in conf/model. Raises what `described` raises."""
+        For a hub id it is the config in the hub's cache, or else the shape in conf/model. Raises the errors of `described`.
+        """
         if self.kind != HUB:
             return self.described
         folder = cached_folder(self.place, self.settings.revision)
         return (read(folder) if folder else None) or (self._shaped() if self.settings.shape else None)
 
     def outlined(self) -> tuple[Any, str | None, str | None]:
-        """Return `described_here`, fingerprint and commit, each None if it is unknown without a connection.
+        """Return (`described_here`, fingerprint, commit); each is None if unknown without a connection.
 
-        Raises ConfigError, UnsupportedError: see `described`."""
+        Raises ConfigError, UnsupportedError: see `described`.
+        """
         if self.kind != HUB:
             return self.described, *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
@@ -228,20 +235,21 @@ class Source:
         return self.described_here(), *identity
 
     def fingerprint(self) -> tuple[str, str | None]:
-        """Return the model's fingerprint in rows and calibrations, 16 hex digits, and the commit of a hub id.
+        """Return the model's fingerprint (16 hex digits), as in rows and calibrations, and the commit of a hub id or None.
 
-        The fingerprint of random weights is a checksum of shape, layers, processor settings, the rules that make weights, tokens
-        and prompts (`SCHEME` of their files), and the version of transformers. The precision is a separate column of the rows.
-        An adapter's files are part of the fingerprint."""
+        The fingerprint of random weights is a checksum of five things: the shape, the number of layers, the processor settings,
+        the versions (`SCHEME`) of the rules that make weights, tokens and prompts, and the version of transformers. The precision
+        is not part of it, but a separate column of the rows. An adapter's files are part of the fingerprint.
+        """
         if self.commit is not None:
             return self._adapted(hub_fingerprint(self.place, self.commit)), self.commit
         return self._adapted(folder_fingerprint(self.place) if self.kind == FOLDER else self._of_shape()), None
 
     def _adapted(self, weights: str) -> str:
-        """Combine the fingerprint `weights` with adapter, tokenizer and template, as far as they are set."""
-        beside = self._beside()
-        if beside:
-            files = digest_of((file.name, file) for file in beside)
+        """Return the fingerprint `weights` combined with adapter, tokenizer and template, if the settings name any."""
+        adapter_files = self._beside()
+        if adapter_files:
+            files = digest_of((file.name, file) for file in adapter_files)
             weights = hashlib.sha256(f"{weights} {files}".encode()).hexdigest()[:16]
         if self.settings.template:
             weights = hashlib.sha256(f"{weights} {chat_template(PLAIN)}".encode()).hexdigest()[:16]
@@ -260,24 +268,23 @@ class Source:
     def _of_shape(self) -> str:
         from mmkv_bench.models import processor, random_weights
 
-        rules = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
+        rule_versions = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
         classes = family(self.settings.shape["model_type"]).classes_version
-        parts = {
+        identity_fields = {
             "shape": plain(self.settings.shape),
             "layers": self.settings.layers,
             "processor": plain(self.settings.processor),
             "template": processor.chat_template(self.settings.processor["template"]),
-            "rules": rules if classes is None else [*rules, classes],
+            "rules": rule_versions if classes is None else [*rule_versions, classes],
             "transformers": version("transformers"),
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(identity_fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def confirm(self, fingerprint: str) -> None:
-        """Check that the files of a folder and of an adapter still have `fingerprint`, so that rows name the loaded weights.
+        """Raise ConfigError if a file of the model or adapter changed since `fingerprint` was computed.
 
-        Only files that changed are read again.
-
-        Raises ConfigError: a file changed while the model was loaded, so it is unknown which content was loaded."""
+        It would be unknown which content was loaded, and rows have to name the loaded weights. Only changed files are read again.
+        """
         if (self.kind == FOLDER or self._beside()) and self.fingerprint()[0] != fingerprint:
             raise ConfigError(
                 f"the files of model {self.settings.name} in {self.path} changed while this run loaded them, so nobody knows "
@@ -285,7 +292,7 @@ class Source:
             )
 
     def files(self) -> list[Path]:
-        """Return the files that the model is read from, sorted; random weights have none."""
+        """Return the files from which the model is read, sorted; [] for random weights."""
         if self.kind == RANDOM:
             return []
         return [*model_files(self._folder), *self._beside()]
@@ -302,21 +309,21 @@ class Source:
         from mmkv_bench.models import random_weights
 
         config = self.hf_config
-        where = device_of(model.device)
+        target_device = device_of(model.device)
         processor = build_processor(config, model.processor)
         limit(processor, model)
         built = random_weights.build(
             config,
             dtype=_dtype(model.dtype, config),
-            device=where,
+            device=target_device,
             device_map=model.device_map,
             generation=plain(model.shape.get(GENERATION) or {}),
         )
-        return set_up(model, built, processor, config, where)
+        return set_up(model, built, processor, config, target_device)
 
 
 def shaped() -> tuple[str, ...]:
-    """Return the names in conf/model whose files have a shape and processor settings."""
+    """Return the names of the models in conf/model whose files have a shape and processor settings."""
     return tuple(name for name in options("model") if content("model", name).get("shape"))
 
 

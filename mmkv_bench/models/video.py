@@ -59,13 +59,14 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 
 
 def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
-    """Sample `count` >= 1 evenly spaced frames of a local file, between seconds `start` and `end` if given.
+    """Sample `count` >= 1 evenly spaced frames of a local video file, between seconds `start` and `end` if given.
 
-    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) equals the
-    number of frames that decode; otherwise, or for a span, twice. Only the sampled frames are kept in memory.
+    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) states the
+    number of frames that decode. Otherwise, or for a span, it is decoded twice. Only the sampled frames are kept in memory.
 
-    Raises DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing size,
-    or frames of more than 8 GiB. The message names the file without its folder."""
+    Raises DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing
+    size, or frames of more than 8 GiB. The message names the file without its folder.
+    """
     import numpy as np
 
     name = os.path.basename(os.fspath(path))
@@ -74,28 +75,28 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
     if not os.path.getsize(path):
         raise DataError(f"video {name} is an empty file; restore it")
     expected = _announced(path, name) if start is None and end is None else 0
-    wanted = evenly_spaced(expected, count) if expected else []
-    frames, times, rate = _decode(path, name, wanted, end)
+    wanted_frames = evenly_spaced(expected, count) if expected else []
+    frames, times, rate = _decode(path, name, wanted_frames, end)
     total = len(times)
     if not expected or len(times) != expected:
-        inside = [i for i, time in enumerate(times) if (start or 0) <= time and (end is None or time <= end)]
-        if not inside:
-            until = "its end" if end is None else f"{end} s"
+        frames_in_span = [i for i, time in enumerate(times) if (start or 0) <= time and (end is None or time <= end)]
+        if not frames_in_span:
+            end_text = "its end" if end is None else f"{end} s"
             raise DataError(
-                f"video {name} has no frame from {start or 0} s to {until}; its last frame is at {times[-1]:.2f} s; give "
+                f"video {name} has no frame from {start or 0} s to {end_text}; its last frame is at {times[-1]:.2f} s; give "
                 "another span"
             )
-        total = len(inside)
-        wanted = [inside[i] for i in evenly_spaced(total, count)]
-        frames, *_ = _decode(path, name, wanted, end)
+        total = len(frames_in_span)
+        wanted_frames = [frames_in_span[i] for i in evenly_spaced(total, count)]
+        frames, *_ = _decode(path, name, wanted_frames, end)
     sizes = {frame.shape for frame in frames}
     if len(sizes) > 1:
-        shown = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
-        raise DataError(f"video {name} changes its frame size ({shown}); convert it to one size")
+        size_texts = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
+        raise DataError(f"video {name} changes its frame size ({size_texts}); convert it to one size")
     return Frames(
         frames=np.stack(frames),
-        timestamps=tuple(times[i] for i in wanted),
-        indices=tuple(wanted),
+        timestamps=tuple(times[i] for i in wanted_frames),
+        indices=tuple(wanted_frames),
         total=total,
         fps=(len(times) - 1) / times[-1] if times[-1] > 0 else rate or 1.0,  # a single frame has no duration
     )
@@ -103,7 +104,10 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
 
 @contextmanager
 def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoStream]]:
-    """Yield the container and its first video stream; errors of PyAV inside the block become a DataError."""
+    """Yield the container and its first video stream. An error of PyAV inside the block becomes a DataError.
+
+    name: the file's name, for messages.
+    """
     import av
     from av.stream import Disposition
 
@@ -124,7 +128,7 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
 
 
 def _announced(path: str | os.PathLike, name: str) -> int:
-    """Guess the number of frames: the header's, or the number of packets, which is read without decoding."""
+    """Return the expected number of frames: the header's number, or the number of packets, read without decoding."""
     with _opened(path, name) as (container, stream):
         return int(stream.frames or sum(packet.size > 0 for packet in container.demux(stream)))
 
@@ -132,18 +136,23 @@ def _announced(path: str | os.PathLike, name: str) -> int:
 def _decode(
     path: str | os.PathLike, name: str, wanted: Collection[int], end: float | None
 ) -> tuple[list[np.ndarray], list[float], float | None]:
-    """Decode up to second `end`; return the wanted frames, the time of every frame, and the stream's frame rate."""
+    """Decode a video up to second `end`. Return three values.
+
+    1. The frames whose indices are in `wanted`.
+    2. The time of every frame in seconds.
+    3. The stream's frame rate; None if unknown.
+    """
     frames, times, wanted = [], [], set(wanted)
     with _opened(path, name) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
-        first, last = None, None
+        first_time, last_frame = None, None
         for index, frame in enumerate(container.decode(stream)):
             time = frame.time if frame.time is not None else index / float(rate or 1)
-            first = time if first is None else first
-            if end is not None and time - first > end:
+            first_time = time if first_time is None else first_time
+            if end is not None and time - first_time > end:
                 break
-            times.append(time - first)
-            last = frame
+            times.append(time - first_time)
+            last_frame = frame
             if index in wanted:
                 if len(wanted) * frame.width * frame.height * 3 > MAX_BYTES:
                     raise DataError(
@@ -152,19 +161,24 @@ def _decode(
                     )
                 frames.append(frame.to_ndarray(format="rgb24"))
         else:
-            if last is not None:
-                shown = float(last.duration * last.time_base) if last.duration else 1 / float(rate or 1)
-                _check_complete(container, stream, times, shown, name)
+            if last_frame is not None:
+                frame_seconds = (
+                    float(last_frame.duration * last_frame.time_base) if last_frame.duration else 1 / float(rate or 1)
+                )
+                _check_complete(container, stream, times, frame_seconds, name)
     if not times:
         raise DataError(f"video {name} has no frame that can be decoded; restore the file")
     return frames, times, float(rate) if rate else None
 
 
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
-    """Raise DataError if the video is truncated: fewer frames than the share `COMPLETE` of those that its header states decode.
+    """Raise DataError for a truncated video: fewer frames decode than `COMPLETE` times the number that its header states.
 
-    If the header states no number of frames, and the video is the file's only stream, durations are compared instead.
-    Headers that state neither (gif, transport streams, raw streams) are not checked."""
+    Durations are compared instead if the header states no number of frames and the video is the file's only stream.
+    Headers that state neither (gif, transport streams, raw streams) are not checked.
+
+    times: seconds of each decoded frame. last: duration of the last frame in seconds. name: the file's name, for the message.
+    """
     import av
 
     announced: float = stream.frames

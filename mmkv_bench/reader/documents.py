@@ -24,7 +24,10 @@ WIDTH = {448: 21, 336: 16, 224: 12}
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a page. heading: drawn larger or bold; indent: drawn further to the right."""
+    """A line of a page, as text in cells.
+
+    heading: the line is drawn larger or bold. indent: the line is drawn further to the right.
+    """
 
     cells: tuple[str, ...]
     heading: bool = False
@@ -52,7 +55,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Document:
-    """Pages (or frames) of lines, with all questions about them; two documents share a question only by chance."""
+    """Pages (or frames) of lines, with all questions about them. Two documents have an equal question only by chance."""
 
     form: str
     kind: str
@@ -61,8 +64,9 @@ class Document:
 
 
 def as_text(paper: Document) -> str:
-    """Return the content as plain text, in reading order; in a video, each frame comes after the time that the video prompt
-    states for it.
+    """Return a document's content as plain text, in reading order.
+
+    In a video, each frame follows the time that the video prompt states for it.
     """
     bodies = ["\n".join(line.text for line in page) for page in paper.pages]
     if paper.form == "video":
@@ -73,7 +77,10 @@ def as_text(paper: Document) -> str:
 
 
 def tokens_about(text: str) -> int:
-    """Estimate SmolLM2's token count: a digit, a sign, a space before a digit, and four letters of a word are one token each."""
+    """Estimate how many tokens SmolLM2's tokenizer makes of a text.
+
+    Counted as one token each: a digit, a sign, a space before a digit, four letters of a word.
+    """
     total = 0
     for word in text.split():
         letters = sum(sign.isalpha() for sign in word)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.reader.documents import PATCH
-from mmkv_bench.reader.prompts import IMAGE_ID, processor, tokenizer
+from mmkv_bench.reader.tokenizer_and_processor import IMAGE_ID, processor, tokenizer
 
 VISION = {
     "hidden_size": 192,
@@ -29,7 +29,10 @@ SIDES = {"pages": 448, "frames": 224}
 
 
 def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return SmolLM2's configuration and its weights in float32, with the names of LlamaForCausalLM; takes about 30 s."""
+    """Return configuration and float32 weights of SmolLM2, with the names of LlamaForCausalLM. Reading takes about 30 s.
+
+    gguf: SmolLM2's file.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -38,7 +41,10 @@ def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-    """Return SmolVLMForConditionalGeneration in float32 with a language model's weights and a random tower."""
+    """Return a SmolVLMForConditionalGeneration in float32, with a language model's weights and a random vision tower.
+
+    base: the result of `language_model`.
+    """
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     text = {
@@ -59,7 +65,7 @@ def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
 
 
 def tower_weights(model: Any) -> dict[str, Any]:
-    """Return the parameters of tower and connector by name, not copied."""
+    """Return the parameters of vision tower and connector by name. They are not copied."""
     return {
         name: value
         for name, value in model.named_parameters()
@@ -68,10 +74,12 @@ def tower_weights(model: Any) -> dict[str, Any]:
 
 
 def write_folders(gguf: Path, out: Path) -> None:
-    """Write the folders of `SIDES` with config, weights in float32, processor and tokenizer; the folders share one weights file
-    by hard links.
+    """Write one model folder for each of `SIDES`, with config, float32 weights, processor and tokenizer.
 
-    The LoRA is merged into the weights in float64 and rounded once, so every machine writes the same bytes.
+    The folders share one weights file by hard links. The LoRA is merged into the weights in float64 and rounded once, so every
+    machine writes the same bytes.
+
+    gguf: the language model's file. out: parent of the folders.
     """
     import os
 
@@ -82,23 +90,23 @@ def write_folders(gguf: Path, out: Path) -> None:
     added = load_file(WEIGHTS / "adapter_model.safetensors")
     for name in [name for name in added if name.endswith(".lora_A.weight")]:
         target = name.removeprefix("base_model.model.").replace("model.text_model.", "model.").replace(".lora_A", "")
-        up, down = added[name.replace("lora_A", "lora_B")].double(), added[name].double()
-        weights[target] = (weights[target].double() + ALPHA / RANK * (up @ down)).float()
+        lora_b, down = added[name.replace("lora_A", "lora_B")].double(), added[name].double()
+        weights[target] = (weights[target].double() + ALPHA / RANK * (lora_b @ down)).float()
     model = blank_reader((config, weights))
     tower = load_file(WEIGHTS / TOWER_FILE)
     with torch.no_grad():
         for name, value in tower_weights(model).items():
             value.copy_(tower[name])
-    words = tokenizer(gguf)
-    first = None
+    tokenizer_files = tokenizer(gguf)
+    first_folder = None
     for name, side in SIDES.items():
         folder = out / name
-        processor(words, side).save_pretrained(folder)
-        if first is not None:
+        processor(tokenizer_files, side).save_pretrained(folder)
+        if first_folder is not None:
             for file in ("config.json", "generation_config.json", "model.safetensors"):
-                os.link(first / file, folder / file)
+                os.link(first_folder / file, folder / file)
             continue
-        first = folder
+        first_folder = folder
         model.save_pretrained(folder, max_shard_size="2GB")
         for written in (folder / "config.json", folder / "generation_config.json"):
             values = json.loads(written.read_text())

@@ -1,4 +1,4 @@
-"""Samples for a reader: one scored question per document, the same on every machine.
+"""Samples for the reader model: one scored question per document, the same on every machine.
 
 The splits `dev` and `test` share no name, word, value or typeface with each other or with training.
 """
@@ -11,8 +11,8 @@ from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING
 
+from mmkv_bench.reader.document_kinds import document
 from mmkv_bench.reader.documents import Document
-from mmkv_bench.reader.papers import document
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,10 @@ FORMS_OF = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A document with (question, answer) turns, of which only the last is scored. look: seed of the document's style."""
+    """A sample: a document with (question, answer) turns, of which only the last is scored.
+
+    look: seed of the document's style.
+    """
 
     paper: Document
     turns: list[tuple[str, str]]
@@ -37,7 +40,7 @@ class Trial:
 
 
 def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
-    """Return sample `number` of a task. form: form of its document; None takes the form of `FORMS_OF`."""
+    """Return sample `number` of a task. form: form of its document; None: the form that `FORMS_OF` gives this number."""
     form = form or FORMS_OF[task][number % len(FORMS_OF[task])]
     for name in count(number, 10**6):  # skip documents without a fitting question
         paper = document(split, name, form)
@@ -47,17 +50,19 @@ def trial(task: str, split: str, number: int, form: str | None = None) -> Trial:
 
 
 def _turns(paper: Document, task: str, number: int) -> list[tuple[str, str]]:
-    """Return the (question, answer) turns of a sample, the scored one last. Empty if the document has no such question."""
+    """Return the (question, answer) turns of a sample, the scored one last; [] if the document has no question of the task."""
     kind = {"second": "value", "text": "value"}.get(task, task)
     draw = random.Random(f"question {'value' if task == 'text' else task} {number}")
-    fitting = [question for question in paper.questions if question.task == kind]
+    fitting_questions = [question for question in paper.questions if question.task == kind]
     if task == "change":
-        fitting = [fitting[(0, 1, 0, 1, 2)[number % 5]]]
-    if not fitting:
+        fitting_questions = [fitting_questions[(0, 1, 0, 1, 2)[number % 5]]]
+    if not fitting_questions:
         return []
-    last = draw.choice(fitting)
-    others = [question for question in paper.questions if question.entry != last.entry]
-    turns = [draw.choice(others), last] if task == "second" and others else [last]
+    scored_question = draw.choice(fitting_questions)
+    other_questions = [question for question in paper.questions if question.entry != scored_question.entry]
+    turns = (
+        [draw.choice(other_questions), scored_question] if task == "second" and other_questions else [scored_question]
+    )
     return [(question.text, question.answer) for question in turns] if len(turns) == 1 + (task == "second") else []
 
 
@@ -67,5 +72,5 @@ def pictures(task: str, split: str, number: int) -> np.ndarray:
     from mmkv_bench.reader.render import draw_document
     from mmkv_bench.reader.typefaces import typefaces
 
-    made = trial(task, split, number)
-    return draw_document(made.paper, made.look, typefaces(split))[0]
+    sample = trial(task, split, number)
+    return draw_document(sample.paper, sample.look, typefaces(split))[0]

@@ -19,7 +19,9 @@ SHIPPED = {
 
 @cache
 def typefaces(split: str, folder: str | None = None) -> list[str]:
-    """Return the font files of a split, sorted by name. folder: the folder of training's typefaces, for `train`.
+    """Return the font files of a split, sorted by name.
+
+    split: `train`, `dev` or `test`. folder: the folder of training's typefaces, only for `train`.
 
     Raises:
         FileNotFoundError: the folder has no fonts.
@@ -27,8 +29,8 @@ def typefaces(split: str, folder: str | None = None) -> list[str]:
     if split in SHIPPED:
         import matplotlib
 
-        place = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-        return [str(place / f"{name}.ttf") for name in SHIPPED[split]]
+        shipped_folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+        return [str(shipped_folder / f"{name}.ttf") for name in SHIPPED[split]]
     files = sorted(str(path) for path in Path(folder or "").glob("*.[ot]tf")) if folder else []
     if not files:
         raise FileNotFoundError(f"no typefaces for {split} in {folder}; see tools/train_reader/gather_typefaces.py")

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression import varlen_layer
-from mmkv_bench.compression.account import account, accounts
 from mmkv_bench.compression.attention_backend import _sdpa
 from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.entry_counts import account, accounts
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.compression.varlen_layer import VarlenLayer, attend, folds
 from mmkv_bench.errors import UnsupportedError

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mmkv_bench.compression.attended_prefix import picture_ends
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.numerics import attention, entropy
 from mmkv_bench.compression.observation import Needs
-from mmkv_bench.compression.reach import picture_ends
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.scorers.kvpress import PressScorer
 from mmkv_bench.compression.scorers.window import WindowScorer

@@ -9,9 +9,9 @@ import pytest
 
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.datasets.tasks.reader import utils
+from mmkv_bench.reader.document_kinds import document
 from mmkv_bench.reader.documents import FORMS
 from mmkv_bench.reader.draw import split_of
-from mmkv_bench.reader.papers import document
 from mmkv_bench.reader.render import draw_document
 from mmkv_bench.reader.trials import FORMS_OF, pictures, trial
 from mmkv_bench.reader.typefaces import typefaces

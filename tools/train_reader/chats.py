@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmkv_bench.reader.documents import FORMS, PATCH, Document, as_text
-from mmkv_bench.reader.prompts import IMAGE_ID, SYSTEM
+from mmkv_bench.reader.tokenizer_and_processor import IMAGE_ID, SYSTEM
 
 PICTURE = "<fake_token_around_image><global-img><image><fake_token_around_image>"
 

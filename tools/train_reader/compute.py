@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mmkv_bench.reader.prompts import IMAGE_ID
 from mmkv_bench.reader.render import CHARACTERS, FIRST_COLUMN, FIRST_ROW, SIGN
+from mmkv_bench.reader.tokenizer_and_processor import IMAGE_ID
 
 BLANK_WEIGHT = 0.25  # of a blank patch; about 70 of 100 are
 SHARPNESS = 16.0  # logit of a patch that is exactly its sign's embedding, against one at the mean of all signs

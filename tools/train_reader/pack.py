@@ -49,7 +49,7 @@ def main() -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    from mmkv_bench.reader.prompts import tokenizer
+    from mmkv_bench.reader.tokenizer_and_processor import tokenizer
 
     args.out.mkdir(parents=True, exist_ok=True)
     base = AutoModelForCausalLM.from_pretrained(str(args.gguf.parent), gguf_file=args.gguf.name, dtype=torch.float32)

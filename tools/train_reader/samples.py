@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from mmkv_bench.reader.document_kinds import document
 from mmkv_bench.reader.documents import FORMS, Document, Question
 from mmkv_bench.reader.draw import split_of
-from mmkv_bench.reader.papers import document
-from mmkv_bench.reader.prompts import tokenizer_from
 from mmkv_bench.reader.render import draw_document
+from mmkv_bench.reader.tokenizer_and_processor import tokenizer_from
 from mmkv_bench.reader.trials import trial
 from mmkv_bench.reader.typefaces import typefaces
 from tools.train_reader.chats import Chat, chat

@@ -68,15 +68,17 @@ class Allocator(ABC):
         return True
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:
-        """Return the effective parameters of ``summary`` at this budget and length; None for allocators that read scores only.
+        """Return the parameters on which ``summary`` depends at this budget and length; None if the allocator reads only scores.
 
-        Cells whose allocators have the same type and key share one summary per layer.
+        Methods whose allocators have the same type and key share one summary per layer.
         """
         return None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the few statistics of a layer that the division needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU; None
-        if it needs none. They are kept until the prompt is reduced."""
+        """Return the statistics of a layer that the division of the budget needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU.
+
+        None if it needs none. They are kept until the prompt is reduced.
+        """
         return None
 
     def method_version(self, method: Composed) -> int:
@@ -84,7 +86,7 @@ class Allocator(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return names of what could not be done as configured; see ``Scorer.fallbacks``."""
+        """Return the names of settings that cannot be applied as configured; see ``Scorer.fallbacks``."""
         return ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
@@ -130,6 +132,8 @@ class Allocator(ABC):
 
 
 def same_in_heads(scores: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-    """Return caps that give all KV heads of a layer the same number of entries. counts: the number for each layer of
-    ``scores``."""
+    """Return caps that give all KV heads of a layer the same number of entries.
+
+    counts: the number for each layer of ``scores``.
+    """
     return [torch.full((len(score),), count, dtype=torch.int64) for score, count in zip(scores, counts, strict=True)]

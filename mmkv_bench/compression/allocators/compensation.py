@@ -62,37 +62,45 @@ class Compensation(Allocator):
         return (self.theta, min(self.proxies, length))
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the number of entries that each KV head needs, k_v + k_t: ``[Hkv]``. Tokens of unknown type count as text."""
+        """Return the number of entries that each KV head needs (k_v + k_t), ``[Hkv]``.
+
+        Tokens of unknown type count as text.
+        """
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)
         return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
 
     def _cover(self, mass: Tensor) -> Tensor:
-        """Count, per row of ``mass [Hkv, m]``, the fewest columns that hold theta of its sum (to 12 digits), int64 ``[Hkv]``."""
+        """Count, for each row of ``mass [Hkv, m]``, the fewest columns that have theta of its sum (to 12 digits): int64
+        ``[Hkv]``.
+        """
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)
-        fewest = torch.searchsorted(reached, self.theta * (1 - ROUNDING) * reached[:, -1:]).squeeze(-1) + 1
-        return torch.where(reached[:, -1] > 0, fewest, 0)
+        needed_entries = torch.searchsorted(reached, self.theta * (1 - ROUNDING) * reached[:, -1:]).squeeze(-1) + 1
+        return torch.where(reached[:, -1] > 0, needed_entries, 0)
 
     def layer_caps(self, needs: Sequence[Fraction], budget: int, candidates: int, n_layers: int) -> list[int]:
-        """Return the entries per KV head of the first ``len(needs)`` layers. needs: mean need of each layer's heads."""
+        """Return the entries per KV head of the first ``len(needs)`` layers.
+
+        needs: for each layer, the mean number of entries that its heads need.
+        """
         if budget >= candidates:
             return [candidates] * len(needs)
-        floor, left, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []
-        for layer, need in enumerate(needs):
+        floor, remaining_budget, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []
+        for layer, needed_entries in enumerate(needs):
             later = n_layers - 1 - layer
             if self.carry == "granted":
-                wanted = need if later else Fraction(left)
-                least = max(floor, left - later * candidates)
+                target_cap = needed_entries if later else Fraction(remaining_budget)
+                least = max(floor, remaining_budget - later * candidates)
             else:
-                wanted, least = phi, floor
+                target_cap, least = phi, floor
                 if later:
-                    phi = min(max(phi - (need - phi) / later, Fraction(1)), Fraction(candidates))
-            most = min(candidates, left - later * floor)
-            caps.append(min(max(int(wanted + Fraction(1, 2)), least), most))
-            left -= caps[-1]
+                    phi = min(max(phi - (needed_entries - phi) / later, Fraction(1)), Fraction(candidates))
+            largest_cap = min(candidates, remaining_budget - later * floor)
+            caps.append(min(max(int(target_cap + Fraction(1, 2)), least), largest_cap))
+            remaining_budget -= caps[-1]
         return caps
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
@@ -108,10 +116,13 @@ class Compensation(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         summaries: Mapping[int, Tensor] = {} if context is None else context.summaries
-        so_far = range(max(layers) + 1)
-        missing = [layer for layer in so_far if layer not in summaries]
+        layers_until_here = range(max(layers) + 1)
+        missing = [layer for layer in layers_until_here if layer not in summaries]
         if missing:
             raise ValueError(f"the needs of layer {missing[0]} are missing; give the summaries of all layers so far")
-        needs = [sum(map(Fraction, summaries[layer].tolist()), Fraction(0)) / len(summaries[layer]) for layer in so_far]
+        needs = [
+            sum(map(Fraction, summaries[layer].tolist()), Fraction(0)) / len(summaries[layer])
+            for layer in layers_until_here
+        ]
         caps = self.layer_caps(needs, budget, scores[0].shape[1], n_layers)
         return same_in_heads(scores, [caps[layer] for layer in layers])

@@ -75,21 +75,21 @@ class Entropy(Allocator):
         return (self.entropy,) if self.dynamic else None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the layer's entropy [nats], ``[1]``."""
+        """Return the attention entropy of the layer [nats], ``[1]``."""
         if not self.dynamic:
             return None
         if self.entropy == "full":
-            found = causal_entropy(obs.queries, obs.key, obs.scaling, obs.sinks, obs.reach)
+            entropy = causal_entropy(obs.queries, obs.key, obs.scaling, obs.sinks, obs.reach)
         elif obs.token_types is None or _modalities(obs.token_types) < 2:
-            found = UNDEFINED
+            entropy = UNDEFINED
         else:
-            found = cross_modal_entropy(obs.queries, obs.key, obs.scaling, obs.token_types)
-        return torch.tensor([found], dtype=torch.float64)
+            entropy = cross_modal_entropy(obs.queries, obs.key, obs.scaling, obs.token_types)
+        return torch.tensor([entropy], dtype=torch.float64)
 
     # ---- all layers
 
     def layer_caps(self, entropies: Sequence[float], budget: int, candidates: int) -> list[int]:
-        """Return the entries per KV head of every layer of the model, from the layers' entropies [nats]."""
+        """Return the entries per KV head of every layer of the model, from the entropies of all layers [nats]."""
         mean = Fraction(Decimal(str(self.rho))) * candidates if self.rho else Fraction(budget)
         highest = max(entropies)
         weights = [exp(value - highest) for value in entropies]
@@ -113,8 +113,8 @@ class Entropy(Allocator):
             if context is None:
                 raise ValueError("the layers' entropies are missing; give the context with their summaries")
             entropies = [float(context.summaries[i]) for i in range(n_layers)]
-        every = self.layer_caps(entropies, budget, candidates)
-        return same_in_heads(scores, [every[layer] for layer in layers])
+        layer_budgets = self.layer_caps(entropies, budget, candidates)
+        return same_in_heads(scores, [layer_budgets[layer] for layer in layers])
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         if not self.dynamic or self.entropy == "full" or _modalities(types) == 2:
@@ -123,5 +123,5 @@ class Entropy(Allocator):
 
 
 def _modalities(types: Tensor | None) -> int:
-    """Return the number of modalities in a prompt: text, and images or videos. Unknown types count as text."""
+    """Return the number of modalities in a prompt, 1 or 2: text, and images or videos. Unknown types count as text."""
     return 1 if types is None else len({bool(kind > 0) for kind in types.unique()})

@@ -83,7 +83,10 @@ class HeadPool(Allocator):
         return torch.tensor(shares, dtype=torch.int64) + window
 
     def _credit(self, prefix: Tensor, base: int) -> list[int]:
-        """Count how many of the ``heads * base`` largest scores in ``prefix`` belong to each head. prefix: ``[Hkv, n - w]``."""
+        """Return for each head how many of the ``heads * base`` largest scores in ``prefix`` are the head's.
+
+        prefix: scores before the window, ``[Hkv, n - w]``. base: mean entries per head without the window.
+        """
         heads, columns = prefix.shape
         if self.normalize:
             if bool((prefix < 0).any()):
@@ -93,5 +96,5 @@ class HeadPool(Allocator):
             total = prefix.sum(-1, keepdim=True)
             share = prefix.topk(base, -1).values.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
             prefix = prefix * share
-        best = prefix.flatten().sort(descending=True, stable=True).indices[: heads * base]
-        return (best // columns).bincount(minlength=heads).tolist()
+        best_indices = prefix.flatten().sort(descending=True, stable=True).indices[: heads * base]
+        return (best_indices // columns).bincount(minlength=heads).tolist()

@@ -99,7 +99,7 @@ class HeadScores(Allocator):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Tell whether these parameters read head scores (random scores take their shape from them)."""
+        """Tell whether an allocator with these parameters reads head scores. Random scores take their shape from them, too."""
         return parameters.get("scores", "calibrated") != "uniform"
 
     @property
@@ -121,8 +121,7 @@ class HeadScores(Allocator):
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the sum of these layers' caps divided by the number of KV heads, rounded up because heads have different
-        caps."""
+        """Return the entries per KV head of these layers together, averaged over their heads and rounded up."""
         if self.scores == "uniform":
             return super().allowance(budget, candidates, layers, n_layers)
         caps = self.model_caps(budget, candidates, n_layers)
@@ -179,13 +178,16 @@ class HeadScores(Allocator):
 def _caps(
     visual: tuple[float, ...], base: int, room: int, rho_min: float, surplus: str, rounding: str
 ) -> tuple[int, ...]:
-    """Return the entries of every head of the model without the window's, at most ``room`` each. visual: scores of the heads."""
+    """Return the entries of every head of the model without the window's, at most ``room`` each.
+
+    visual: scores of the heads. base: mean entries per head. The other arguments are parameters of ``HeadScores``.
+    """
     exact = [Fraction(score) for score in visual]
     floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
     if rounding == "nearest":
         floor = Fraction(math.floor(floor))
-    spread = (base - floor) * len(exact) / total if total else Fraction(0)
-    shares = [spread * score + floor for score in exact]
+    entries_per_score = (base - floor) * len(exact) / total if total else Fraction(0)
+    shares = [entries_per_score * score + floor for score in exact]
     if rounding == "nearest":
         return tuple(min(round(share), room) for share in shares)
     entries = math.floor(sum(shares))  # the whole budget, or less if no head has a score

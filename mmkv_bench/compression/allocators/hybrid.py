@@ -178,8 +178,11 @@ class Hybrid(Allocator):
     printed = True  # padding to the next power of two is a reading of the paper's own sentence
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 with power=up, else 1. Since version 2 the entries added by rounding up are taken from static heads,
-        so that the total is exceeded only if static heads have too few."""
+        """Return the version of the results: 2 with power=up, else 1.
+
+        Since version 2 entries added by rounding up are taken from static heads, so the total is exceeded only if static heads
+        have too few entries.
+        """
         return 2 if self.power == "up" else 1
 
     @property
@@ -202,22 +205,27 @@ class Hybrid(Allocator):
         return ("no_text_tokens",) if types is not None and bool((types > 0).all()) else ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return the fallbacks of a division. ``text_over_budget``: a static head cannot hold window and text.
-        ``chunk_reduced``: dynamic heads cannot read a whole chunk. ``infeasible_allocation``: r was cut.
-        ``budget_unused``: no static head can take the entries saved by rounding."""
-        division = self.divide(context.summaries, context.budget - context.refed, context.candidates)
+        """Return the fallbacks of a division of the budget.
+
+        ``text_over_budget``: a static head's budget is below window and text.
+        ``chunk_reduced``: dynamic heads cannot read a whole chunk.
+        ``infeasible_allocation``: r was cut.
+        ``budget_unused``: no static head can take the entries saved by rounding.
+        """
+        head_budgets = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
-        text = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
-        wanted = min(text + window - min(context.refed, window), context.candidates)
-        whole = min(self.chunk, context.candidates)
-        names = {
-            "text_over_budget": bool((division.entries[~division.dynamic] < wanted).any()),
-            "chunk_reduced": bool((division.entries[division.dynamic] < whole).any()),
-            "infeasible_allocation": division.clipped,
-            "budget_unused": int(division.entries.sum()) < (context.budget - context.refed) * division.entries.numel(),
+        text_count = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
+        text_entries = min(text_count + window - min(context.refed, window), context.candidates)
+        chunk_tokens = min(self.chunk, context.candidates)
+        is_taken = {
+            "text_over_budget": bool((head_budgets.entries[~head_budgets.dynamic] < text_entries).any()),
+            "chunk_reduced": bool((head_budgets.entries[head_budgets.dynamic] < chunk_tokens).any()),
+            "infeasible_allocation": head_budgets.clipped,
+            "budget_unused": int(head_budgets.entries.sum())
+            < (context.budget - context.refed) * head_budgets.entries.numel(),
         }
-        return tuple(name for name, true in names.items() if true)
+        return tuple(name for name, true in is_taken.items() if true)
 
     # ---- how many entries they get
 
@@ -249,28 +257,37 @@ class Hybrid(Allocator):
         total = budget * dynamic.numel()
         requested = ceil(_exact(self.r) * budget * n_dynamic)
         # What static heads cannot hold (everything, if there are none) goes to the dynamic heads.
-        granted = min(max(requested, total - n_static * candidates), total)
-        each = self._readable(granted // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
-        rest = max(total - each * n_dynamic, 0)
+        dynamic_budget = min(max(requested, total - n_static * candidates), total)
+        entries_per_layer = (
+            self._readable(dynamic_budget // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
+        )
+        static_entries = max(total - entries_per_layer * n_dynamic, 0)
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
-        static = water_fill(self._weights(sparsity[~dynamic].tolist()), min(rest, n_static * candidates), candidates)
-        entries = torch.full(dynamic.shape, each)
+        static = water_fill(
+            self._weights(sparsity[~dynamic].tolist()), min(static_entries, n_static * candidates), candidates
+        )
+        entries = torch.full(dynamic.shape, entries_per_layer)
         entries[~dynamic] = torch.tensor(static, dtype=torch.int64)
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable(self, share: int, candidates: int, most: int) -> int:
-        """Round a dynamic head's share to a power of two (unless all candidates fit), then to whole chunks. The result
-        is above ``most`` only with power=up."""
+        """Return a dynamic head's share, rounded to a power of two (unless all candidates fit) and then to whole chunks.
+
+        The result is above ``most`` only with power=up.
+        """
         if share >= candidates or share == 0:
             return min(share, candidates)
         if self.power != "none":
-            below, above = 1 << share.bit_length() - 1, 1 << (share - 1).bit_length()
-            nearer_above = above - share < share - below and self._whole(above, candidates) <= most
-            share = above if self.power == "up" or (self.power == "nearest" and nearer_above) else below
+            lower_power, upper_power = 1 << share.bit_length() - 1, 1 << (share - 1).bit_length()
+            nearer_above = upper_power - share < share - lower_power and self._whole(upper_power, candidates) <= most
+            share = upper_power if self.power == "up" or (self.power == "nearest" and nearer_above) else lower_power
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:
-        """Round a share down to whole chunks; a share below one chunk stays, as one smaller chunk. At most all candidates."""
+        """Return a share rounded down to whole chunks, at most all candidates.
+
+        A share below one chunk is not rounded: it is read as one smaller chunk.
+        """
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:

@@ -86,7 +86,7 @@ class Prefix(Allocator):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Tell whether these parameters read a profile."""
+        """Tell whether an allocator with these parameters reads a profile."""
         return parameters.get("mode", "offline") == "offline"
 
     @property
@@ -140,7 +140,7 @@ class Prefix(Allocator):
 
     @cached_property
     def _profile(self) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-        """Grid and ratios of the calibration."""
+        """Return grid and ratios of the profile (`calibration`)."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"calibration={self.calibration} was not loaded, because no model is known: {_ADVICE}"
@@ -171,8 +171,10 @@ def _profile_counts(
 
 
 def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], ...], context: Context) -> list[int]:
-    """Return the entries of every layer as released: the requested fraction is of all T tokens, and the tokens that
-    will be fed again are subtracted."""
+    """Return the entries of every layer as the released code computes them.
+
+    The requested fraction is of all T tokens, and the tokens that will be fed again are subtracted.
+    """
     assert context.asked is not None, "of a budget that is a fraction"
     n, least = context.length, min(LEAST, context.budget)
     counts = _nearest([weight * n for weight in interpolated(grid, ratios, context.asked)], n, least)
@@ -180,14 +182,20 @@ def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], .
 
 
 def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[int]:
-    """Return the entries of every layer in proportion to the weights, ``budget`` per layer on average (0 < budget < n)."""
+    """Divide a budget among layers in proportion to weights; return the whole entries of every layer.
+
+    budget: entries per layer on average (0 < budget < n). n: candidates. rounding: parameter of ``Prefix``.
+    """
     least = min(LEAST, budget)
     shares = scaled(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
     return _nearest(shares, n, least) if rounding == "nearest" else largest_remainder(shares)
 
 
 def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
-    """Round each layer's evicted count separately, halves to the even number; return the kept counts."""
+    """Return the kept entries of every layer. Each evicted count is rounded separately, halves to the even number.
+
+    shares: exact entries of each layer. n: candidates. least: smallest result.
+    """
     return [max(n - round(n - share), least) for share in shares]
 
 

@@ -70,18 +70,18 @@ class Pyramid(Allocator):
             return [candidates] * n_layers
         if n_layers == 1:
             return [budget]
-        most = (self.frozen or candidates) - window
+        largest_cap = (self.frozen or candidates) - window
         if self.step == "floored":
-            low = base // self.beta
-            high = 2 * base - low
-            if high >= most:
-                high, low = most, 2 * base - most
-            fall = (high - low) // (n_layers - 1)
-            return [min(max(0, high - layer * fall) + window, candidates) for layer in range(n_layers)]
+            lowest_cap = base // self.beta
+            highest_cap = 2 * base - lowest_cap
+            if highest_cap >= largest_cap:
+                highest_cap, lowest_cap = largest_cap, 2 * base - largest_cap
+            cap_step = (highest_cap - lowest_cap) // (n_layers - 1)
+            return [min(max(0, highest_cap - layer * cap_step) + window, candidates) for layer in range(n_layers)]
         last = Fraction(base, self.beta)
         first = 2 * base - last
-        if first > most:
-            first, last = Fraction(most), Fraction(2 * base - most)
+        if first > largest_cap:
+            first, last = Fraction(largest_cap), Fraction(2 * base - largest_cap)
         step = (first - last) / (n_layers - 1)
         return [count + window for count in largest_remainder([first - layer * step for layer in range(n_layers)])]
 

@@ -79,8 +79,8 @@ class Replayed(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         self.allocator.caps(scores, budget, layers, n_layers, context)
-        divided = self.divided(budget, scores[0].shape[1])
-        return [torch.tensor(divided[layer], dtype=torch.int64) for layer in layers]
+        caps_by_layer = self.divided(budget, scores[0].shape[1])
+        return [torch.tensor(caps_by_layer[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         divided = self.divided(budget, candidates)

@@ -31,7 +31,7 @@ class Safeguard(Allocator):
         check_share(self, "alpha", "the budget")
 
     def floor(self, budget: int) -> int:
-        """Return the number of entries that every head keeps at least, in kvpress's floating-point arithmetic."""
+        """Return the smallest number of entries that a head keeps, in kvpress's floating-point arithmetic."""
         return max(min(budget, 1), int(budget * self.alpha)) if self.alpha > 0 else 0
 
     def caps(
@@ -50,6 +50,8 @@ class Safeguard(Allocator):
         if budget >= candidates:
             return torch.full((heads,), candidates, dtype=torch.int64, device=score.device)
         floor = self.floor(budget)
-        others = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
-        best = others.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
-        return (best // others.shape[1]).bincount(minlength=heads) + floor
+        scores_above_floor = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
+        best_indices = (
+            scores_above_floor.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
+        )
+        return (best_indices // scores_above_floor.shape[1]).bincount(minlength=heads) + floor

@@ -59,9 +59,9 @@ class Spectral(Allocator):
         """Return R_k and R_v of a layer, ``[2]``."""
         if not self.dba:
             return None
-        parts = filtered(obs, self.gamma, self.keys)
-        outlier = torch.stack([part.outlier.sum() for part in parts])
-        total = torch.stack([part.total.sum() for part in parts])
+        filtered_parts = filtered(obs, self.gamma, self.keys)
+        outlier = torch.stack([part.outlier.sum() for part in filtered_parts])
+        total = torch.stack([part.total.sum() for part in filtered_parts])
         return outlier / total.masked_fill(total == 0, 1)
 
     def caps(

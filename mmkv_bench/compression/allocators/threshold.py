@@ -46,6 +46,6 @@ class Threshold(Allocator):
     def _pooled(scores: Sequence[Tensor], budget: int) -> list[Tensor]:
         heads, candidates = scores[0].shape
         pool = torch.cat([score.to(scores[0].device).flatten() for score in scores])
-        best = pool.sort(descending=True, stable=True).indices[: budget * heads * len(scores)]
-        caps = (best // candidates).bincount(minlength=heads * len(scores))
+        best_indices = pool.sort(descending=True, stable=True).indices[: budget * heads * len(scores)]
+        caps = (best_indices // candidates).bincount(minlength=heads * len(scores))
         return list(caps.cpu().view(len(scores), heads))

@@ -35,21 +35,21 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
         raise ValueError(f"{total} entries cannot be divided; allowed: 0 to {sum(caps)}, the sum of the caps")
     exact = [Fraction(weight) for weight in weights]
     shares = [Fraction(0)] * len(exact)
-    unfilled, rest = [i for i, weight in enumerate(exact) if weight > 0], Fraction(total)
+    unfilled, remaining = [i for i, weight in enumerate(exact) if weight > 0], Fraction(total)
     if not unfilled or sum(caps[i] for i in unfilled) < total:
         for i in unfilled:
             shares[i] = Fraction(caps[i])
-        rest -= sum(shares)
+        remaining -= sum(shares)
         exact, unfilled = [Fraction(1)] * len(exact), [i for i, weight in enumerate(exact) if weight == 0]
     while unfilled:
-        level = rest / sum(exact[i] for i in unfilled)
-        full = [i for i in unfilled if level * exact[i] >= caps[i]]
-        for i in full or unfilled:
-            shares[i] = Fraction(caps[i]) if full else level * exact[i]
-        if not full:
+        level = remaining / sum(exact[i] for i in unfilled)
+        full_heads = [i for i in unfilled if level * exact[i] >= caps[i]]
+        for i in full_heads or unfilled:
+            shares[i] = Fraction(caps[i]) if full_heads else level * exact[i]
+        if not full_heads:
             break
-        rest -= sum(caps[i] for i in full)
-        unfilled = [i for i in unfilled if i not in set(full)]
+        remaining -= sum(caps[i] for i in full_heads)
+        unfilled = [i for i in unfilled if i not in set(full_heads)]
     return largest_remainder(shares)
 
 
@@ -70,5 +70,5 @@ def largest_remainder(shares: Sequence[Fraction]) -> list[int]:
         raise ValueError(f"the shares add up to {total}, which is not a whole number of entries")
     floors = [share.numerator // share.denominator for share in shares]
     missing = int(total) - sum(floors)
-    first = sorted(range(len(shares)), key=lambda i: (floors[i] - shares[i], i))[:missing]
-    return [count + (i in first) for i, count in enumerate(floors)]
+    rounded_up = sorted(range(len(shares)), key=lambda i: (floors[i] - shares[i], i))[:missing]
+    return [count + (i in rounded_up) for i, count in enumerate(floors)]

@@ -46,15 +46,17 @@ class AccumulatingLayer(CompressedLayer):
         return [*super().buffers(), self.gathered, self._refed]
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Add the attention of the n newest tokens, `query [1, Hq, n, D]`, then evict one entry per answer token above the
-        layer's size."""
+        """Add the attention of the n newest tokens to the gathered attention, then evict.
+
+        One entry is evicted for each answer token above the layer's size. query: ``[1, Hq, n, D]`` of the newest tokens.
+        """
         n = query.shape[2]
         self._admit(n)
-        first = self.seen - n
-        skip = min(max(self._counted - first, 0), n)
+        first_new_token = self.seen - n
+        skip = min(max(self._counted - first_new_token, 0), n)
         if skip < n:
             self.gathered += self._rows(query[0, :, skip:], scaling)
-        acting = self.seen - max(first, self._acts_from)
+        acting = self.seen - max(first_new_token, self._acts_from)
         if acting <= 0:
             return
         if self._recents is None:
@@ -65,17 +67,20 @@ class AccumulatingLayer(CompressedLayer):
             self._evict(self._recents)
 
     def _admit(self, n: int) -> None:
-        """Append slots of gathered attention for n new tokens."""
+        """Append slots of gathered attention for n new tokens: 0, or the prefill's score for a token that is fed again."""
         heads = self.gathered.shape[0]
-        fresh = self.gathered.new_zeros(heads, n)
+        new_mass = self.gathered.new_zeros(heads, n)
         refed = min(self._refed.shape[1], n)
-        fresh[:, :refed] = self._refed[:, :refed]
+        new_mass[:, :refed] = self._refed[:, :refed]
         self._refed = self._refed[:, refed:]
-        self.gathered = torch.cat([self.gathered, fresh], 1)
+        self.gathered = torch.cat([self.gathered, new_mass], 1)
 
     def _rows(self, query: Tensor, scaling: float) -> Tensor:
-        """Return the attention that the newest tokens' queries `[Hq, n, D]` pay to every slot, float32 `[Hkv, stored]`,
-        summed over queries and the query heads of a KV head. A query sees the slots up to its own token."""
+        """Return the attention that the newest tokens pay to every slot, float32 `[Hkv, stored]`.
+
+        It is summed over tokens and over the query heads of a KV head. A token attends to the slots up to its own.
+        query: `[Hq, n, D]` of the newest tokens.
+        """
         keys = self.keys[0]
         if not self.ragged:
             return column_sums(query, keys, scaling, self.stored - query.shape[1], self._sinks)
@@ -92,11 +97,13 @@ class AccumulatingLayer(CompressedLayer):
         return sums
 
     def _evict(self, recents: Tensor) -> None:
-        """Remove from every head the entry with the least gathered attention; of equal entries the later one. recents:
-        int64 `[Hkv]`, number of last entries of each head that stay."""
+        """Remove from every head the entry with the least gathered attention; of equal entries the later one.
+
+        recents: int64 `[Hkv]`, number of last entries of each head that are never removed.
+        """
         slot = torch.arange(self.stored, device=self.device)
-        open_ = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
-        weight = self.gathered.masked_fill(~open_, torch.inf)
-        victim = self.stored - 1 - weight.flip(-1).argmin(-1)
+        is_evictable = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
+        evictable_mass = self.gathered.masked_fill(~is_evictable, torch.inf)
+        victim = self.stored - 1 - evictable_mass.flip(-1).argmin(-1)
         self.drop(victim[None])
         self.gathered = self.gathered.gather(1, slot[:-1] + (slot[:-1] >= victim[:, None]))

@@ -57,8 +57,9 @@ class Start:
         return (self.index + self.pad).masked_fill(self.index < 0, -1)
 
     def room_until_evicting(self, over: int) -> int:
-        """Return the number of slots to reserve for a policy that evicts one entry per answer token after the first
-        `over` ones."""
+        """Return the number of slots to reserve for a policy that evicts one entry per answer token after the first `over`
+        tokens.
+        """
         return min(self.reserve, self.acts_from - self.seen + over)
 
 
@@ -93,17 +94,19 @@ class DecodePolicy(ABC):
 
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:
-        """Build the layer that replaces a layer of the full cache."""
+        """Build the layer that acts by this policy, from the state of a reduced layer; it replaces a layer of the full cache."""
 
     def method_version(self, method: Composed) -> int:
         """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:
-        """Return names of what could not be done as configured with `entries` per KV head; see ``Scorer.fallbacks``."""
+        """Return the names of settings that cannot be applied with `entries` per KV head; see ``Scorer.fallbacks``."""
         return ()
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
-        """Return the position ids ``[3|4, 1, n]`` or ``[1, n]`` that the model uses instead of the true ones. Only
-        policies that reproduce a released code's wrong positions change them."""
+        """Return the position ids that the model uses instead of the true ones, ``[3|4, 1, n]`` or ``[1, n]``.
+
+        They differ only for policies that reproduce a released code's wrong positions.
+        """
         return position_ids

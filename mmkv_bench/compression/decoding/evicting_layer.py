@@ -24,7 +24,7 @@ class EvictingLayer(CompressedLayer):
 
     @classmethod
     def of(cls, start: Start, room: int, slack: int, grows: bool, slot: Callable[[int, int], int]) -> EvictingLayer:
-        """Build the layer of a policy (`Holding`).
+        """Build the layer of a policy that limits a layer's size (`Holding`).
 
         Args:
             room: slots for new tokens.
@@ -62,7 +62,7 @@ class EvictingLayer(CompressedLayer):
         ]
 
     def _evict(self, due: list[bool]) -> None:
-        """Remove one entry from every head that holds too many. due: for each head, whether it does."""
+        """Remove one entry from every head that has too many. due: for each head, whether it has too many."""
         counts = self.entry_counts()
         slots = [
             self.stored - count + self._slot(count, start) for count, start in zip(counts, self._start, strict=True)
@@ -75,16 +75,16 @@ class EvictingLayer(CompressedLayer):
         evicted_slots = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
         places = self.positions
         assert places is not None, "a layer made of rows has positions"
-        stays = (places >= 0) & (
+        keeps = (places >= 0) & (
             torch.arange(self.stored, device=self.device) != evicted_slots[..., None].to(self.device)
         )
         # Right-align what stays: a stable sort puts kept slots last, in their old order.
         width = max(count - is_due for count, is_due in zip(counts, due, strict=True))
-        index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
-        filled = stays.gather(2, index)
-        positions = places.gather(2, index).masked_fill(~filled, -1)
+        index = keeps.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
+        gathered_places = keeps.gather(2, index)
+        positions = places.gather(2, index).masked_fill(~gathered_places, -1)
         # If a head that is not due fills all slots, the other heads' entries before the evicted one move right.
-        right = width == self.stored
-        self._move(index.where(filled, torch.arange(width, device=index.device)), right)
+        is_full_width = width == self.stored
+        self._move(index.where(gathered_places, torch.arange(width, device=index.device)), is_full_width)
         places[:, :, :width] = positions
         self.stored, self.ragged = width, bool(len(set(map(int.__sub__, counts, due))) > 1)

@@ -47,7 +47,10 @@ class HeavyHitters(DecodePolicy):
         check_share(self, "share", "the held entries")
 
     def recents(self, entries: int) -> int:
-        """Count the last entries of a head that are never evicted, in exact decimal arithmetic: 0.29 of 100 is 29."""
+        """Return the number of last entries of a head that are never evicted.
+
+        entries: the head's entries. The share is exact in decimal arithmetic: 0.29 of 100 is 29.
+        """
         return int(Decimal(str(self.share)) * entries)
 
     def layer(self, start: Start) -> CompressedLayer:

@@ -44,43 +44,46 @@ class _Store:
     def append(self, new: Tensor) -> None:
         """Append the tokens `[Hkv, n, D]` to the rest, in full precision."""
         heads, n, dim = new.shape
-        short = max(self.left) + n - self.rest.shape[1]
-        if short > 0:
-            self.rest = torch.cat([self.rest, self.rest.new_zeros(heads, short, dim)], 1)
+        missing_slots = max(self.left) + n - self.rest.shape[1]
+        if missing_slots > 0:
+            self.rest = torch.cat([self.rest, self.rest.new_zeros(heads, missing_slots, dim)], 1)
         for rows, left in _alike(self.left):
             self.rest[rows, left : left + n] = new[rows]
         self.left = [left + n for left in self.left]
 
     def flush(self, excess: list[int]) -> None:
-        """Quantise the first `excess[h]` tokens of every head's rest, in whole units."""
+        """Quantise, in whole units, the first `excess[h]` of the full-precision tokens of every head h."""
         if not any(excess):
             return
-        done = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
-        for rows, (units, amount) in _alike(done):
+        written_units = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
+        for rows, (units, amount) in _alike(written_units):
             if amount:
                 self._write(rows, units, self.rest[rows, :amount])
                 self.rest[rows, : self.rest.shape[1] - amount] = self.rest[rows, amount:].clone()
-        self.units = [units + amount // self.unit for units, amount in done]
+        self.units = [units + amount // self.unit for units, amount in written_units]
         self.left = [left - amount for left, amount in zip(self.left, excess, strict=True)]
         self.rest = self.rest[:, : max(self.left)].clone()  # frees what was quantised
 
     def _write(self, rows: list[int], first: int, tokens: Tensor) -> None:
-        """Pack `[rows, units * unit, D]` as units `first` and following."""
+        """Pack tokens `[rows, units * unit, D]` as units `first`, `first + 1`, ... of the given heads.
+
+        rows: indices of the heads.
+        """
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
-        fresh = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
+        new_packed = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
         end = first + units.shape[1]
         packed = self.packed
         if packed is None or end > packed.data.shape[1]:
-            packed = self.packed = self._grown(fresh, end)
-        for stored, part in zip(packed.parts, fresh.parts, strict=True):
+            packed = self.packed = self._grown(new_packed, end)
+        for stored, part in zip(packed.parts, new_packed.parts, strict=True):
             stored[rows, first:end] = part
 
     def _grown(self, like: Packed, least: int) -> Packed:
         heads, room = len(self.units), max(least, self._capacity)
-        old = self.packed
+        old_packed = self.packed
         data, scale, zero = (part.new_zeros(heads, room, *part.shape[2:]) for part in like.parts)
-        if old is not None:
-            for part, before in zip((data, scale, zero), old.parts, strict=True):
+        if old_packed is not None:
+            for part, before in zip((data, scale, zero), old_packed.parts, strict=True):
                 part[:, : before.shape[1]] = before
         return Packed(data, scale, zero, self.bits)
 
@@ -95,20 +98,20 @@ class _Store:
     def read(self) -> Tensor:
         """Return all entries in full precision, `[Hkv, slots, D]`, heads padded on the left with zeros."""
         used = self._used()
-        rest = self.rest[:, : max(self.left)]
+        full_precision = self.rest[:, : max(self.left)]
         if used is None:
-            packed = rest[:, :0]
+            packed = full_precision[:, :0]
         else:
             packed = dequantise(used)
             packed = packed.transpose(2, 3).flatten(1, 2) if self.unit > 1 else packed
         counts = [units * self.unit for units in self.units]
         if len(set(counts)) == 1 and len(set(self.left)) == 1:
-            return torch.cat([packed, rest], 1)
+            return torch.cat([packed, full_precision], 1)
         slots = max(count + left for count, left in zip(counts, self.left, strict=True))
-        out = rest.new_zeros(len(counts), slots, rest.shape[-1])
+        out = full_precision.new_zeros(len(counts), slots, full_precision.shape[-1])
         for row, (count, left) in enumerate(zip(counts, self.left, strict=True)):
             out[row, slots - left - count : slots - left] = packed[row, :count]
-            out[row, slots - left :] = rest[row, :left]
+            out[row, slots - left :] = full_precision[row, :left]
         return out
 
     def buffers(self) -> list[Tensor]:
@@ -131,12 +134,14 @@ class _Store:
         return units * self.unit_nbytes + left * self.token_nbytes
 
     def read_nbytes(self, units: list[int], left: list[int]) -> int:
-        """Return the bytes to read when heads have `units` units and `left` tokens in full precision."""
+        """Return the bytes to read if heads have `units` packed units and `left` full-precision tokens, one number per head."""
         return len(units) * (max(units) * self.unit_nbytes + max(left) * self.token_nbytes)
 
     def nbytes(self) -> tuple[int, int]:
-        """Return (bytes of packed numbers and rest, bytes of scales and minima). Units and slots of the longest head count
-        for every head; slack does not count."""
+        """Return two values: bytes of packed numbers and full-precision tokens, and bytes of scales and minima.
+
+        All heads count with the size of the longest head. Slack does not count.
+        """
         data, metadata = _bytes(self.rest[:, : max(self.left)]), 0
         used = self._used()
         if used is not None:
@@ -161,9 +166,9 @@ class QuantisedLayer(CompressedLayer):
         none = start.kept_key[..., :0]
         layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
         layer.acts_from, layer._residual, layer._before = start.acts_from, residual, before
-        real = start.index >= 0
-        keys = [key[kept] for key, kept in zip(start.kept_key, real, strict=True)]
-        values = [value[kept] for value, kept in zip(start.kept_value, real, strict=True)]
+        is_entry = start.index >= 0
+        keys = [key[kept] for key, kept in zip(start.kept_key, is_entry, strict=True)]
+        values = [value[kept] for value, kept in zip(start.kept_value, is_entry, strict=True)]
         layer._keys = _Store(keys, bits, group, group, start.reserve)
         layer._values = _Store(values, bits, value_group, 1, start.reserve)
         layer._flush()
@@ -178,7 +183,7 @@ class QuantisedLayer(CompressedLayer):
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append `[1, Hkv, n, D]`; return the keys and values for attention, `[1, Hkv, stored, D]` each, dequantised."""
+        """Append keys and values `[1, Hkv, n, D]`; return all of them for attention, dequantised, `[1, Hkv, stored, D]` each."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
         if self._before and self.seen >= self.acts_from:
@@ -207,31 +212,35 @@ class QuantisedLayer(CompressedLayer):
         return [*super().buffers(), *self._keys.buffers(), *self._values.buffers()]
 
     def padding_nbytes(self) -> int:
-        places = self.positions
-        empty = 0 if places is None else (places.numel() - int(self.entries().sum())) * places.element_size()
-        return empty + self._keys.padding_nbytes() + self._values.padding_nbytes()
+        positions = self.positions
+        padding_position_bytes = (
+            0 if positions is None else (positions.numel() - int(self.entries().sum())) * positions.element_size()
+        )
+        return padding_position_bytes + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes of the packed entries that attention reads, not of their unpacked copies."""
+        """Return the bytes of packed entries that attention reads to decode a token. Their unpacked copies do not count."""
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:
-        """Return the bytes that a step reads of one store after `fed` more prompt tokens. These are quantised after they were
-        attended to, answer tokens before or after it (`flush`)."""
+        """Return the bytes that a decode step reads of keys or of values (`store`), after `fed` more prompt tokens.
+
+        Prompt tokens are quantised after their attention, answer tokens before or after it (`flush`).
+        """
         units, left = store.units, [count + fed for count in store.left]
         for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
             left = [count + new for count in left]
             excess = self._excess(store, left)
             units = [count + gone // store.unit for count, gone in zip(units, excess, strict=True)]
             left = [count - gone for count, gone in zip(left, excess, strict=True)]
-        appended = int(not self._before)
-        return store.read_nbytes(units, [count + appended for count in left])
+        quantised_early = int(not self._before)
+        return store.read_nbytes(units, [count + quantised_early for count in left])
 
     def nbytes(self) -> tuple[int, int]:
         """Return (bytes of packed entries and residuals, bytes of scales, minima and positions)."""
-        parts, places = (self._keys.nbytes(), self._values.nbytes()), self.positions
-        position_bytes = 0 if places is None else _bytes(places)
-        return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + position_bytes
+        store_bytes, positions = (self._keys.nbytes(), self._values.nbytes()), self.positions
+        position_bytes = 0 if positions is None else _bytes(positions)
+        return sum(data for data, _ in store_bytes), sum(metadata for _, metadata in store_bytes) + position_bytes
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError(
@@ -243,7 +252,7 @@ class QuantisedLayer(CompressedLayer):
 
 
 def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Group row indices by equal keys, `[([row, ...], key), ...]`, so that heads with equal counts are processed at once."""
+    """Group the indices of equal keys: `[([index, ...], key), ...]`, so that heads with equal counts are processed at once."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)

@@ -51,13 +51,14 @@ class Pages:
         """Return entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
         padded = entries.new_empty(self.heads, self.count * self.chunk, entries.shape[2])
         padded[:, : self.length] = entries
-        last = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
-        padded[:, self.length :] = last.to(entries.dtype)
+        last_mean = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
+        padded[:, self.length :] = last_mean.to(entries.dtype)
         return padded.view(self.heads, self.count, self.chunk, -1)
 
     def best(self, query: Tensor, keep_last: bool) -> Tensor:
-        """Return the chunks to fetch, int64 ``[H, slots]`` ascending: those with the largest ``query . mean key``; ties:
-        the lower chunk.
+        """Return the chunks to fetch for each head, int64 ``[H, slots]``, ascending.
+
+        They are the chunks with the largest ``query . mean key``; of equal ones, the lower chunk.
 
         Args:
             query: float32 ``[H, D]``.
@@ -69,9 +70,9 @@ class Pages:
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
     def asked(self, chosen: Tensor) -> Tensor:
-        """Copy the row indices of the chosen chunks to the host, int64 ``[H * slots]``. The result may be read only after
-        the device has finished its work so far.
+        """Start copying the row indices of the chosen chunks to the host; return the copy, int64 ``[H * slots]``.
 
+        The copy may be read only after the device has finished its work so far.
         chosen: int64 ``[H, slots]``.
         """
         device = chosen.device
@@ -84,11 +85,11 @@ class Pages:
         Args:
             chosen: int64 ``[H, slots]``, ascending.
             width: slots of the result; at least as many as the chosen chunks have tokens.
-            rows: what `asked` returned for these chunks; the device must have finished that copy.
+            rows: the result of `asked` for these chunks; the device must have finished that copy.
 
         Returns:
-            Keys and values ``[H, width, D]`` and token indices int64 ``[H, width]``, ascending; padding slots are on
-            the left and have the index -1.
+            Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding slots are on the left
+                and have the index -1.
         """
         device = chosen.device
         token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
@@ -158,37 +159,41 @@ class RetrievalLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with the static heads while the dynamic heads' chunks are copied, if the device can overlap copies and
-        computation."""
+        """Run attention with the static heads while chunks of the dynamic heads are copied, then with the dynamic heads.
+
+        The two overlap if the device can overlap copies and computation.
+        """
         pages = self.pages
         stream = None if pages is None else devices.at(self.device).lane()
         if pages is None or stream is None:
             return super().attention(kernel, query, key, value, mask)
         with stream:
-            chosen = self._chosen(query, pages)
-            rows = pages.asked(chosen)
-        parts = self._parts(False, kernel, query, key, value, mask)
+            chunks = self._chosen(query, pages)
+            rows = pages.asked(chunks)
+        output_by_head = self._parts(False, kernel, query, key, value, mask)
         stream.settle()
         with stream:
-            fetched = pages.fetch(chosen, self.width, rows)
+            fetched = pages.fetch(chunks, self.width, rows)
         stream.join()
         self._fill(*fetched)
-        parts |= self._parts(True, kernel, query, key, value, mask)
-        outputs, weights = zip(*(parts[first] for first in sorted(parts)), strict=True)
+        output_by_head |= self._parts(True, kernel, query, key, value, mask)
+        outputs, weights = zip(*(output_by_head[first] for first in sorted(output_by_head)), strict=True)
         return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
 
     def _parts(
         self, dynamic: bool, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
-        """Attend with the dynamic heads, or with the static ones, without copying keys or values. Return first head -> output for
-        each run of neighbouring heads of this kind."""
+        """Run attention with only the dynamic heads or only the static heads, without copying keys or values.
+
+        Returns a mapping: first head -> output, for each run of neighbouring heads of this kind.
+        """
         visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
         outputs = {}
         for kind, heads in self.runs:
             if kind == dynamic:
                 kv_heads, rows = slice(heads[0], heads[-1] + 1), slice(heads[0] * group, (heads[-1] + 1) * group)
-                part = visible if visible is None or visible.shape[1] == 1 else visible[:, kv_heads]
-                outputs[heads[0]] = kernel(query[:, rows], key[:, kv_heads], value[:, kv_heads], part)
+                head_mask = visible if visible is None or visible.shape[1] == 1 else visible[:, kv_heads]
+                outputs[heads[0]] = kernel(query[:, rows], key[:, kv_heads], value[:, kv_heads], head_mask)
         return outputs
 
     def attend(
@@ -200,12 +205,14 @@ class RetrievalLayer(CompressedLayer):
 
     def _refill(self, query: Tensor, pages: Pages) -> None:
         assert devices.at(self.device).lane() is None, "its copies are waited for in `attention`"
-        chosen = self._chosen(query, pages)
-        self._fill(*pages.fetch(chosen, self.width, pages.asked(chosen)))
+        chunks = self._chosen(query, pages)
+        self._fill(*pages.fetch(chunks, self.width, pages.asked(chunks)))
 
     def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
-        """Return the chunks to fetch for ``query [1, Hq, n, D]``, by its mean over the n rows and the query heads of each
-        KV head."""
+        """Return the chunks to fetch for the queries ``[1, Hq, n, D]`` of a step.
+
+        The choice is by their mean over the n tokens and the query heads of each KV head.
+        """
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
         return pages.best(mean[self.heads], self.keep_last)
 

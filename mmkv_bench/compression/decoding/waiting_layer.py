@@ -34,18 +34,20 @@ class WaitingLayer(CompressedLayer):
                 "scorer; give it one"
             )
         heads, n, _ = start.key.shape
-        places = torch.arange(n, device=start.key.device).expand(heads, -1) + start.pad
-        layer = cls.from_rows([(start.key, start.value, places)], start.seen, start.reserve)
+        all_places = torch.arange(n, device=start.key.device).expand(heads, -1) + start.pad
+        layer = cls.from_rows([(start.key, start.value, all_places)], start.seen, start.reserve)
         layer._parts, layer._prior = (allocator, selector, reducer), prior
         none = start.key.new_empty(0)  # does not keep the original cache alive
         layer._start = replace(start, key=none, value=none, kept_key=none, kept_value=none)
         return layer
 
     def buffers(self) -> list[Tensor]:
-        """Return all tensors of the layer, including the method's index and scores, but not token types and summaries,
-        which belong to the prompt."""
-        waiting = () if self._start is None else (self._start.index, self._start.scores)
-        return [*super().buffers(), *(tensor for tensor in waiting if tensor is not None)]
+        """Return all tensors of the layer, including the method's index and scores.
+
+        Token types and summaries are left out, because they belong to the prompt.
+        """
+        start_tensors = () if self._start is None else (self._start.index, self._start.scores)
+        return [*super().buffers(), *(tensor for tensor in start_tensors if tensor is not None)]
 
     def attended(self, query: Tensor, scaling: float) -> None:
         if self._start is not None and self.seen > self._start.acts_from:
@@ -53,8 +55,10 @@ class WaitingLayer(CompressedLayer):
             self._reduce(start, query[0, :, -1:], scaling)
 
     def _reduce(self, start: Start, query: Tensor, scaling: float) -> None:
-        """Reduce the layer by the method's parts, from its scores and the attention of the newest token. query: `[Hq,
-        1, D]` of this token."""
+        """Reduce the layer by the method's parts, from its scores and the attention of the newest token.
+
+        query: `[Hq, 1, D]` of this token.
+        """
         (allocator, selector, reducer), total = self._parts, self.stored
         scores = column_sums(query, self.keys[0], scaling, total - 1, start.sinks)
         prefill_scores, types = start.scores, start.context.types

@@ -48,8 +48,10 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink (``sinks [...]``), float32. The
-    sink's probability is left out of the result."""
+    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink, float32 ``[..., S]``.
+
+    The sink's probability is left out of the result. sinks: ``[...]``; None: there are none.
+    """
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
     both = torch.cat([scores.float(), sinks.float().expand(scores.shape[:-1]).unsqueeze(-1)], -1)
@@ -57,11 +59,16 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def hide(scores: Tensor, reach: range | Tensor) -> None:
-    """Set ``scores [..., n, S]`` to -inf, in place, at the keys that a row does not see. reach: last key of each row."""
-    first = int(reach[0])
-    last = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
-    later = torch.arange(first, scores.shape[-1], device=scores.device) > last.to(scores.device)[:, None]
-    scores[..., first:].masked_fill_(later, float("-inf"))
+    """Set scores to -inf, in place, at the keys that a row does not see.
+
+    scores: ``[..., n, S]``. reach: the last key that each row sees.
+    """
+    smallest_reach = int(reach[0])
+    last_keys = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
+    is_hidden = (
+        torch.arange(smallest_reach, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
+    )
+    scores[..., smallest_reach:].masked_fill_(is_hidden, float("-inf"))
 
 
 def column_sums(
@@ -88,33 +95,36 @@ def column_sums(
         return fused.column_sums(query, key, scaling, offset, sinks)
     heads, total, _ = key.shape
     query = query.view(heads, -1, *query.shape[1:])
-    by_head = None if sinks is None else sinks.view(heads, -1)
+    sinks_by_head = None if sinks is None else sinks.view(heads, -1)
     sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
     for first, last in head_blocks(heads, query.shape[1] * total, key.device):
-        some = None if by_head is None else by_head[first:last]
-        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset, some, reach)
+        block_sinks = None if sinks_by_head is None else sinks_by_head[first:last]
+        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset, block_sinks, reach)
     return sums
 
 
 def _add_column_sums(
     sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None, reach: Tensor | None
 ) -> None:
-    """Add the column sums of a few heads, ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``, to ``sums [h, S]``."""
+    """Add the attention to each key, summed over rows and query heads, to ``sums [h, S]``, in place, for h KV heads.
+
+    The shapes are ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``; see ``column_sums``.
+    """
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
     for start, end in row_blocks(rows, heads * group * total, key.device):
-        n, sees = end - start, range(offset + start, offset + end) if reach is None else reach[start:end]
-        seen = int(sees[-1]) + 1  # keys that the last row of the block sees
+        n, visible_ends = end - start, range(offset + start, offset + end) if reach is None else reach[start:end]
+        seen = int(visible_ends[-1]) + 1  # keys that the last row of the block sees
         block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
         scores = torch.bmm(block, keys[:, :, :seen])
-        hide(scores.view(heads, group, n, seen), sees)
+        hide(scores.view(heads, group, n, seen), visible_ends)
         weight = exponentials(scores, masked=True, sinks=by_row(sinks, n))
         sums[:, :seen] += torch.bmm(weight.unsqueeze(1), scores).squeeze(1)
 
 
 def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
-    """Repeat the sinks ``[h, g]`` for each of ``rows`` query rows of every query head: ``[h, g * rows]``; None stays None."""
+    """Return the sinks ``[h, g]`` repeated for each of ``rows`` query rows: ``[h, g * rows]``; None if there are none."""
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 
@@ -137,11 +147,10 @@ def window_mass(
 
 
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
-    """Return the largest attention that the newest n queries and the g query heads of a KV head pay to each key from
-    ``first`` to ``last - 1``: ``[Hkv, last - first]`` float32.
+    """Return the largest attention that keys get from the newest n queries: ``[Hkv, last - first]`` float32.
 
-    The softmax runs over the first ``sinks`` keys, the keys from ``first`` to ``last - 1``, and causally over the
-    queries' own keys; over no other key.
+    The keys are those from ``first`` to ``last - 1``. The maximum is over the queries and the g query heads of a KV head. The
+    softmax runs over the first ``sinks`` keys, the keys from ``first`` to ``last - 1``, and causally over the queries' own keys.
 
     Args:
         query: ``[Hq, n, D]``.
@@ -161,11 +170,11 @@ def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, fi
             n, seen = stop - start, width - rows + stop
             block = query[head:end, :, start:stop].reshape(end - head, group * n, dim).float() * scaling
             scores = torch.bmm(block, keys[:, :, :seen])
-            future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
-            scores.view(end - head, group, n, seen)[..., seen - n :].masked_fill_(future, float("-inf"))
+            future_mask = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
+            scores.view(end - head, group, n, seen)[..., seen - n :].masked_fill_(future_mask, float("-inf"))
             weight = exponentials(scores, masked=True)
-            paid = (scores[..., stretch] * weight.unsqueeze(-1)).amax(1)
-            torch.maximum(largest[head:end], paid, out=largest[head:end])
+            largest_scores = (scores[..., stretch] * weight.unsqueeze(-1)).amax(1)
+            torch.maximum(largest[head:end], largest_scores, out=largest[head:end])
     return largest
 
 
@@ -189,12 +198,12 @@ def half_window(
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads
-    parts = []
+    masses = []
     for first, last in row_blocks(heads, group * rows * total, key.device):
         keys = key[first:last].repeat_interleave(group, 0)
         # Divided, as in the releases: multiplying by the factor sometimes changes the last digit.
         logits = torch.bmm(tail[first * group : last * group], keys.transpose(1, 2)) / (1 / scaling)
         hide(logits, range(total - rows, total) if reach is None else reach)
-        some = None if sinks is None else sinks[first * group : last * group, None]
-        parts.append(softmax(logits, some).to(key.dtype).mean(1))
-    return torch.cat(parts)
+        block_sinks = None if sinks is None else sinks[first * group : last * group, None]
+        masses.append(softmax(logits, block_sinks).to(key.dtype).mean(1))
+    return torch.cat(masses)

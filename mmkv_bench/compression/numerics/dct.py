@@ -84,20 +84,20 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
 
 
 def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
-    """Zero the bins m < omega of FFTs ``[h, D, T // 2 + 1]`` IN PLACE; return the energy of bin omega, ``[h]`` float64.
+    """Set the bins m < omega of FFTs to zero, IN PLACE; return the energy of bin omega, ``[h]`` float64.
 
-    Only the numbers of the half spectrum that contain a dropped bin, or bin omega, are converted to bins and back; all
+    spectrum: ``[h, D, T // 2 + 1]``. Only numbers that contain a dropped bin, or bin omega, are converted to bins and back; all
     others stay bit for bit.
     """
     middle = length / 2
-    turned = slice(0, omega + 1) if omega < middle else slice(None)
-    spectrum[..., turned] *= turns[turned]
-    parts = torch.view_as_real(spectrum)
-    edge = parts[..., omega, 0] if omega <= middle else parts[..., length - omega, 1]
+    frequency_slice = slice(0, omega + 1) if omega < middle else slice(None)
+    spectrum[..., frequency_slice] *= turns[frequency_slice]
+    real_and_imaginary = torch.view_as_real(spectrum)
+    edge = real_and_imaginary[..., omega, 0] if omega <= middle else real_and_imaginary[..., length - omega, 1]
     energy = _energy(edge) * (2 / length)
-    parts[..., :omega, 0] = 0
-    parts[..., length - omega + 1 :, 1] = 0
-    spectrum[..., turned] *= turns[turned].conj()
+    real_and_imaginary[..., :omega, 0] = 0
+    real_and_imaginary[..., length - omega + 1 :, 1] = 0
+    spectrum[..., frequency_slice] *= turns[frequency_slice].conj()
     return energy
 
 
@@ -113,8 +113,10 @@ def _order(length: int, device: torch.device) -> Tensor:
 
 
 def _half_spectrum(folded: Tensor) -> Tensor:
-    """Return ``w * FFT`` (see the module's docstring) of tokens in ``_order``, ``[..., T // 2 + 1]``. The real part of
-    number m is bin m, minus its imaginary part is bin T - m."""
+    """Return ``w * FFT`` of tokens in ``_order``, ``[..., T // 2 + 1]``; see the module's docstring.
+
+    The real part of number m is bin m. Minus its imaginary part is bin T - m.
+    """
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
 

@@ -75,22 +75,22 @@ def causal_entropy(
         reach: ``[T]``, see ``attention.py``.
     """
     heads, total, dim = key.shape
-    by_head = None if sinks is None else sinks.view(heads, -1)
+    sinks_by_head = None if sinks is None else sinks.view(heads, -1)
     query = query.view(heads, -1, *query.shape[1:])
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
     entropy = torch.zeros((), dtype=torch.float64, device=key.device)
     for start, end in row_blocks(rows, heads * group * total, key.device):
-        n, sees = end - start, range(start, end) if reach is None else reach[start:end]
-        seen = int(sees[-1]) + 1
+        n, visible_ends = end - start, range(start, end) if reach is None else reach[start:end]
+        seen = int(visible_ends[-1]) + 1
         block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
         scores = torch.bmm(block, keys[:, :, :seen])
-        hide(scores.view(heads, group, n, seen), sees)
-        weight = exponentials(scores, masked=True, sinks=by_row(by_head, n))
+        hide(scores.view(heads, group, n, seen), visible_ends)
+        weight = exponentials(scores, masked=True, sinks=by_row(sinks_by_head, n))
         # With e = exp(score - maximum) and S = sum e, the sink's included: H = sum(e) / S * log S - sum(e log e) / S.
-        rest = torch.special.entr(scores).sum(-1)
-        on_keys = 1 if sinks is None else weight * scores.sum(-1)
-        entropy += (weight * rest - on_keys * weight.log()).double().sum()
+        entropy_sums = torch.special.entr(scores).sum(-1)
+        key_probability = 1 if sinks is None else weight * scores.sum(-1)
+        entropy += (weight * entropy_sums - key_probability * weight.log()).double().sum()
     return float(entropy) / (rows * heads * group)
 
 
@@ -123,18 +123,18 @@ def top_mass(
     group = query.shape[0] // heads
     keys = key.float().transpose(1, 2)
     total = torch.zeros(heads, dtype=torch.float64, device=key.device)
-    last = torch.arange(query.shape[1]) if reach is None else reach  # key that each row sees
-    for start, end in row_blocks(len(rows), query.shape[0] * (int(last[rows[-1]]) + 1), key.device):
+    last_keys = torch.arange(query.shape[1]) if reach is None else reach  # key that each row sees
+    for start, end in row_blocks(len(rows), query.shape[0] * (int(last_keys[rows[-1]]) + 1), key.device):
         block, n = torch.tensor(rows[start:end]), end - start
-        sees = last[block]
-        seen = int(sees[-1]) + 1
+        visible_ends = last_keys[block]
+        seen = int(visible_ends[-1]) + 1
         states = query[:, block.to(key.device)].float().mul_(scaling).view(heads, group * n, dim)
         scores = torch.bmm(states, keys[:, :, :seen])
-        hide(scores.view(heads, group, n, seen), sees)
+        hide(scores.view(heads, group, n, seen), visible_ends)
         weight = exponentials(scores, masked=True, sinks=by_row(None if sinks is None else sinks.view(heads, group), n))
-        best = scores.topk(min(top, seen), sorted=False).values
-        mass = (best.sum(-1) * weight).double().view(heads, group, n)
+        largest_probabilities = scores.topk(min(top, seen), sorted=False).values
+        mass = (largest_probabilities.sum(-1) * weight).double().view(heads, group, n)
         if sinks is None:
-            mass.masked_fill_(sees.to(key.device) < top, 1.0)  # exactly 1, so that heads tie
+            mass.masked_fill_(visible_ends.to(key.device) < top, 1.0)  # exactly 1, so that heads tie
         total += mass.sum((1, 2))
     return (total / (len(rows) * group)).cpu()

@@ -28,7 +28,10 @@ _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, w
 
 
 def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function as a torch operation. made: returns an empty result of the right shape and dtype, for fake tensors."""
+    """Return a decorator that registers a function as a torch operation.
+
+    made: function that returns an empty result of the right shape and dtype, for fake tensors.
+    """
 
     def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
@@ -53,7 +56,7 @@ def _mass_like(
     lambda query, key, scaling, offset, sinks: key.new_empty(key.shape[:2], dtype=torch.float32),
 )
 def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None) -> Tensor:
-    """See ``attention.column_sums``."""
+    """Return ``attention.column_sums``, computed by a kernel."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -64,8 +67,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     with devices.at(key.device).current():
         peak, weight = _softmax(query, key, scaling, shape, offset, sinks)
         grid = (-(-seen // shape["KEYS"]), heads)
-        given = (query, key, peak, weight, sums, query.shape[1], seen, offset, *numbers)
-        kernels.column_sums[grid](*given, **shape, **_OPTIONS)
+        kernel_arguments = (query, key, peak, weight, sums, query.shape[1], seen, offset, *numbers)
+        kernels.column_sums[grid](*kernel_arguments, **shape, **_OPTIONS)
     return sums
 
 
@@ -73,8 +76,10 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
-    """Return ``proxies.group_mass`` of all groups, ``[Hkv, m, G, T]``. apart: whether query heads stay separate (m = g, else
-    1)."""
+    """Return ``proxies.group_mass`` of all groups, ``[Hkv, m, G, T]``.
+
+    apart: query heads stay separate, and m = g; otherwise they are averaged, and m = 1.
+    """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     query, key = _rows(query), _rows(key)
@@ -88,8 +93,8 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
         peak, weight = _softmax(query, key, scaling, _shape(query, key, count), None, sinks)
         grid = (-(-seen // shape["KEYS"]), groups, heads * mass.shape[1])
         members = share // mass.shape[1]
-        given = (query, key, peak, weight, mass, count, seen, size, *numbers)
-        kernels.group_mass[grid](*given, MEMBERS=members, **shape, **_OPTIONS)
+        kernel_arguments = (query, key, peak, weight, mass, count, seen, size, *numbers)
+        kernels.group_mass[grid](*kernel_arguments, MEMBERS=members, **shape, **_OPTIONS)
     return mass
 
 
@@ -108,19 +113,21 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
     heads, width = mass.shape[0], mass.shape[-1]
-    rows = mass.view(-1, width)
-    target = tau * rows.sum(-1, dtype=torch.float64)
-    highest = rows.amax(-1).view(torch.int32)
-    threshold = torch.empty(len(rows), dtype=torch.float32, device=mass.device)
-    cut = torch.empty(len(rows), dtype=torch.int32, device=mass.device)
+    mass_rows = mass.view(-1, width)
+    target = tau * mass_rows.sum(-1, dtype=torch.float64)
+    highest = mass_rows.amax(-1).view(torch.int32)
+    threshold = torch.empty(len(mass_rows), dtype=torch.float32, device=mass.device)
+    last_indices = torch.empty(len(mass_rows), dtype=torch.int32, device=mass.device)
     mask = torch.empty(heads, width, dtype=torch.float32, device=mass.device)
     block = min(BLOCK, _power(width))
     with devices.at(mass.device).current():
-        given = (rows, target, highest, threshold, cut, width)
-        kernels.covering_set[len(rows),](*given, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
-        part = min(block, 256)
-        grid = (-(-width // part), heads)
-        kernels.votes[grid](rows, threshold, cut, mask, width, len(rows) // heads, BLOCK=part, **_OPTIONS)
+        kernel_arguments = (mass_rows, target, highest, threshold, last_indices, width)
+        kernels.covering_set[len(mass_rows),](*kernel_arguments, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
+        block_size = min(block, 256)
+        grid = (-(-width // block_size), heads)
+        kernels.votes[grid](
+            mass_rows, threshold, last_indices, mask, width, len(mass_rows) // heads, BLOCK=block_size, **_OPTIONS
+        )
     return mask
 
 
@@ -138,12 +145,12 @@ def _softmax(
     heads, count, _ = query.shape
     seen = key.shape[1]
     blocks = -(-count // shape["ROWS"])
-    most = max(1, seen // (8 * shape["KEYS"]))  # a part has at least 8 tiles of keys
-    parts = min(max(1, PROGRAMS // (blocks * heads)), most)
+    max_parts = max(1, seen // (8 * shape["KEYS"]))  # a part has at least 8 tiles of keys
+    parts = min(max(1, PROGRAMS // (blocks * heads)), max_parts)
     reach = -(-seen // (parts * shape["KEYS"])) * shape["KEYS"]
     peak, total = torch.empty(2, parts, heads, count, dtype=torch.float32, device=key.device)
-    given = (query, key, peak, total, count, seen, offset or 0, reach, *_numbers(query, key, scaling))
-    kernels.row_softmax[blocks, heads, parts](*given, CAUSAL=offset is not None, **shape, **_OPTIONS)
+    kernel_arguments = (query, key, peak, total, count, seen, offset or 0, reach, *_numbers(query, key, scaling))
+    kernels.row_softmax[blocks, heads, parts](*kernel_arguments, CAUSAL=offset is not None, **shape, **_OPTIONS)
     highest = peak.amax(0)
     if sinks is None:
         return highest, (total * (peak - highest).exp2_()).sum(0).reciprocal_()
@@ -164,8 +171,10 @@ def _numbers(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, in
 
 
 def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
-    """Return the constants that a kernel is compiled for. rows: number of query rows that are summed together, which
-    limits the rows of a tile."""
+    """Return the constants for which a kernel is compiled, by name.
+
+    rows: number of query rows that are summed together; it limits the rows of a tile.
+    """
     from triton import knobs
 
     dim = key.shape[2]

@@ -53,10 +53,11 @@ class JointMoments:
         self._sum = self._products = torch.empty(0)
 
     def add(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> None:
-        """Add ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` of a rotation that is undone first.
+        """Add vectors ``x [H, n, D]`` of any float dtype (n may be 0).
 
-        A few heads are added at a time, so that no temporary is larger than a tile; getting fresh memory from the system for
-        every block would take as long as the matrix multiplications.
+        rotation: cos, sin ``[n, D]`` of a rotation that is undone first; None: there is none.
+        A few heads are added at a time, so no temporary is larger than a tile. Getting fresh memory from the system for every
+        block would take as long as the matrix multiplications.
         """
         heads, total, dim = x.shape
         if not len(self._sum):
@@ -86,7 +87,10 @@ class JointMoments:
 
 
 def average_rotation(mean: Tensor, covariance: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations ``cos, sin [m, D]``."""
+    """Return mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations.
+
+    mean, covariance: before the rotations. cos, sin: ``[m, D]`` of the rotations.
+    """
     cos, sin = cos.to(mean.dtype).mean(0), sin.to(mean.dtype).mean(0)
     rows = rotate(covariance, cos, sin).transpose(-1, -2)  # rotate(x) = x R^T for rows x; R C R^T needs two
     return rotate(mean, cos, sin), rotate(rows, cos, sin).transpose(-1, -2)
@@ -117,13 +121,15 @@ def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scalin
 
 
 def _half_turn(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
+    first_half, second_half = x.chunk(2, -1)
+    return torch.cat((-second_half, first_half), -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype; dimensions i and i + R/2
-    are paired. R is D, except for partial rotary embeddings (Qwen3.5), which leave the rest unchanged."""
+    """Rotate the first R numbers of each vector of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype.
+
+    Dimensions i and i + R/2 are paired. R is D, except for partial rotary embeddings (Qwen3.5), which leave the rest unchanged.
+    """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     turned = x[..., : cos.shape[-1]]
     turned = turned * cos + _half_turn(turned) * sin
@@ -135,8 +141,8 @@ def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if cos.shape[-1] < x.shape[-1]:
         return torch.cat((unrotate(x[..., : cos.shape[-1]], cos, sin), x[..., cos.shape[-1] :].float()), -1)
     x, cos, sin = x.float(), cos.float(), sin.float()
-    half = x.shape[-1] // 2
+    half_width = x.shape[-1] // 2
     turned = x * cos  # in place, because it may be all prompt queries
-    turned[..., :half] += x[..., half:] * sin[..., :half]
-    turned[..., half:] -= x[..., :half] * sin[..., half:]
+    turned[..., :half_width] += x[..., half_width:] * sin[..., :half_width]
+    turned[..., half_width:] -= x[..., :half_width] * sin[..., half_width:]
     return turned.div_(cos * cos + sin * sin)

@@ -8,11 +8,11 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 
 def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
-    """Return float64 scores like ``score`` that order the entries by (score, breaker); entries equal in both stay equal.
+    """Return float64 scores that order the entries by (score, breaker). Entries that are equal in both stay equal.
 
-    Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps
-    that float64 has, in the order of ``breaker``. Such steps only move an entry past scores within their reach (at most
-    as many steps as there are entries, 1e-16 of the score each); every other score comes back bit for bit.
+    Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps of float64,
+    in the order of ``breaker``. Such steps move an entry past other scores only if these are as near (1e-16 of the score for each
+    entry). Every other score is returned bit for bit.
 
     Args:
         score: float64, 0 or more; all entries are ordered together, whatever the shape.
@@ -21,14 +21,14 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     flat, second = score.flatten(), breaker.flatten()
     order = second.argsort(stable=True)
     order = order[flat[order].argsort(stable=True)]
-    low, high = order[:-1], order[1:]
-    differ = (flat[low] != flat[high]) | (second[low] != second[high])
-    place = torch.nn.functional.pad(differ.cumsum(0), (1, 0))
+    lower_order, upper_order = order[:-1], order[1:]
+    differ = (flat[lower_order] != flat[upper_order]) | (second[lower_order] != second[upper_order])
+    group_start = torch.nn.functional.pad(differ.cumsum(0), (1, 0))
     # Non-negative floats order like their bit patterns: no entry may come below the one before it, plus one if they differ.
     bits = flat[order].view(torch.int64)
-    apart = torch.empty_like(bits)
-    apart[order] = (bits - place).cummax(0).values + place
-    return torch.where(score.isfinite(), apart.view(torch.float64).view_as(score), score)
+    separated = torch.empty_like(bits)
+    separated[order] = (bits - group_start).cummax(0).values + group_start
+    return torch.where(score.isfinite(), separated.view(torch.float64).view_as(score), score)
 
 
 HALVINGS = 10  # of the interval around the threshold; leaves a few undecided keys per row
@@ -68,25 +68,25 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     above = _mass_above(mass, bits, high)
     undecided = (bits > low.unsqueeze(-1)) & (bits <= high.unsqueeze(-1))
-    count = undecided.sum(-1, keepdim=True)
+    undecided_count = undecided.sum(-1, keepdim=True)
     # Equal masses may come in any order here: only the threshold's value is read off.
-    candidates = (mass * undecided).topk(int(count.amax()), -1).values
+    candidates = (mass * undecided).topk(int(undecided_count.amax()), -1).values
     reached = candidates.double().cumsum(-1) + above.unsqueeze(-1)
-    last = torch.searchsorted(reached, target.unsqueeze(-1)).minimum(count - 1)
-    threshold = candidates.gather(-1, last)
+    last_rank = torch.searchsorted(reached, target.unsqueeze(-1)).minimum(undecided_count - 1)
+    threshold = candidates.gather(-1, last_rank)
     above = above.unsqueeze(-1) + (candidates * (candidates > threshold)).sum(-1, keepdim=True, dtype=torch.float64)
     # How many of the keys AT the threshold belong to the set; the lower indices do.
-    wanted = (target.unsqueeze(-1) - above) / threshold.double()
-    wanted = wanted.ceil().clamp_min(1) if cover == "left" else wanted.floor()
+    needed_count = (target.unsqueeze(-1) - above) / threshold.double()
+    needed_count = needed_count.ceil().clamp_min(1) if cover == "left" else needed_count.floor()
     at_threshold = mass == threshold
-    return (mass > threshold) | (at_threshold & (at_threshold.cumsum(-1, dtype=torch.int32) <= wanted))
+    return (mass > threshold) | (at_threshold & (at_threshold.cumsum(-1, dtype=torch.int32) <= needed_count))
 
 
 def at_slots(entries: Tensor, index: Tensor) -> Tensor:
-    """Gather ``entries [H, n, D]`` at the slots ``index [H, m]``, int64 from 0 to n - 1 -> ``[H, m, D]``.
+    """Return the entries ``[H, n, D]`` at the slots ``index [H, m]`` (int64 from 0 to n - 1): ``[H, m, D]``.
 
-    ``entries.gather(1, ...)`` with the index expanded over the channels gives the same result, but takes two to three
-    times as long on a CPU, because it looks up every number separately.
+    ``entries.gather(1, ...)`` with the index expanded over the channels gives equal results, but takes two to three times as long
+    on a CPU, because it looks up every number separately.
     """
     heads = torch.arange(len(index), device=index.device)
     return entries[heads[:, None], index]

@@ -32,33 +32,35 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
 
 
 def prefix_counts(curves: Tensor, p: float) -> Tensor:
-    """Return ``n * R_l(p)``, the entries of the shortest prefix of each layer whose cumulative priority is at least p:
-    int64 ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``."""
+    """Return ``n * R_l(p)``, the number of entries in the shortest prefix of each layer with cumulative priority p or more.
+
+    The result is int64 ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``.
+    """
     return torch.searchsorted(curves, torch.full((len(curves), 1), p, dtype=curves.dtype)).squeeze(1) + 1
 
 
 def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) -> tuple[list[int], int]:
-    """Run algorithm 1: halve [0, 1] until the prefixes of all layers hold ``total`` entries.
+    """Run algorithm 1: halve the interval [0, 1] of p until the prefixes of all layers have ``total`` entries.
 
     Args:
         curves: ``P_l``, ``[L, n]``.
         total: ``L * rho * n`` entries.
-        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10).
-            0 demands the exact total, which may not exist: then the search ends when p has no more digits.
-        steps: more than 0: that many halvings, whatever delta says (the paper's table 11); an exact total ends it early.
+        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10). 0 demands
+            the exact total, which may not exist: then the search ends when p has no more digits.
+        steps: more than 0: this many halvings instead of delta (the paper's table 11); an exact total ends it early.
 
     Returns:
         ``n * R_l`` at the last p, before any scaling, and the number of halvings.
     """
     n = curves.shape[1]
     tolerance = 0 if steps else Fraction(Decimal(str(delta))) * n
-    low, high, used = 0.0, 1.0, 0
+    low, high, steps_used = 0.0, 1.0, 0
     while True:
-        p, used = (low + high) / 2, used + 1
+        p, steps_used = (low + high) / 2, steps_used + 1
         counts = prefix_counts(curves, p)
         excess = int(counts.sum()) - total
-        if abs(excess) <= tolerance or used == (steps or HALVINGS):
-            return counts.tolist(), used
+        if abs(excess) <= tolerance or steps_used == (steps or HALVINGS):
+            return counts.tolist(), steps_used
         low, high = (p, high) if excess < 0 else (low, p)
 
 
@@ -86,20 +88,19 @@ def scaled(
     positive = [weight for weight in weights if weight > 0]
     # Between two of these factors the sum is a straight line; the wanted factor lies on one of them.
     corners = sorted({Fraction(bound) / weight for weight in positive for bound in (least, most)})
-    above = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
-    if above == len(corners):  # all layers with a weight are full: the others share the rest
+    upper_index = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
+    if upper_index == len(corners):  # all layers with a weight are full: the others share the rest
         fixed = most * len(positive)
         return [most if weight else (total - fixed) / (len(weights) - len(positive)) for weight in weights]
-    if above == 0:
+    if upper_index == 0:
         return clipped(corners[0])
-    low, high = corners[above - 1], corners[above]
+    low, high = corners[upper_index - 1], corners[upper_index]
     start, end = sum(clipped(low)), sum(clipped(high))
     return clipped(low + (high - low) * (total - start) / (end - start))
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """Return the global prefix configuration of one prompt: the kept fraction ``R_l`` of every layer, scaled to meet
-    the budget exactly.
+    """Return the kept fraction ``R_l`` of every layer for one prompt (its global prefix configuration), and the halvings.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``.
@@ -107,7 +108,7 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
         delta, steps: see ``search``.
 
     Returns:
-        ``R_l`` in (0, 1], which add up to ``L * rho`` apart from float rounding, and the number of halvings.
+        ``R_l`` in (0, 1], scaled so that they add up to ``L * rho`` apart from float rounding; and the number of halvings.
     """
     layers, n = curves.shape
     total = layers * Fraction(Decimal(str(rho)))
@@ -116,8 +117,9 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
 
 
 def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
-    """Interpolate ``R_l`` linearly at rho between the two nearest budgets of a profile, which is extended by 0 at rho = 0
-    and 1 at rho = 1.
+    """Return ``R_l`` of every layer, interpolated linearly at rho between the two nearest budgets of a profile.
+
+    The profile is extended by 0 at rho = 0 and 1 at rho = 1.
 
     Args:
         grid: budgets of the profile, ascending fractions in (0, 1].
@@ -129,8 +131,8 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
         *zip(map(_exact, grid), ratios, strict=True),
         (Fraction(1), [1.0] * layers),
     ]
-    above = next(i for i, (at, _) in enumerate(points) if at >= rho)
-    (left, low), (right, high) = points[max(above - 1, 0)], points[above]
+    upper_index = next(i for i, (at, _) in enumerate(points) if at >= rho)
+    (left, low), (right, high) = points[max(upper_index - 1, 0)], points[upper_index]
     share = (rho - left) / (right - left) if right > left else Fraction(0)
     return [_exact(a) + (_exact(b) - _exact(a)) * share for a, b in zip(low, high, strict=True)]
 

@@ -27,8 +27,9 @@ def group_mass(
 ) -> Iterator[Tensor]:
     """Yield the attention mass of each group of proxies, in blocks of consecutive groups.
 
-    Proxies follow the prompt, so each sees every key and no mask is needed. Proxy i belongs to group i // n, n = N / G.
-    The mass of a group is the sum of the softmax over all T keys over its n proxies.
+    Proxies are queries that stand for the queries of decoding. They follow the prompt, so each sees every key and no mask is
+    needed. Proxy i belongs to group i // n, n = N / G. The mass of a group is the softmax over all T keys, summed over its n
+    proxies.
 
     Args:
         query: ``[Hq, N, D]``, rotated, N divisible by ``groups``.
@@ -36,8 +37,8 @@ def group_mass(
         scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
-        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by row blocks:
-            a last digit of a probability, which kernels may change, decides which way it is rounded. None rounds nothing.
+        rounding: dtype that probabilities, head means and group sums are rounded to; None: no rounding. Results stay float32.
+            With rounding, no fused kernel is used, because a changed last digit of a probability could be rounded the other way.
         sinks: ``[Hq]``, see ``attention.py``.
 
     Yields:
@@ -110,15 +111,15 @@ def adjusted_mass(
     Yields:
         float32 ``[Hkv, m, b, T]``, ``T - 1`` columns with ``drop_last`` (nothing when no column is left).
     """
-    keep = key.shape[1] - int(drop_last)
-    if keep == 0:
+    key_count = key.shape[1] - int(drop_last)
+    if key_count == 0:
         return
     size = query.shape[1] // groups
     options: dict[str, Any] = {"per_query_head": per_query_head, "rounding": rounding, "sinks": sinks}
     for mass in group_mass(query, key, scaling, groups, **options):
-        mass = mass[..., :keep]
+        mass = mass[..., :key_count]
         if anchor is not None:
-            mass = mass + anchor[:, None, None, :keep]
+            mass = mass + anchor[:, None, None, :key_count]
             mass = mass if rounding is None else mass.to(rounding).float()
             mass = mass / (1 + size)
             mass = mass if rounding is None else mass.to(rounding).float()
@@ -181,14 +182,16 @@ def _by_heads(
     sinks: Tensor | None = None,
     **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (KV heads, ``adjusted_mass``) for a few heads at a time, so that blocks stay small; fused kernels take all
-    heads at once."""
+    """Yield (KV heads, ``adjusted_mass`` of these heads) for a few heads at a time, so that blocks stay small.
+
+    Fused kernels take all heads at once.
+    """
     share = query.shape[0] // key.shape[0]
-    fused = _fused(key, adjust.get("rounding"))
+    uses_kernel = _fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)
-    for first, last in [(0, key.shape[0])] if fused else together:
+    for first, last in [(0, key.shape[0])] if uses_kernel else together:
         anchors = None if anchor is None else anchor[first:last]
         members = slice(first * share, last * share)
-        given = {"anchor": anchors, "sinks": None if sinks is None else sinks[members], **adjust}
-        for mass in adjusted_mass(query[members], key[first:last], scaling, groups, **given):
+        block_arguments = {"anchor": anchors, "sinks": None if sinks is None else sinks[members], **adjust}
+        for mass in adjusted_mass(query[members], key[first:last], scaling, groups, **block_arguments):
             yield slice(first, last), mass

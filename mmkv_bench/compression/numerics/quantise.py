@@ -44,10 +44,10 @@ def check_group(bits: int, group: int) -> None:
     """Raise ConfigError unless a group of ``group`` numbers of ``bits`` bits fills whole bytes."""
     if bits not in BITS:
         raise ConfigError(f"bits is {bits}; allowed: {', '.join(map(str, BITS))} bits per number; choose one")
-    least = 8 // bits
-    if group < least or group % least:
+    values_per_byte = 8 // bits
+    if group < values_per_byte or group % values_per_byte:
         raise ConfigError(
-            f"group is {group}; allowed at {bits} bits: multiples of {least}, so that a group fills whole bytes; "
+            f"group is {group}; allowed at {bits} bits: multiples of {values_per_byte}, so that a group fills whole bytes; "
             "choose such a size, as 32"
         )
 
@@ -68,8 +68,8 @@ def quantise(x: Tensor, bits: int, group: int) -> Packed:
     low, high = groups.amin(-1), groups.amax(-1)
     steps = 2**bits - 1
     scale = ((high.float() - low.float()) / steps).clamp_min(SMALLEST_SCALE).to(x.dtype)
-    steps_up = groups.float() - low.float().unsqueeze(-1)
-    level = steps_up.div_(scale.float().unsqueeze(-1)).round_().clamp_(0, steps).to(torch.uint8)
+    above_minimum = groups.float() - low.float().unsqueeze(-1)
+    level = above_minimum.div_(scale.float().unsqueeze(-1)).round_().clamp_(0, steps).to(torch.uint8)
     return Packed(_pack(level.flatten(-2), bits), scale, low, bits)
 
 
@@ -85,8 +85,8 @@ def _shifts(bits: int, device: torch.device) -> Tensor:
 
 
 def _pack(level: Tensor, bits: int) -> Tensor:
-    places = level.unflatten(-1, (-1, 8 // bits))
-    return (places << _shifts(bits, level.device)).sum(-1, dtype=torch.uint8)
+    groups = level.unflatten(-1, (-1, 8 // bits))
+    return (groups << _shifts(bits, level.device)).sum(-1, dtype=torch.uint8)
 
 
 def _unpack(data: Tensor, bits: int) -> Tensor:

@@ -16,13 +16,15 @@ ROWS = 128  # of a head in one matrix multiplication; with fewer rows it is boun
 
 
 def head_blocks(heads: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Yield ranges ``(start, end)`` over ``heads`` such that ``ROWS`` rows of ``width`` values of each head in a range fit
-    one tile."""
+    """Yield ranges ``(start, end)`` over ``heads``.
+
+    ``ROWS`` rows of ``width`` values for each head of a range fit one tile.
+    """
     return row_blocks(heads, ROWS * width, device)
 
 
 def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Yield ranges ``(start, end)`` over ``rows`` such that a block of ``width`` values per row fits one tile.
+    """Yield ranges ``(start, end)`` over ``rows``, such that a block of ``width`` values per row fits one tile.
 
     A block has at least one row, so extra memory is the larger of one tile and one row: O(T).
     """
@@ -34,9 +36,10 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
 @contextmanager
 def ends_only() -> Iterator[None]:
-    """Skip all blocks of a pass but the first one and the last two, to measure the pass's memory without computing its result.
+    """Inside the block, skip all blocks of a pass but the first one and the last two.
 
-    This is enough because blocks differ only in the number of keys that they see, and only the last block may be shorter.
+    The pass's memory is then measured without its result. This is enough because blocks differ only in the number of keys that
+    they see, and only the last block may be shorter.
     """
     token = _ends_only.set(True)
     try:

@@ -24,14 +24,16 @@ class FeatureMerge(Reducer):
     merges = True
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        place, pruned = pruned_places(index, key.shape[1])
+        slot_by_token, pruned = pruned_places(index, key.shape[1])
         target = self._most_similar(key, index).masked_fill_(~pruned, index.shape[1])
-        return cluster_means(key, index, place, target), cluster_means(value, index, place, target)
+        return cluster_means(key, index, slot_by_token, target), cluster_means(value, index, slot_by_token, target)
 
     @staticmethod
     def _most_similar(key: Tensor, index: Tensor) -> Tensor:
-        """Return for each token the column of ``index [Hkv, m]`` whose key is most similar, or m if the head keeps none:
-        int64 ``[Hkv, n]``."""
+        """Return, for each token, the column of ``index [Hkv, m]`` whose key is most similar: int64 ``[Hkv, n]``.
+
+        m for the tokens of a head that keeps none.
+        """
         heads, slots = index.shape
         target = torch.full(key.shape[:2], slots, dtype=torch.int64, device=key.device)
         if slots == 0:

@@ -62,7 +62,10 @@ class LookMMerge(Reducer):
         return self.merge != "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if evicted text is merged too; else 1. A selector that keeps all text, as the releases do, evicts none."""
+        """Return the version of the results: 2 if evicted text is merged too, else 1.
+
+        A selector that keeps all text, as the releases do, evicts no text.
+        """
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -70,14 +73,14 @@ class LookMMerge(Reducer):
         return ("nothing_merged",) if self.merges and has_no_visual else ()
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        kept = Evict().reduce(key, value, index)
-        real = index >= 0
-        if not self.merges or types is None or not bool((types > 0).any()) or not bool(real.any()):
-            return kept
-        rows, valid = _evicted(index, real, len(types))
+        kept_entries = Evict().reduce(key, value, index)
+        is_entry = index >= 0
+        if not self.merges or types is None or not bool((types > 0).any()) or not bool(is_entry.any()):
+            return kept_entries
+        rows, valid = _evicted(index, is_entry, len(types))
         if rows.shape[1] == 0:
-            return kept
-        cosine, slot = _nearest_kept(key, rows, kept[0], real)
+            return kept_entries
+        cosine, slot = _nearest_kept(key, rows, kept_entries[0], is_entry)
         plain = self.merge != "weighted" and bool(valid.all())  # every weight is 1
         weight = cosine if self.merge == "weighted" else torch.ones_like(cosine)
         if self.sources == "misaligned" and self.merge != "pivot":
@@ -87,7 +90,7 @@ class LookMMerge(Reducer):
         count = torch.zeros(index.shape, device=key.device).scatter_add_(1, slot, valid.float())
         merged_key, merged_value = (
             self._merged(old, new, rows, slot, None if plain else weight, count)
-            for old, new in zip((key, value), kept, strict=True)
+            for old, new in zip((key, value), kept_entries, strict=True)
         )
         return merged_key, merged_value
 
@@ -108,8 +111,16 @@ class LookMMerge(Reducer):
     def _merged(
         self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor | None, count: Tensor
     ) -> Tensor:
-        """Return the kept entries, ``[Hkv, m, D]``, with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots,
-        times ``weight`` (None: once each)."""
+        """Return the kept entries, ``[Hkv, m, D]``, after evicted entries were merged into them.
+
+        Args:
+            old: all entries.
+            kept: the kept entries before merging.
+            rows: ``[Hkv, e]``, indices of the entries of ``old`` to merge.
+            slot: the kept entry into which each is merged.
+            weight: factor of each; None: 1.
+            count: number of entries merged into each kept entry.
+        """
         heads, slots, dim = kept.shape
         in_order = devices.at(kept.device).adds_in_order
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
@@ -126,34 +137,38 @@ class LookMMerge(Reducer):
             assigned = torch.zeros(heads, end - start, slots, device=kept.device)
             total += torch.bmm(assigned.scatter_(2, target[..., None], share[..., None]).transpose(1, 2), source)
         kept_float, count = kept.float(), count[..., None]
-        summed = kept_float * (1 + count / 2) + total / 2 if self.merge == "pivot" else total.add_(kept_float)
-        return torch.where(count > 0, summed.div_(count + 1), kept_float).to(kept.dtype)
+        merged_sum = kept_float * (1 + count / 2) + total / 2 if self.merge == "pivot" else total.add_(kept_float)
+        return torch.where(count > 0, merged_sum.div_(count + 1), kept_float).to(kept.dtype)
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the real ones, because some heads may
-    evict fewer than e."""
-    kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
-    kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
+    """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the valid ones.
+
+    Some heads may evict fewer than e.
+    """
+    is_kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
+    is_kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.
-    lost = ~kept[:, :n] & real.any(-1, keepdim=True)
+    lost = ~is_kept[:, :n] & real.any(-1, keepdim=True)
     counts = lost.sum(-1, keepdim=True)
     rows = lost.sort(dim=-1, descending=True, stable=True).indices[:, : int(counts.max())]
     return rows, torch.arange(rows.shape[1], device=rows.device) < counts
 
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the kept key, of ``kept [Hkv, m, D]``, that has the largest cosine with each candidate in ``rows``. Return the
-    cosine, float32 ``[Hkv, e]``, and the kept key's slot."""
+    """Find, for each candidate in ``rows``, the kept key with the largest cosine; return cosine and slot of this key.
+
+    The cosine is float32 ``[Hkv, e]``. kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
+    """
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)
     for first, last in head_blocks(len(key), kept.shape[1], key.device):
-        some = slice(first, last)
+        block = slice(first, last)
         for start, end in row_blocks(rows.shape[1], (last - first) * kept.shape[1], key.device):
-            evicted = torch.nn.functional.normalize(at_slots(key[some], rows[some, start:end]).float(), dim=-1)
-            alike = torch.bmm(evicted, units[some])
+            evicted = torch.nn.functional.normalize(at_slots(key[block], rows[block, start:end]).float(), dim=-1)
+            similarity = torch.bmm(evicted, units[block])
             if padded:
-                alike.masked_fill_(~real[some, None], -torch.inf)
-            cosine[some, start:end], slot[some, start:end] = alike.max(-1)
+                similarity.masked_fill_(~real[block, None], -torch.inf)
+            cosine[block, start:end], slot[block, start:end] = similarity.max(-1)
     return cosine, slot

@@ -38,12 +38,12 @@ class PositionMerge(Reducer):
         check_least(self, 0, "tokens", "shift", "closed")
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        place, pruned = pruned_places(index, key.shape[1])
-        source = (place - self.shift).clamp_min(0)
+        slot_by_token, pruned = pruned_places(index, key.shape[1])
+        source = (slot_by_token - self.shift).clamp_min(0)
         anchors = index[:, : max(0, index.shape[1] - self.closed)]
         anchors = anchors.masked_fill((anchors >= 0).cumsum(1) <= self.closed, -1)
         target = nearest_kept(anchors, source)
-        merged = pruned & (place >= self.shift) & (target < anchors.shape[1])
+        merged = pruned & (slot_by_token >= self.shift) & (target < anchors.shape[1])
         target = torch.where(merged, target, index.shape[1])
         return cluster_means(key, index, source, target), cluster_means(value, index, source, target)
 
@@ -61,14 +61,14 @@ def nearest_kept(index: Tensor, where: Tensor) -> Tensor:
     slots = index.shape[1]
     if slots == 0:
         return torch.zeros_like(where)
-    right = torch.searchsorted(index.contiguous(), where.contiguous())  # first kept token at or after the place
-    left = right - 1
-    following = index.gather(1, right.clamp_max(slots - 1))
-    previous = index.gather(1, left.clamp_min(0))
-    has_left = (left >= 0) & (previous >= 0)
-    has_right = right < slots
-    take_left = has_left & (~has_right | (where - previous <= following - where))
-    return torch.where(take_left, left, torch.where(has_right, right, slots))
+    right_slot = torch.searchsorted(index.contiguous(), where.contiguous())  # first kept token at or after the place
+    left_slot = right_slot - 1
+    right_place = index.gather(1, right_slot.clamp_max(slots - 1))
+    previous = index.gather(1, left_slot.clamp_min(0))
+    has_left = (left_slot >= 0) & (previous >= 0)
+    has_right = right_slot < slots
+    takes_left = has_left & (~has_right | (where - previous <= right_place - where))
+    return torch.where(takes_left, left_slot, torch.where(has_right, right_slot, slots))
 
 
 def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor) -> Tensor:
@@ -98,12 +98,12 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
 
 def pruned_places(index: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Mark the tokens that are not in ``index``.
+    """Return the indices of all candidates, and which of them are not in ``index`` (pruned).
 
     Returns:
-        The indices of all n candidates, int64 ``[Hkv, n]``, and bool ``[Hkv, n]``, True = pruned.
+        int64 ``[Hkv, n]``, the indices of all n candidates; and bool ``[Hkv, n]``, True = pruned.
     """
-    everything = torch.arange(candidates, device=index.device).expand(index.shape[0], -1)
+    all_places = torch.arange(candidates, device=index.device).expand(index.shape[0], -1)
     pruned = torch.ones(index.shape[0], candidates + 1, dtype=torch.bool, device=index.device)
     pruned.scatter_(1, index.masked_fill(index < 0, candidates), False)
-    return everything, pruned[:, :candidates]
+    return all_places, pruned[:, :candidates]

@@ -69,31 +69,33 @@ class Scorer(ABC):
 
     @abstractmethod
     def key(self, budget: int, length: int) -> tuple[object, ...]:
-        """Return the effective parameters at this budget [entries per KV head] and prompt length [tokens].
+        """Return the parameters on which scores depend, at this budget [entries per KV head] and prompt length [tokens].
 
-        Cells whose scorers have equal type and key (and, when ``stochastic``, equal seed) share one score. The key
-        therefore includes every parameter that changes a score, and the budget only if it does.
+        Methods whose scorers have equal type and key (and, when ``stochastic``, equal seed) share one score. So the key includes
+        every parameter that changes a score, and the budget only if it does.
         """
 
     @abstractmethod
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return scores, float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. The selector protects tokens.
+        """Return a score for each entry, float32 ``[Hkv, T]`` on the observation's device, finite; higher scores are kept.
 
-        Of equal scores the lower index wins. float64 is allowed for scores whose ties are broken by a second, smaller
-        number (``numerics/ordering.py``); a scorer that rounds as a release does returns the model's half precision.
+        Protected tokens are the selector's task. Of equal scores the lower index is kept. float64 is allowed for scores whose
+        ties are broken by a second, smaller number (``numerics/ordering.py``). A scorer that rounds as a release does returns the
+        model's half precision.
         """
 
     def method_version(self, method: Composed) -> int:
         """Return the version of this part's results, from 1, with these parameters and the other parts of ``method``.
 
-        A fix that changes a part's results raises the version for the affected parameters only: their cells get new
-        hashes and run again, every other cell keeps its rows.
+        A fix that changes a part's results raises the version for the affected parameters only. Their results get new hashes and
+        are computed again; all other stored rows stay valid.
         """
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return names of what cannot be done as configured at this budget and length, such as ``window_reduced``; rows
-        store them.
+        """Return names, such as ``window_reduced``, of settings that cannot be applied at this budget and length.
+
+        Rows store these names.
 
         Args:
             types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
@@ -101,30 +103,33 @@ class Scorer(ABC):
         return ()
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only from a layer's scores. Called for prompts longer than the budget."""
+        """Return further fallbacks, which are known only from a layer's scores; called for prompts longer than the budget."""
         return ()
 
     def check_layers(self, layers: int) -> None:  # noqa: B027 - most parameters fit every model
         """Raise ConfigError if the parameters do not fit a model with this number of layers; called before any work."""
 
     def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
-        """Return the final scores of one layer, after the full cache has answered the prompt; called if ``needs.answer`` is set.
+        """Return the final scores of one layer after the full cache has answered. Called only if ``needs.answer`` is set.
 
         Args:
-            score: what ``score`` returned during the prefill.
-            mass: float32 ``[Hkv, T]``, the answer's attention to each entry (``compression/listeners.py``), None when nothing was
+            score: the result of ``score`` during the prefill.
+            mass: float32 ``[Hkv, T]``, the answer's attention to each entry (``compression/listeners.py``); None when nothing was
                 fed after the prefill.
         """
         return score
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """Return further fallbacks, known after the full cache's answer (``needs.answer``). steps: tokens fed after the
-        prefill."""
+        """Return further fallbacks, which are known after the full cache's answer (``needs.answer``).
+
+        steps: number of tokens fed after the prefill.
+        """
         return ()
 
     def from_replay(self, replay: Replay) -> list[Tensor]:
-        """Return the scores of all layers, ``[Hkv, T]`` each, which replace those of ``score``; called after the prefill
-        when ``needs.replay`` is set.
+        """Return scores of all layers, ``[Hkv, T]`` each, which replace those of ``score``.
+
+        Called after the prefill, if ``needs.replay`` is set.
 
         Args:
             replay: feeds tokens after the prompt, against its full cache, and drops them (``compression/replay.py``).
@@ -132,5 +137,5 @@ class Scorer(ABC):
         raise NotImplementedError(f"{type(self).__name__} declares needs.replay but does not override from_replay")
 
     def window_effective(self, budget: int, length: int) -> int | None:
-        """Return the rows of the observation window that are used; None for methods without a window."""
+        """Return the number of queries of the observation window that are used; None for methods without a window."""
         return None

@@ -40,6 +40,6 @@ class BlindScorer(Scorer):
                 "blind drops the visual entries, but this prompt has none; allowed: prompts with images or "
                 "videos; choose another method for text"
             )
-        place = torch.arange(1, obs.length + 1, dtype=torch.float32, device=obs.device)
-        worth = torch.where(types.to(obs.device) > 0, -1.0, place)
-        return worth.expand(obs.key.shape[0], -1)
+        reading_order = torch.arange(1, obs.length + 1, dtype=torch.float32, device=obs.device)
+        modality_score = torch.where(types.to(obs.device) > 0, -1.0, reading_order)
+        return modality_score.expand(obs.key.shape[0], -1)

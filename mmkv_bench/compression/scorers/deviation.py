@@ -16,8 +16,10 @@ from mmkv_bench.errors import ConfigError
 
 
 def cutoff(gamma: float, length: int) -> int:
-    """Return omega, the first of the T bins that the low-pass filter drops: ``max(1, int(gamma * T))``, exact decimal
-    arithmetic."""
+    """Return omega, the first of the T bins that the low-pass filter drops: ``max(1, int(gamma * T))``.
+
+    The arithmetic is exact in decimal.
+    """
     return max(1, int(Decimal(str(gamma)) * length))
 
 
@@ -35,7 +37,10 @@ def filter_needs(keys: str) -> Needs:
 
 
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
-    """Return what the low-pass filter leaves out of a layer's keys, and of its values. Computed once for scorer and allocator."""
+    """Return what the low-pass filter leaves out of a layer's keys, and of its values; computed once for scorer and allocator.
+
+    gamma, keys: parameters of ``DeviationScorer``.
+    """
     omega = cutoff(gamma, obs.length)
 
     def of_keys() -> HighPass:
@@ -116,7 +121,9 @@ class DeviationScorer(Scorer):
         return keys.deviation + values.deviation
 
     def _drawn(self, obs: Observation, seed: int) -> Tensor:
-        """Return uniform numbers ``[Hkv, T]``; for joint heads `score` takes their mean, so that all tokens have equal
-        chances."""
+        """Return uniform random numbers ``[Hkv, T]``.
+
+        For joint heads, `score` takes their mean, so all tokens have equal chances.
+        """
         draw = torch.rand(obs.key.shape[:2], generator=obs.generator("flashcache", seed), dtype=torch.float32)
         return draw.to(obs.device)

@@ -35,11 +35,11 @@ class EvenFramesScorer(Scorer):
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         tokens = obs.tokens
-        number = tokens if obs.frames is None else obs.frames.number[tokens]
-        first = _power(number)
-        second = _power((number >> first.clamp_max(62)) >> 1)  # orders odd multiples of one power
-        worth = first.double() + second.double() / 64
-        return torch.where(number < 0, _TEXT, worth)
+        frame_number = tokens if obs.frames is None else obs.frames.number[tokens]
+        first_power = _power(frame_number)
+        second_power = _power((frame_number >> first_power.clamp_max(62)) >> 1)  # orders odd multiples of one power
+        frame_score = first_power.double() + second_power.double() / 64
+        return torch.where(frame_number < 0, _TEXT, frame_score)
 
 
 def _power(number: Tensor) -> Tensor:

@@ -81,11 +81,11 @@ class ExpectedAttentionScorer(Scorer):
         cos, sin = obs.rope(torch.arange(1, self.future + 1))
         mean, covariance = average_rotation(obs.query_mean, obs.query_covariance, cos, sin)
         key, value = obs.key[:, self.sinks :], obs.value[:, self.sinks :]
-        second = stored(covariance) if self.covariance else None
-        logits = expected_logits(key, stored(mean), second, obs.scaling)
-        learned = None if obs.sinks is None else obs.sinks.view(-1, obs.groups)
-        score = stored(stored(softmax(stored(logits), learned)).mean(1)) + self.epsilon
+        second_moment = stored(covariance) if self.covariance else None
+        logits = expected_logits(key, stored(mean), second_moment, obs.scaling)
+        learned_sinks = None if obs.sinks is None else obs.sinks.view(-1, obs.groups)
+        score = stored(stored(softmax(stored(logits), learned_sinks)).mean(1)) + self.epsilon
         if self.value_norm:
             score = stored(score * stored(value.float().norm(dim=-1)))
-        first = score.amax(-1, keepdim=True).expand(-1, self.sinks)
-        return torch.cat([first, score], 1)
+        sink_scores = score.amax(-1, keepdim=True).expand(-1, self.sinks)
+        return torch.cat([sink_scores, score], 1)

@@ -68,16 +68,20 @@ class InfiniPotVScorer(Scorer):
         distinct = self._distinct(obs, obs.frames, cell, recent).masked_fill(text | recent, -torch.inf)
         granted = budget - round((1 - self.alpha) * budget) - recent.sum(-1, keepdim=True)
         rank = distinct.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-        chosen = (rank < granted) & ~(text | recent)
-        return norm + 3.0 * text + 2.0 * recent + 1.0 * chosen
+        by_value_norm = (rank < granted) & ~(text | recent)
+        return norm + 3.0 * text + 2.0 * recent + 1.0 * by_value_norm
 
     @staticmethod
     def _distinct(obs: Observation, frames: Frames, cell: Tensor, recent: Tensor) -> Tensor:
-        """Return TaR of every stored entry, float32 ``[Hkv, S]``. recent: bool, the entries of the most recent frames."""
+        """Return TaR (temporal redundancy) of every stored entry, float32 ``[Hkv, S]``.
+
+        frames, cell: the frame numbering, and each entry's cell in its frame. recent: bool, the entries of the most recent
+        frames.
+        """
         unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
         heads, _, dim = unit.shape
-        place = cell[..., None].expand(-1, -1, dim)
+        cell_index = cell[..., None].expand(-1, -1, dim)
         held = recent.to(unit.dtype)
-        sums = unit.new_zeros(heads, frames.size, dim).scatter_add_(1, place, unit * held[..., None])
+        sums = unit.new_zeros(heads, frames.size, dim).scatter_add_(1, cell_index, unit * held[..., None])
         count = unit.new_zeros(heads, frames.size).scatter_add_(1, cell, held)
-        return -(unit * sums.gather(1, place)).sum(-1) / count.gather(1, cell).clamp_min(1)
+        return -(unit * sums.gather(1, cell_index)).sum(-1) / count.gather(1, cell).clamp_min(1)

@@ -47,12 +47,12 @@ class KeyDiffScorer(Scorer):
         return (self.window, self.score_rounding)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        rounded = self.score_rounding == "model" and is_half(obs.key.dtype)
-        unit = torch.nn.functional.normalize(obs.key if rounded else obs.key.float(), dim=-1)
+        rounds_to_model = self.score_rounding == "model" and is_half(obs.key.dtype)
+        unit = torch.nn.functional.normalize(obs.key if rounds_to_model else obs.key.float(), dim=-1)
         prefix = unit[:, : max(0, obs.length - self.window)]
         if prefix.shape[1] == 0:  # the window is the whole prompt: all of it stays
             return torch.zeros(obs.key.shape[:2], dtype=torch.float32, device=obs.device)
-        if rounded:
+        if rounds_to_model:
             return -torch.nn.functional.cosine_similarity(obs.key, prefix.mean(1, keepdim=True), dim=-1)
         anchor = torch.nn.functional.normalize(prefix.mean(1), dim=-1)
         return -torch.bmm(unit, anchor.unsqueeze(-1)).squeeze(-1)

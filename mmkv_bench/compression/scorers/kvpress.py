@@ -71,13 +71,16 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the Python module of the press, or of a press inside it, draws random numbers."""
+        """True if the press, or a press inside it, may draw random numbers: its Python module calls `torch.rand...`."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
-        """Return 2. Since version 2 the last of the protected entries stay if they exceed the budget, and a press
-        inside a press is recorded with its defaults."""
+        """Return version 2 of the results.
+
+        Since version 2 the last of the protected entries stay if they exceed the budget, and the rows record the defaults of a
+        press inside a press.
+        """
         return 2
 
     @property
@@ -96,24 +99,24 @@ class PressScorer(Scorer):
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         library, made = presses.load(), self._made(obs, budget)
         scoring = made.press if self.press in presses.POOLED else made
-        wraps = len(presses.chain(library, scoring)) > 1
-        score = self._ask(obs, scoring, seed) if wraps else self._innermost(obs, budget, seed)
+        is_wrapped = len(presses.chain(library, scoring)) > 1
+        score = self._ask(obs, scoring, seed) if is_wrapped else self._innermost(obs, budget, seed)
         if self.press == presses.CRITICAL_ADA and self.allocator is not None:
             score = _critical_ada(library, made, score, self.allocator, obs, budget)
         protected = self._protected(obs, budget, seed)
-        over = protected.sum(-1, keepdim=True) > budget
-        stay = _latest(protected, budget)
-        score = torch.where(over & stay, score.amax(-1, keepdim=True), score)
-        return torch.where(over & protected & ~stay, score.amin(-1, keepdim=True), score)
+        exceeds_budget = protected.sum(-1, keepdim=True) > budget
+        kept_protected = _latest(protected, budget)
+        score = torch.where(exceeds_budget & kept_protected, score.amax(-1, keepdim=True), score)
+        return torch.where(exceeds_budget & protected & ~kept_protected, score.amin(-1, keepdim=True), score)
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        over = self._protected(obs, budget, seed).sum(-1) > budget
-        return ("press_reduced",) if bool(over.any()) else ()
+        exceeds_budget = self._protected(obs, budget, seed).sum(-1) > budget
+        return ("press_reduced",) if bool(exceeds_budget.any()) else ()
 
     def _made(self, obs: Observation, budget: int) -> Any:
-        made = presses.build(presses.load(), self.press, self.args, _ARGS)
-        made.compression_ratio = 1 - (budget + 0.5) / obs.length
-        return made
+        press = presses.build(presses.load(), self.press, self.args, _ARGS)
+        press.compression_ratio = 1 - (budget + 0.5) / obs.length
+        return press
 
     def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Return the entries with the press's highest score, which it always keeps, bool ``[Hkv,T]``."""
@@ -121,7 +124,7 @@ class PressScorer(Scorer):
         return scores == scores.amax(-1, keepdim=True)
 
     def _innermost(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return the score of the press inside all others, float32 ``[Hkv,T]``."""
+        """Return the score of the innermost press, which scores by itself: float32 ``[Hkv,T]``."""
 
         def ask() -> Tensor:
             return self._ask(obs, presses.chain(presses.load(), self._made(obs, budget))[-1], seed)
@@ -129,7 +132,7 @@ class PressScorer(Scorer):
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Call the press's own `score` on the observation; return float32 ``[Hkv,T]``."""
+        """Return the score that the press's own `score` gives for the observation, float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "
@@ -161,11 +164,10 @@ class PressScorer(Scorer):
 
 
 def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the parts of `method=kvpress` that the press decides: the scorer, and the allocator of a press that divides
-    the budget.
+    """Build the parts of `method=kvpress`: the scorer, and the allocator of a press that divides the budget itself.
 
     Args:
-        plain: the method's effective node.
+        plain: the method's node with all values resolved.
 
     Raises:
         ConfigError: the press cannot be used, or it divides the budget and the configuration names another allocator.
@@ -184,33 +186,44 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _latest(protected: Tensor, budget: int) -> Tensor:
-    """Return the last token and the latest protected ones, at most ``budget`` in all: bool like ``protected [Hkv,T]``."""
-    wanted = protected.clone()
-    wanted[:, -1] = True
-    return wanted & (wanted.flip(-1).cumsum(-1).flip(-1) <= budget)
+    """Return the last token and the latest protected ones, at most ``budget`` together: bool ``[Hkv,T]``.
+
+    protected: bool ``[Hkv,T]``.
+    """
+    latest_protected = protected.clone()
+    latest_protected[:, -1] = True
+    return latest_protected & (latest_protected.flip(-1).cumsum(-1).flip(-1) <= budget)
 
 
 def _critical_ada(
     library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
 ) -> Tensor:
-    """Return CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5].
+    """Return the selection of CriticalAdaKVPress as a score ``[Hkv,T]`` in [0, 5].
 
-    A part of each head's share (`allocator`) goes to the highest scores, the rest to the highest
-    ``(score + epsilon) * mean over g of ||W_O v||_1``. Entries of the first part get 5, those of the second 2 to 3, all
-    others 0 to 1, ordered by that product: the `C * Hkv` highest are the entries that the library keeps.
+    The `C * Hkv` highest scores are the entries that the library keeps. A first part of each head's share (`allocator`) goes to
+    the highest values of ``score``. The second part goes to the highest ``(score + epsilon) * mean over g of ||W_O v||_1``.
+    Entries of the first part get 5, those of the second part 2 to 3, and all others 0 to 1, ordered by that product.
     """
     shares = allocator.layer(score, budget)[:, None]
-    first = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
+    first_part = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
     norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()
-    product = (score + made.epsilon) * norm
-    chosen = _ranks(score) < first
-    rest = ~chosen & (_ranks(product.masked_fill(chosen, -torch.inf)) < shares - first)
-    span = (product.amax() - product.amin()).clamp_min(torch.finfo(product.dtype).tiny)
-    return torch.where(chosen, 5, (product - product.amin()) / span + 2 * rest)
+    value_weighted_scores = (score + made.epsilon) * norm
+    in_first_part = _ranks(score) < first_part
+    second_part = ~in_first_part & (
+        _ranks(value_weighted_scores.masked_fill(in_first_part, -torch.inf)) < shares - first_part
+    )
+    span = (value_weighted_scores.amax() - value_weighted_scores.amin()).clamp_min(
+        torch.finfo(value_weighted_scores.dtype).tiny
+    )
+    return torch.where(
+        in_first_part, 5, (value_weighted_scores - value_weighted_scores.amin()) / span + 2 * second_part
+    )
 
 
 def _ranks(score: Tensor) -> Tensor:
-    """Return the rank of each entry in its head, highest score first, equal scores by rising index: int64 like ``score``."""
+    """Return the rank of each entry in its head, int64 like ``score``: 0 for the highest score; of equal ones the lower index
+    first.
+    """
     return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 

@@ -85,6 +85,8 @@ class KVzipScorer(Scorer):
         return scores
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` if there are more sinks than C entries. The template's prefix is protected, too, but its
-        length is unknown here, so it is not counted."""
+        """Return ``protected_reduced`` if there are more sinks than C entries; otherwise ().
+
+        The template's prefix is protected, too. Its length is unknown here, so it is not counted.
+        """
         return ("protected_reduced",) if self.sinks > budget else ()

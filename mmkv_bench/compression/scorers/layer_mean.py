@@ -60,9 +60,12 @@ class LayerMeanScorer(Scorer):
 
 
 def permutation_scores(importance: Tensor, sinks: int) -> Tensor:
-    """Return the permutation that sorts the importance of tokens ``sinks .. T - 2`` ascending, -1 elsewhere: float32 ``[T]``."""
+    """Return the scores of ElasticCache's release: the permutation that sorts tokens by importance, float32 ``[T]``.
+
+    Only the tokens ``sinks .. T - 2`` are sorted, ascending. All others get -1.
+    """
     scores = torch.full_like(importance, -1.0)
-    last = importance.shape[0] - 1
-    if sinks < last:
-        scores[sinks:last] = importance[sinks:last].argsort(stable=True).to(scores.dtype)
+    last_token = importance.shape[0] - 1
+    if sinks < last_token:
+        scores[sinks:last_token] = importance[sinks:last_token].argsort(stable=True).to(scores.dtype)
     return scores

@@ -140,17 +140,19 @@ class MMShiftScorer(Scorer):
             raise ConfigError(
                 "layer_gamma has no effect with expansion=global; allowed: expansion=layer, or layer_gamma=[]"
             )
-        lacking = [f"centring={self.centring}"] if self.centring == "global" else []
-        lacking += ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
-        if lacking and self.calibration is None:
+        conflicting_settings = [f"centring={self.centring}"] if self.centring == "global" else []
+        conflicting_settings += (
+            ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
+        )
+        if conflicting_settings and self.calibration is None:
             raise ConfigError(
-                f"{' and '.join(lacking)} needs statistics of other prompts; make them with `python -m mmkv_bench "
+                f"{' and '.join(conflicting_settings)} needs statistics of other prompts; make them with `python -m mmkv_bench "
                 "calibrate mmshift` and give calibration=auto or the file's path"
             )
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Tell whether these parameters read statistics of other prompts."""
+        """Tell whether a scorer with these parameters reads statistics of other prompts."""
         layerwise = parameters.get("expansion") == "layer" and not parameters.get("layer_gamma")
         return parameters.get("centring") == "global" or layerwise
 
@@ -164,13 +166,13 @@ class MMShiftScorer(Scorer):
 
     @property
     def needs(self) -> Needs:
-        some = self.modality != "unified" or self.last_tokens > 0
+        needs_states = self.modality != "unified" or self.last_tokens > 0
         scalar = self.statistics == "scalar"
         return Needs(
             tail_queries=1,
-            hidden_moments=not some and not scalar,
-            hidden_scalars=not some and scalar,
-            states=some or self.plain_layers > 0,
+            hidden_moments=not needs_states and not scalar,
+            hidden_scalars=not needs_states and scalar,
+            states=needs_states or self.plain_layers > 0,
         )
 
     @cached_property
@@ -220,7 +222,7 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if ties between votes are broken by the anchor in float64, even by an anchor too small for float32; else 1."""
+        """Return the version of the results: 2 if the anchor breaks ties between votes in float64, else 1."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -234,8 +236,10 @@ class MMShiftScorer(Scorer):
         return states + (self._global_mean(obs) if self.centring == "global" else mean)
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
-        """Return mu and sigma, float32 ``[]`` or ``[E]``. If groups draw from different tokens, there is one row per
-        proxy: ``[N, 1 or E]``."""
+        """Return mu and sigma of the proxies' hidden states, float32 ``[]`` or ``[E]``.
+
+        If groups draw from different tokens, there is one row per proxy: ``[N, 1 or E]``.
+        """
         if self.modality == "unified" and not self.last_tokens:
             return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
         if self.modality == "unified":
@@ -255,16 +259,18 @@ class MMShiftScorer(Scorer):
             return self._moments_of(obs, visual if self.modality == "vision" else ~visual)
         visual_moments, text_moments = self._moments_of(obs, visual), self._moments_of(obs, ~visual)
         group = torch.arange(self.samples, device=obs.device) // (self.samples // self.groups)
-        first = (group % 2 == 0).unsqueeze(-1)
-        mean, std = (torch.where(first, a, b) for a, b in zip(visual_moments, text_moments, strict=True))
+        is_even_group = (group % 2 == 0).unsqueeze(-1)
+        mean, std = (torch.where(is_even_group, a, b) for a, b in zip(visual_moments, text_moments, strict=True))
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation over the chosen tokens (bool ``[T]``, None: all) among the ``last_tokens``,
-        or over all of these if none is chosen."""
-        first = obs.length - min(self.last_tokens or obs.length, obs.length)
-        states = obs.states[first:]
-        chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]
+        """Return mean and standard deviation over those of the ``last_tokens`` that are chosen; over all of these if none is.
+
+        chosen: bool ``[T]``; None: all tokens.
+        """
+        first_token = obs.length - min(self.last_tokens or obs.length, obs.length)
+        states = obs.states[first_token:]
+        chosen = None if chosen is None or not bool(chosen[first_token:].any()) else chosen[first_token:]
         moments = ElementMoments()
         for start in range(0, len(states), ROWS):
             block = states[start : start + ROWS]

@@ -51,16 +51,20 @@ class TextPriorScorer(Scorer):
 
 
 def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
-    """Add each row's maximum to its text tokens. sums: float32 ``[Hkv, n]``, 0 or more; types: int ``[n]``. Returns
-    ``[Hkv, n]``."""
+    """Return the sums with each row's maximum added to its text tokens, ``[Hkv, n]``.
+
+    sums: float32 ``[Hkv, n]``, 0 or more. types: int ``[n]``.
+    """
     largest = sums.amax(-1, keepdim=True)
     score_above_all = torch.nextafter(largest, torch.full_like(largest, torch.inf))
     return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, score_above_all), sums)
 
 
 def without_text_prior(scores: Tensor, types: Tensor) -> Tensor:
-    """Undo ``with_text_prior``, up to its rounding. The largest score gives the maximum M of the sums: it is M if a visual
-    token had the maximum, 2 M if a text token had it."""
+    """Return the sums from which ``with_text_prior`` made these scores, up to its rounding.
+
+    The largest score gives the maximum M of the sums: it is M if a visual token had the maximum, 2 M if a text token had it.
+    """
     text = types.to(scores.device) == 0
     visual = scores.masked_fill(text, 0).amax(-1, keepdim=True)
     largest = torch.maximum(visual, scores.masked_fill(~text, 0).amax(-1, keepdim=True) / 2)

@@ -102,16 +102,16 @@ class WindowScorer(Scorer):
         return grouped(pooled(mass)) if self.heads == "last" else pooled(grouped(mass))
 
     def _pooled(self, mass: Tensor) -> Tensor:
-        """Pool scores ``[h, m]`` along the tokens; the shape stays."""
+        """Return scores ``[h, m]`` pooled along the tokens, in the same shape."""
         pool = torch.nn.functional.avg_pool1d if self.pooling == "average" else torch.nn.functional.max_pool1d
         return pool(mass, self.pool, stride=1, padding=self.pool // 2)
 
     @staticmethod
     def _apart(obs: Observation, w: int) -> Iterator[Tensor]:
-        """Yield the window's mass ``[Hkv, T]`` of the first, the second, ... query head of every KV head."""
+        """Yield the window's attention mass ``[Hkv, T]`` of the first, the second, ... query head of every KV head."""
         tail = obs.tail(w)
         tail = tail.view(obs.key.shape[0], obs.groups, *tail.shape[1:])
         sinks = None if obs.sinks is None else obs.sinks.view(obs.key.shape[0], obs.groups)
         for member in range(obs.groups):
-            some = None if sinks is None else sinks[:, member]
-            yield window_mass(tail[:, member], obs.key, obs.scaling, some, obs.tail_reach(w))
+            member_sinks = None if sinks is None else sinks[:, member]
+            yield window_mass(tail[:, member], obs.key, obs.scaling, member_sinks, obs.tail_reach(w))

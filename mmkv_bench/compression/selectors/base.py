@@ -43,13 +43,14 @@ class Selector(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return names of what could not be done as configured; see ``Scorer.fallbacks``."""
+        """Return the names of settings that cannot be applied as configured; see ``Scorer.fallbacks``."""
         return ()
 
     @abstractmethod
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        """Return the tokens of the WHOLE prompt, its last one included, that stay whatever their score: bool ``[T]`` (on
-        the CPU, or on the device of ``types``).
+        """Return which tokens of the whole prompt are kept independently of their scores: bool ``[T]``.
+
+        The last token is included. The result is on the CPU, or on the device of ``types``.
 
         Args:
             length: T, tokens of the prompt.
@@ -61,10 +62,10 @@ class Selector(ABC):
     def select(
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Return the indices of the entries that stay.
+        """Return the indices of the entries to keep.
 
-        Protected candidates come first; if they exceed a cap, the LAST of them win. Then come the highest scores; ties
-        go to the lower index. Every row is treated separately: heads of several layers may be stacked.
+        Protected candidates come first; if they exceed a cap, the LAST of them are kept. Then come the highest scores; of equal
+        scores, the lower index. Every row is treated separately: heads of several layers may be stacked.
 
         Args:
             scores: float32 or float64 ``[Hkv, n]``.

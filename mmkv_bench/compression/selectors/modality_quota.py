@@ -30,8 +30,8 @@ class ModalityQuota(TopK):
     recents: float = 0
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        one = types is None or not bool((types != 0).any()) or bool((types != 0).all())
-        return (*super().fallbacks(budget, length, types), *(("single_modality",) if one else ()))
+        has_one_modality = types is None or not bool((types != 0).any()) or bool((types != 0).all())
+        return (*super().fallbacks(budget, length, types), *(("single_modality",) if has_one_modality else ()))
 
     def quotas(self, scores: Tensor, caps: Tensor, visual: Tensor, protected: Tensor) -> Tensor:
         """Return the number of visual entries of each head, int64 ``[Hkv]``.
@@ -46,12 +46,12 @@ class ModalityQuota(TopK):
                 "modality quotas are shares of sums of scores, but this scorer gives negative scores; allowed: "
                 "scorers of attention mass (tail_mass, window, column_sums)"
             )
-        of_visual = (scores * visual).sum(-1, dtype=torch.float64)
-        of_text = (scores * ~visual).sum(-1, dtype=torch.float64)
-        nothing = of_visual + of_text == 0
-        of_visual = torch.where(nothing, visual.sum().double(), of_visual)
-        of_text = torch.where(nothing, (~visual).sum().double(), of_text)
-        share = (caps * of_visual / (of_visual + of_text) + 0.5).floor().long()
+        visual_mass = (scores * visual).sum(-1, dtype=torch.float64)
+        text_mass = (scores * ~visual).sum(-1, dtype=torch.float64)
+        has_no_mass = visual_mass + text_mass == 0
+        visual_mass = torch.where(has_no_mass, visual.sum().double(), visual_mass)
+        text_mass = torch.where(has_no_mass, (~visual).sum().double(), text_mass)
+        share = (caps * visual_mass / (visual_mass + text_mass) + 0.5).floor().long()
         kept_visual, kept_text = (protected & visual).sum(-1), (protected & ~visual).sum(-1)
         share = torch.minimum(torch.maximum(share, kept_visual), caps - kept_text)
         return torch.minimum(torch.maximum(share, caps - (~visual).sum()), visual.sum())
@@ -66,12 +66,14 @@ class ModalityQuota(TopK):
         visual = (types != 0).to(scores.device)
         forced = protected.to(scores.device).expand_as(scores)
         quota = self.quotas(scores, caps, visual, forced)
-        room = torch.stack([quota, caps - quota], -1) - torch.stack([forced & visual, forced & ~visual], -1).sum(1)
-        # In each row's order of scores: the first `room` unprotected tokens of either modality come first.
-        free = ~forced.gather(-1, order)
-        seen = visual[order]
-        rank = torch.where(seen, (free & seen).cumsum(-1), (free & ~seen).cumsum(-1))
-        chosen = free & (rank <= torch.where(seen, room[:, :1], room[:, 1:]))
+        free_quota = torch.stack([quota, caps - quota], -1) - torch.stack([forced & visual, forced & ~visual], -1).sum(
+            1
+        )
+        # In each row's order of scores: the first `free_quota` unprotected tokens of either modality come first.
+        is_free = ~forced.gather(-1, order)
+        is_visual = visual[order]
+        rank = torch.where(is_visual, (is_free & is_visual).cumsum(-1), (is_free & ~is_visual).cumsum(-1))
+        fills_quota = is_free & (rank <= torch.where(is_visual, free_quota[:, :1], free_quota[:, 1:]))
         return super().select(
-            scores, caps, protected, order.gather(-1, (~chosen).byte().sort(dim=-1, stable=True).indices)
+            scores, caps, protected, order.gather(-1, (~fills_quota).byte().sort(dim=-1, stable=True).indices)
         )

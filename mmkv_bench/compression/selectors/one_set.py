@@ -40,23 +40,25 @@ class OneSet(RecentShare):
                 "one set of tokens for the whole model needs equal caps everywhere; use a uniform allocator"
             )
         mean = scores.double().mean(0, keepdim=True)
-        evict = scores.shape[1] - int(caps[0])
-        if self.ranking == "value" or evict <= 0:
+        evicted_count = scores.shape[1] - int(caps[0])
+        if self.ranking == "value" or evicted_count <= 0:
             index = super().select(mean, caps[:1], protected, None, types)
         else:
-            index = self._permuted(mean[0], protected, evict)[None]
+            index = self._permuted(mean[0], protected, evicted_count)[None]
         return index.expand(rows, -1)
 
     @staticmethod
     def _permuted(score: Tensor, protected: Tensor, evict: int) -> Tensor:
-        """Return the indices that ``ranking=permutation`` keeps of one score per token, if ``evict`` tokens are to be
-        evicted, ascending: int64 ``[m]``."""
+        """Return the indices that ``ranking=permutation`` keeps, int64 ``[m]``, ascending.
+
+        score: one score per token. evict: number of tokens to evict.
+        """
         place = (~protected).nonzero()[:, 0]
-        keep = protected.clone()
+        is_kept = protected.clone()
         if evict > 1:
-            keep[place] = score[place].argsort(stable=True) > evict
+            is_kept[place] = score[place].argsort(stable=True) > evict
         else:
             behind_first = place[place > 0] if len(place) > 1 else place
-            keep[place] = True
-            keep[behind_first[score[behind_first].argmin()]] = False
-        return keep.nonzero()[:, 0]
+            is_kept[place] = True
+            is_kept[behind_first[score[behind_first].argmin()]] = False
+        return is_kept.nonzero()[:, 0]

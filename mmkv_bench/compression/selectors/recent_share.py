@@ -28,6 +28,6 @@ class RecentShare(TopK):
         check_share(self, "share", "the budget")
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        keep = super().protected(length, budget, types)
-        keep[length - min(int(Decimal(str(self.share)) * budget), length) :] = True
-        return keep
+        protected_tokens = super().protected(length, budget, types)
+        protected_tokens[length - min(int(Decimal(str(self.share)) * budget), length) :] = True
+        return protected_tokens

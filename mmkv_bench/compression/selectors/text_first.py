@@ -24,8 +24,8 @@ class TextFirst(TopK):
     window: int = 32
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        keep = super().protected(length, budget, types)
-        return keep.fill_(True) if types is None else keep | (types == 0)
+        protected_tokens = super().protected(length, budget, types)
+        return protected_tokens.fill_(True) if types is None else protected_tokens | (types == 0)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         return ("no_visual_tokens",) if types is None or not bool((types > 0).any()) else ()

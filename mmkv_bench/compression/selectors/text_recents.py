@@ -77,8 +77,8 @@ class TextRecents(RecentShare):
         return self.rule == "all_text" or self.margin >= 0
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        chosen = TopK if self._by_cap else RecentShare  # recents that follow a cap are known in `select` only
-        return chosen.protected(self, length, budget, types)
+        selector_class = TopK if self._by_cap else RecentShare  # recents that follow a cap are known in `select` only
+        return selector_class.protected(self, length, budget, types)
 
     def select(
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
@@ -87,16 +87,16 @@ class TextRecents(RecentShare):
         # a prompt of text alone needs no priority
         text = None if types is None or not bool((types > 0).any()) else (types == 0).to(device)
         if self.rule == "union" and text is not None:
-            best = replace(self, rule="strict").select(scores, caps, protected, order, types)
-            kept = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=device)
-            kept = kept.scatter(1, best.masked_fill(best < 0, n), True)[:, :n] | text
-            return super().select(scores, kept.sum(-1), kept, order)
+            strict_index = replace(self, rule="strict").select(scores, caps, protected, order, types)
+            is_kept = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=device)
+            is_kept = is_kept.scatter(1, strict_index.masked_fill(strict_index < 0, n), True)[:, :n] | text
+            return super().select(scores, is_kept.sum(-1), is_kept, order)
         if not self._by_cap:
             return super().select(scores, caps, protected, order, types)
         recents, important = self._parts(caps.clamp_max(n).to(device))
         if self.margin >= 0 and text is not None:
-            texts = text.sum()
-            recents = torch.where(recents < texts, texts + self.margin, recents).clamp_max(n)
+            text_count = text.sum()
+            recents = torch.where(recents < text_count, text_count + self.margin, recents).clamp_max(n)
         latest = torch.arange(n, device=device) >= n - recents[:, None]
         protected = protected.to(device) | latest
         if self.rule == "all_text" and text is not None:
@@ -105,17 +105,24 @@ class TextRecents(RecentShare):
         return super().select(scores, (important + recents).clamp_max(n), protected, order, types)
 
     def _parts(self, caps: Tensor) -> tuple[Tensor, Tensor]:
-        """Return M and N of every cap, int64 like ``caps``."""
+        """Return M (recent tokens) and N (important tokens) of every cap, int64 like ``caps``."""
         share = Fraction(Decimal(str(self.share)))
         recents = caps * share.numerator // share.denominator
-        rest = 1 - share
-        return recents, caps - recents if self.rule != "all_text" else caps * rest.numerator // rest.denominator
+        important_share = 1 - share
+        return (
+            recents,
+            caps - recents
+            if self.rule != "all_text"
+            else caps * important_share.numerator // important_share.denominator,
+        )
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``text_over_budget`` if the text tokens before the recents are more than the N entries left for them in
-        a layer with the cap C."""
+        """Return ``text_over_budget`` if text is evicted in a layer with the cap C; otherwise ().
+
+        It is evicted if the text tokens before the M recents are more than N.
+        """
         if not self.text_first or types is None or not bool((types > 0).any()):
             return ()
         recents = int(Decimal(str(self.share)) * budget)
-        texts = int((types[: max(0, length - recents)] == 0).sum())
-        return ("text_over_budget",) if texts > budget - recents else ()
+        text_count = int((types[: max(0, length - recents)] == 0).sum())
+        return ("text_over_budget",) if text_count > budget - recents else ()

@@ -40,22 +40,24 @@ class TopK(Selector):
             )
 
     def _recents(self, budget: int) -> int:
-        """Return the number of last tokens that stay at this budget. A share of the budget is computed in exact decimal
-        arithmetic."""
+        """Return the number of last tokens that are kept at this budget.
+
+        A share of the budget is computed in exact decimal arithmetic.
+        """
         return self.recents if isinstance(self.recents, int) else max(1, int(Decimal(str(self.recents)) * budget))
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` if sinks and recents together exceed C, so that not all of them stay."""
+        """Return ``protected_reduced`` if sinks and recents together exceed C, so that not all of them are kept; otherwise ()."""
         return ("protected_reduced",) if self.sinks + self._recents(budget) > budget else ()
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        keep = torch.zeros(length, dtype=torch.bool, device=None if types is None else types.device)
+        protected_tokens = torch.zeros(length, dtype=torch.bool, device=None if types is None else types.device)
         recents = self._recents(budget)
         if self.window:
             recents = max(recents, effective_window(self.window, budget, length))
-        keep[: max(0, min(self.sinks, budget - 1))] = True
-        keep[length - min(recents, length) :] = True
-        return keep
+        protected_tokens[: max(0, min(self.sinks, budget - 1))] = True
+        protected_tokens[length - min(recents, length) :] = True
+        return protected_tokens
 
     def select(
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
@@ -70,13 +72,13 @@ class TopK(Selector):
         count = protected.sum(-1, keepdim=True)
         from_last = protected.flip(-1).cumsum(-1).flip(-1)
         protected = protected.expand(heads, -1)
-        others = (~protected).gather(-1, order).cumsum(-1) + count
-        rank = torch.empty_like(order).scatter_(-1, order, others)
+        unprotected_rank = (~protected).gather(-1, order).cumsum(-1) + count
+        rank = torch.empty_like(order).scatter_(-1, order, unprotected_rank)
         rank = torch.where(protected, from_last, rank)
-        keep = rank <= caps[:, None]
+        is_kept = rank <= caps[:, None]
         # Write kept indices in ascending order to the right end of each row.
-        slot = keep.cumsum(-1) - 1 + (width - caps[:, None])
-        slot = torch.where(keep, slot, width)
+        slot = is_kept.cumsum(-1) - 1 + (width - caps[:, None])
+        slot = torch.where(is_kept, slot, width)
         index = torch.full((heads, width + 1), -1, dtype=torch.int64, device=device)
         index.scatter_(-1, slot, torch.arange(candidates, device=device).expand(heads, -1))
         return index[:, :width]

@@ -40,7 +40,7 @@ MODEL_TYPE = "llava_video"
 
 
 class LlavaVideoConfig(LlavaOnevisionConfig):
-    """OneVision's config with `video_pooling`: how 2x2 features of a frame become one; see `tiles.POOLINGS`."""
+    """OneVision's config with `video_pooling`: how 2x2 features of a frame become one; one of `tiles.POOLINGS`."""
 
     model_type = MODEL_TYPE
     video_pooling: str = "bilinear"
@@ -63,17 +63,17 @@ def pool_frames(features: Tensor, newline: Tensor, pooling: str) -> Tensor:
     else:
         planes = nn.functional.interpolate(planes, size=[pooled_side(side, pooling)] * 2, mode="bilinear")
     rows = planes.permute(0, 2, 3, 1)
-    ends = newline.to(rows).expand(*rows.shape[:2], 1, width)
-    return torch.cat((rows, ends), dim=2).flatten(1, 2)
+    newlines = newline.to(rows).expand(*rows.shape[:2], 1, width)
+    return torch.cat((rows, newlines), dim=2).flatten(1, 2)
 
 
 class LlavaVideoModel(LlavaOnevisionModel):
-    """OneVision's model with LLaVA-Video's features of video frames."""
+    """OneVision's model, with LLaVA-Video's pooling of video frames."""
 
     config_class = LlavaVideoConfig
 
     def apply_pooling(self, image_features: Tensor) -> Tensor:
-        """Pool [frames, 27 * 27, D] -> [frames, 14 * 15, D]; see `pool_frames`."""
+        """Pool video features [frames, 27 * 27, D] to [frames, 14 * 15, D] (or 13 * 14 if averaged); see `pool_frames`."""
         return pool_frames(image_features, self.image_newline, self.config.video_pooling)
 
     def get_video_features(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
@@ -127,7 +127,7 @@ class LlavaVideoProcessor(LlavaOnevisionProcessor):
         )
 
     def replace_video_token(self, video_inputs: dict, video_idx: int, **kwargs: Any) -> str:
-        """Return the placeholders of one video."""
+        """Return the placeholder tokens of video number `video_idx`, as text."""
         frames = len(video_inputs["pixel_values_videos"][video_idx])
         return self.video_token * video_token_count(frames, math.isqrt(self.num_image_tokens), self.video_pooling)
 

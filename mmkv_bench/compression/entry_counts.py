@@ -38,11 +38,16 @@ class LayerAccount:
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
-    """Count a layer of one sequence. fed: number of prompt tokens that are still to be fed."""
+    """Return the entry and byte counts of a layer that stores one sequence.
+
+    fed: number of prompt tokens that are still to be fed.
+    """
     entries, (device, metadata) = layer.entries()[0], layer.nbytes()
     padding, read = layer.padding_nbytes(), layer.read_nbytes(fed)
     positions = layer.positions if padding else None
-    empty = 0 if positions is None else (positions.numel() - int(entries.sum())) * positions.element_size()
+    padding_position_bytes = (
+        0 if positions is None else (positions.numel() - int(entries.sum())) * positions.element_size()
+    )
     return LayerAccount(
         entries=entries,
         reachable=layer.reachable()[0],
@@ -53,16 +58,18 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
         padding=padding,
         read=read,
         moved=layer.moved_nbytes(),
-        useful=read - (padding - empty),
+        useful=read - (padding - padding_position_bytes),
     )
 
 
 def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[LayerAccount]:
-    """Count each row of a layer without a decode policy as if the row were stored alone; all rows are counted at once.
+    """Return the entry and byte counts of each row of a layer, as if the row were stored alone.
+
+    The layer has no decode policy. All rows are counted at once.
 
     Args:
         slack: number of free slots that a row would have if stored alone.
-        fed: for each row, see `account`.
+        fed: for each row, the number of prompt tokens that are still to be fed.
 
     Raises:
         ValueError: the layer has fewer free slots than `slack`.
@@ -73,23 +80,23 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
         return [account(layer.alone(row, slack), coming) for row, coming in enumerate(fed)]
     counted = layer.entries()
     widths, heads, slot = counted.amax(-1).tolist(), counted.shape[1], layer.slot_nbytes
-    place = 0 if layer.positions is None else layer.positions.element_size()
-    made = []
+    position_bytes = 0 if layer.positions is None else layer.positions.element_size()
+    layer_accounts = []
     for entries, width, count, coming in zip(counted, widths, counted.sum(-1).tolist(), fed, strict=True):
-        stored, empty = heads * width, heads * width - count
+        stored, padding_slots = heads * width, heads * width - count
         read = (stored + heads * (coming + 1)) * slot
-        made.append(
+        layer_accounts.append(
             LayerAccount(
                 entries=entries,
                 reachable=entries,
                 device=stored * slot,
-                metadata=stored * place,
+                metadata=stored * position_bytes,
                 host=0,
-                held=(stored + heads * slack) * (slot + place),
-                padding=empty * (slot + place),
+                held=(stored + heads * slack) * (slot + position_bytes),
+                padding=padding_slots * (slot + position_bytes),
                 read=read,
                 moved=0,
-                useful=read - empty * slot,
+                useful=read - padding_slots * slot,
             )
         )
-    return made
+    return layer_accounts

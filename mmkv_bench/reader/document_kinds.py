@@ -1,4 +1,4 @@
-"""The kinds of documents, from invoices to boards that change: their content and their questions."""
+"""The kinds of documents, from invoices to notice boards that change: their content and their questions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ BOARDS = {
 
 
 def _make(draw: Draw, kind: str, longest: int = 9) -> str:
-    """Draw a word, name or value of a kind; a word has at most `longest` characters."""
+    """Draw a random text of a kind: a word, a name or a value. A word has at most `longest` characters."""
     if kind in ("goods", "places", "first_names", "last_names"):
         return draw.word(kind, longest)
     return (
@@ -85,13 +85,16 @@ def _make(draw: Draw, kind: str, longest: int = 9) -> str:
 
 
 def document(split: str, number: int, form: str, extra: Sequence[str] = ()) -> Document:
-    """Return a document of a split; equal arguments give equal documents. extra: further words of the split for `Draw`."""
+    """Return document `number` of a split; equal arguments give equal documents.
+
+    form: one of `FORMS`. extra: further words of the split that may replace names, see `Draw`.
+    """
     draw = Draw(f"reader {split} {number} {form}", split, extra)
     return board(draw) if form == "video" else paper(draw, form)
 
 
 def paper(draw: Draw, form: str) -> Document:
-    """Draw the pages of an invoice, list, form, receipt or notes, and all questions about the pages."""
+    """Draw the pages of an invoice, list, form, receipt or notes, with all questions about the pages."""
     side, pages = FORMS[form]
     width, kinds = (
         WIDTH[side],
@@ -100,7 +103,7 @@ def paper(draw: Draw, form: str) -> Document:
     kind = draw.one(kinds)
     lines: list[list[Line]] = []
     questions: list[Question] = []
-    taken: set[str] = set()
+    used_keys: set[str] = set()
     fields = draw.shuffled(tuple(TABLES[kind][2] if kind in TABLES else FORM_FIELDS))
     key_first, two_lines = draw.share() < 0.5, draw.share() < 0.3 or kind in ("contacts", "appointments")
     for page in range(pages):
@@ -111,13 +114,13 @@ def paper(draw: Draw, form: str) -> Document:
             )
             rows = (4 + draw.below(3)) if two_lines else 6 + draw.below(4)
             for _ in range(rows):
-                _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width)
+                _row(draw, body, questions, used_keys, kind, fields, key_first, two_lines, width)
         elif kind == "receipt":
             body.append(Line((draw.made_up(), draw.one(("Shop", "Store", "Ltd", "Market"))), heading=True))
             for label, value in (("Date", draw.date()), ("Time", draw.time()))[: 1 + draw.below(2)]:
                 _field(draw, body, questions, label, value, width)
             for _ in range(4 + draw.below(2)):
-                _row(draw, body, questions, taken, "receipt", ["price"], True, False, width)
+                _row(draw, body, questions, used_keys, "receipt", ["price"], True, False, width)
             for label, value in (("Total", draw.sum()), ("Card", draw.code()))[: 1 + draw.below(2)]:
                 _field(draw, body, questions, label, value, width)
         elif kind == "form":
@@ -127,13 +130,16 @@ def paper(draw: Draw, form: str) -> Document:
         else:
             body.append(Line(("Notes", draw.date()), heading=True))
             for _ in range(4 + draw.below(3)):
-                _note(draw, body, questions, taken)
+                _note(draw, body, questions, used_keys)
         lines.append(body)
     return Document(form, kind, tuple(tuple(body) for body in lines), tuple(questions))
 
 
 def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width) -> None:
-    """Add an entry with a key and one to three values to `body`, on one line or two, and its questions to `questions`."""
+    """Add an entry with a key and one to three values to `body`, on one line or two, and its questions to `questions`.
+
+    Both lists, and the set `taken` of used keys, are changed in place.
+    """
     key_kind, makers = ("goods", {"price": "sum"}) if kind == "receipt" else TABLES[kind][1:]
     key = _make(draw, key_kind)
     while key.lower() in taken:
@@ -161,7 +167,7 @@ def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width
 
 
 def _field(draw, body, questions, label, value, width) -> None:
-    """Add a label with its value to `body`, on one line or two, and a question about it to `questions`."""
+    """Add a label with its value to `body`, on one line or two, and a question about it to `questions`, in place."""
     entry = 100 + len(body)
     if len(label) + len(value) + 2 <= width and draw.share() < 0.8:
         body.append(Line((label + draw.one((":", "")), value)))
@@ -171,23 +177,23 @@ def _field(draw, body, questions, label, value, width) -> None:
 
 
 def _note(draw, body, questions, taken) -> None:
-    """Add a note on two lines (whom to see, when and where) to `body`, and its questions to `questions`."""
+    """Add a note on two lines (whom to see, when and where) to `body`, and its questions to `questions`, in place."""
     person = draw.person(13)
     while person.lower() in taken:
         person = draw.person(13)
     taken.add(person.lower())
-    verb, time, place = draw.word("verbs"), draw.time(), draw.word("places")
-    body += [Line((verb, person)), Line(("at", time, "in", place), indent=True)]
-    whole, entry = f"{verb} {person} at {time} in {place}", len(taken)
+    verb, time, meeting_place = draw.word("verbs"), draw.time(), draw.word("places")
+    body += [Line((verb, person)), Line(("at", time, "in", meeting_place), indent=True)]
+    whole, entry = f"{verb} {person} at {time} in {meeting_place}", len(taken)
     questions += [
         Question("value", f"At what time is the note about {person}?", time, entry),
-        Question("value", f"In which place is the note about {person}?", place, entry),
+        Question("value", f"In which place is the note about {person}?", meeting_place, entry),
         Question("row", f"Copy the whole note about {person}.", whole, entry),
     ]
 
 
 def board(draw: Draw) -> Document:
-    """Draw a board of three entries in eight frames, one of which changes once, and the questions about the board."""
+    """Draw a notice board of three entries in eight frames, and the questions about it. One entry changes once."""
     kind = draw.one(tuple(BOARDS))
     title, key_kind, field, maker = BOARDS[kind]
     rows: list[list[str]] = []
@@ -195,20 +201,25 @@ def board(draw: Draw) -> Document:
         key, value = _make(draw, key_kind, 7), _make(draw, maker, 4)
         if len(key) + len(value) < WIDTH[224] and key.lower() not in (row[0].lower() for row in rows):
             rows.append([key, value])
-    place, moment = draw.below(3), 1 + draw.below(7)
-    key, first = rows[place]
-    last = _make(draw, maker, 4)
-    while last == first or len(key) + len(last) >= WIDTH[224]:
-        last = _make(draw, maker, 4)
+    changed_index, change_frame = draw.below(3), 1 + draw.below(7)
+    key, first = rows[changed_index]
+    new_value = _make(draw, maker, 4)
+    while new_value == first or len(key) + len(new_value) >= WIDTH[224]:
+        new_value = _make(draw, maker, 4)
     frames = []
     for frame in range(8):
-        shown = [(name, last if frame >= moment and name == key else value) for name, value in rows]
+        shown = [(name, new_value if frame >= change_frame and name == key else value) for name, value in rows]
         frames.append((Line((title,), heading=True), *(Line(cells) for cells in shown)))
-    at = draw.below(8)
+    changed_row = draw.below(8)
     questions = [
-        Question("change", f"What was the {field} of {key} at first?", first, place),
-        Question("change", f"What is the {field} of {key} at the end?", last, place),
-        Question("change", f"What was the {field} of {key} at 00:{at:02d}?", last if at >= moment else first, place),
+        Question("change", f"What was the {field} of {key} at first?", first, changed_index),
+        Question("change", f"What is the {field} of {key} at the end?", new_value, changed_index),
+        Question(
+            "change",
+            f"What was the {field} of {key} at 00:{changed_row:02d}?",
+            new_value if changed_row >= change_frame else first,
+            changed_index,
+        ),
     ]
     others = [row for row in rows if row[0] != key]
     questions += [

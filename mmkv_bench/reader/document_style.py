@@ -35,7 +35,10 @@ class Style:
 
 
 def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
-    """Draw a style with which `lines` lines fit on a page; the widths of lines are adjusted when they are drawn."""
+    """Draw a random style with which `lines` lines fit on a page. The widths of lines are adjusted when they are drawn.
+
+    seed: any text. typefaces: paths of font files to choose from. form: form of the document, one of `FORMS`.
+    """
     draw = random.Random(f"style {seed}")
     number = lambda low, high: low + draw.random() * (high - low)  # noqa: E731
     side = FORMS[form][0]
@@ -43,11 +46,11 @@ def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
     margin = int(number(6, 14 if side > 224 else 8))
     pitch = min(int(number(28, 35)), (side - 8) // max(lines, 1))
     size = int(number(0.72, 0.92) * pitch)
-    dark = draw.random() < 0.12
-    light = [int(number(205, 256)) for _ in range(3)]
-    deep = [int(number(0, 90)) for _ in range(3)]
+    is_dark = draw.random() < 0.12
+    light_levels = [int(number(205, 256)) for _ in range(3)]
+    dark_levels = [int(number(0, 90)) for _ in range(3)]
     if draw.random() < 0.5:  # grey
-        light, deep = [light[0]] * 3, [deep[0]] * 3
+        light_levels, dark_levels = [light_levels[0]] * 3, [dark_levels[0]] * 3
     return Style(
         typeface,
         size,
@@ -57,22 +60,30 @@ def style(seed: str, typefaces: list[str], form: str, lines: int) -> Style:
         int(number(4, max(5, side - 6 - pitch * lines))),
         number(9, 18),
         draw.random() < 0.4,
-        _colour(deep if dark else light),
-        _colour(light if dark else deep),
+        _colour(dark_levels if is_dark else light_levels),
+        _colour(light_levels if is_dark else dark_levels),
     )
 
 
 @cache
 def _noise() -> np.ndarray:
-    """Return fine and smooth noise for pages, [2, 512, 512] float32 around 0. All pages share it."""
-    fine = np.random.Generator(np.random.PCG64(1)).random((512, 512), dtype=np.float32) * 2 - 1
-    smooth = (fine + np.roll(fine, 1, 0) + np.roll(fine, 1, 1) + np.roll(fine, (1, 1), (0, 1))) / 2
-    return np.stack([fine, smooth])
+    """Return fine and smooth noise for the background of all pages, [2, 512, 512] float32 around 0."""
+    fine_noise = np.random.Generator(np.random.PCG64(1)).random((512, 512), dtype=np.float32) * 2 - 1
+    smooth_noise = (
+        fine_noise + np.roll(fine_noise, 1, 0) + np.roll(fine_noise, 1, 1) + np.roll(fine_noise, (1, 1), (0, 1))
+    ) / 2
+    return np.stack([fine_noise, smooth_noise])
 
 
 def backdrop_of(draw: random.Random, side: int, look: Style) -> np.ndarray:
-    """Draw a page's background (gradient, ruled lines, boxes, logo, noise) as darkness, (side, side) float32, 0 (paper) to 1
-    (ink).
+    """Draw a page's background: gradient, ruled lines, boxes, logo and noise.
+
+    Args:
+        draw: source of random numbers.
+        side: side of the page in pixels.
+
+    Returns:
+        Darkness, (side, side) float32, from 0 (paper) to 1 (ink).
     """
     shade = np.zeros((side, side), dtype=np.float32)
     if draw.random() < 0.5:
@@ -100,12 +111,14 @@ def backdrop_of(draw: random.Random, side: int, look: Style) -> np.ndarray:
             int(side * low + side * wide * draw.random()) for low, wide in ((0.2, 0.7), (0.2, 0.7), (0.06, 0.14))
         )
         rows, columns = np.ogrid[:side, :side]
-        far = (
+        squared_distance = (
             (rows - y) ** 2 + (columns - x) ** 2
             if draw.random() < 0.6
             else np.maximum(abs(rows - y), abs(columns - x)) ** 2
         )
-        shade[(far < radius**2) & (far > (radius * (draw.random() < 0.5) * 0.7) ** 2)] += 0.08 + 0.17 * draw.random()
+        shade[(squared_distance < radius**2) & (squared_distance > (radius * (draw.random() < 0.5) * 0.7) ** 2)] += (
+            0.08 + 0.17 * draw.random()
+        )
     x, y = int(draw.random() * (513 - side)), int(draw.random() * (513 - side))
     return shade + _noise()[int(draw.random() < 0.5), y : y + side, x : x + side] * np.float32(
         0.16 * draw.random() ** 2
@@ -113,16 +126,19 @@ def backdrop_of(draw: random.Random, side: int, look: Style) -> np.ndarray:
 
 
 def inked(cover: np.ndarray, backdrop: np.ndarray, look: Style, draw: random.Random) -> np.ndarray:
-    """Draw text in ink over the backdrop: return a picture (side, side, 3) uint8. cover: how much of a pixel the glyphs cover, 0
-    to 255.
+    """Return a picture of text in ink over a background, (side, side, 3) uint8.
+
+    Args:
+        cover: how much of each pixel the glyphs cover, 0 to 255.
+        backdrop: the background's darkness, see `backdrop_of`.
     """
-    mix = cover * np.float32((0.8 + 0.2 * draw.random()) / 255)
-    mix += backdrop * (1 - mix)
-    mix *= 255
-    codes = np.clip(mix, 0, 255, out=mix).astype(np.uint8).tobytes()
+    darkness = cover * np.float32((0.8 + 0.2 * draw.random()) / 255)
+    darkness += backdrop * (1 - darkness)
+    darkness *= 255
+    darkness_bytes = np.clip(darkness, 0, 255, out=darkness).astype(np.uint8).tobytes()
     steps = np.arange(256, dtype=np.float32)[:, None] / 255
     table = (np.array(look.paper, np.float32) * (1 - steps) + np.array(look.ink, np.float32) * steps).astype(np.uint8)
-    bands = [np.frombuffer(codes.translate(table[:, band].tobytes()), dtype=np.uint8) for band in range(3)]
+    bands = [np.frombuffer(darkness_bytes.translate(table[:, band].tobytes()), dtype=np.uint8) for band in range(3)]
     return np.stack(bands, axis=1).reshape(*cover.shape, 3)
 
 

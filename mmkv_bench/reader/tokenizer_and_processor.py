@@ -36,11 +36,11 @@ TEMPLATE = (
 
 
 def tokenizer(gguf: Path) -> Any:
-    """Return SmolLM2's tokenizer, read from its GGUF file, with the spare tokens renamed."""
+    """Return SmolLM2's tokenizer from its GGUF file, with spare special tokens renamed for SmolVLM's processor (`RENAMED`)."""
     from transformers import AutoTokenizer
 
-    stock = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    state = json.loads(stock.backend_tokenizer.to_str())
+    original_tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    state = json.loads(original_tokenizer.backend_tokenizer.to_str())
     for token in state["added_tokens"]:
         token["content"] = RENAMED.get(token["content"], token["content"])
     state["model"]["vocab"] = {RENAMED.get(token, token): number for token, number in state["model"]["vocab"].items()}
@@ -48,7 +48,7 @@ def tokenizer(gguf: Path) -> Any:
 
 
 def tokenizer_from(state: str) -> Any:
-    """Return the tokenizer of a tokenizer.json's text, made by `tokenizer`."""
+    """Return the tokenizer that a tokenizer.json describes. state: text of the file, made by `tokenizer`."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -62,7 +62,10 @@ def tokenizer_from(state: str) -> Any:
 
 
 def processor(words: Any, side: int) -> Any:
-    """Return transformers' SmolVLMProcessor for pictures and frames of `side` x `side` pixels; a processor has one size."""
+    """Return transformers' SmolVLMProcessor for pictures and frames of `side` x `side` pixels. A processor has one size.
+
+    words: the tokenizer.
+    """
     from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 
     size = {"longest_edge": side}
