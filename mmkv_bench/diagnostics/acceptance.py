@@ -66,9 +66,9 @@ def concluded(outcomes: Iterable[Outcome]) -> Outcome:
     texts: dict[str, dict[str, None]] = {REFUSED: {}, NOT_CHECKED: {}, OK: {}}
     for outcome, text in outcomes:
         texts[outcome][text] = None
-    worst = next(outcome for outcome in texts if texts[outcome])
-    more = f"; and {len(texts[worst]) - 3} more" if len(texts[worst]) > 3 else ""
-    return worst, "; ".join([*texts[worst]][:3]) + more
+    worst_outcome = next(outcome for outcome in texts if texts[outcome])
+    more_text = f"; and {len(texts[worst_outcome]) - 3} more" if len(texts[worst_outcome]) > 3 else ""
+    return worst_outcome, "; ".join([*texts[worst_outcome]][:3]) + more_text
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def findings(
     go_offline()
     plans = []  # with the weights and versions that the rows state, so that the cells' hashes can be compared
     for config in configs:
-        newest = _of_model(rows, config.model.name)[-1:]
-        facts = {name: newest[0][name] for name in _FACTS} if newest else None
-        plans.append(outline(config.updated(out=str(folder)), facts))
+        newest_cell = _of_model(rows, config.model.name)[-1:]
+        model_facts = {name: newest_cell[0][name] for name in _FACTS} if newest_cell else None
+        plans.append(outline(config.updated(out=str(folder)), model_facts))
     bundle = Bundle(store, rows, plans, samples, seed)
     for check in (_code, _model, _cells, _samples, _prompts, _budgets, _scores, _tables, _receipt, _answers):
         try:
@@ -142,20 +142,27 @@ def _code(bundle: Bundle) -> Iterator[Outcome]:
     versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
     commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
     source = f"git checkout {min(commits)[:12]}" if commits else "ask for its commit"
-    get, here = f"install the version that made it ({source})", source_version()
-    stated, installed = _sources(bundle.store.root / ENVIRONMENT), source_files()
+    install_text, version_here = f"install the version that made it ({source})", source_version()
+    stated_digests, installed_digests = _sources(bundle.store.root / ENVIRONMENT), source_files()
     differing = sorted(
-        name for name in {**installed, **(stated or {})} if installed.get(name) != (stated or {}).get(name)
+        name
+        for name in {**installed_digests, **(stated_digests or {})}
+        if installed_digests.get(name) != (stated_digests or {}).get(name)
     )
-    if stated is not None and differing:
-        names = ", ".join(differing[:3]) + ", ..." * (len(differing) > 3)
-        yield REFUSED, f"{names}: {len(differing)} files of the package differ from the installed ones ({here}); {get}"
-    elif others := {version for version in versions.values() if version not in (None, here)}:
-        made = f"{sum(version in others for version in versions.values())} of {len(versions)} cells were made by mmkv_bench"
-        yield REFUSED, f"{made} {', '.join(sorted(others))}, not {here}; {get}"
+    if stated_digests is not None and differing:
+        differing_files = ", ".join(differing[:3]) + ", ..." * (len(differing) > 3)
+        yield (
+            REFUSED,
+            f"{differing_files}: {len(differing)} files of the package differ from the installed ones ({version_here}); "
+            f"{install_text}",
+        )
+    elif other_versions := {version for version in versions.values() if version not in (None, version_here)}:
+        cells_of_others = sum(version in other_versions for version in versions.values())
+        made_text = f"{cells_of_others} of {len(versions)} cells were made by mmkv_bench"
+        yield REFUSED, f"{made_text} {', '.join(sorted(other_versions))}, not {version_here}; {install_text}"
     elif None in versions.values():
         yield NOT_CHECKED, "rows of an older version do not state the code that made them"
-    yield OK, f"mmkv_bench {here} made all {len(versions)} cells and is installed here"
+    yield OK, f"mmkv_bench {version_here} made all {len(versions)} cells and is installed here"
 
 
 def _sources(file: Path) -> dict[str, str] | None:
@@ -177,19 +184,22 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
         name, source = plan.model.name, Source.of(plan.model)
         rows = _of_model(bundle.rows, name)
         fingerprints = ", ".join(sorted({row["model_fingerprint"] for row in rows}))
-        others = {row["weights"] for row in rows} - {None, source.kind}
-        expected = source.outlined()[1]
+        other_kinds = {row["weights"] for row in rows} - {None, source.kind}
+        expected_fingerprint = source.outlined()[1]
         names.append(f"{name} ({fingerprints})")
         if not rows:
-            held = ", ".join(sorted({row["model"] for row in bundle.rows.values()})) or "none"
-            yield REFUSED, f"no answers of {name}; the bundle has answers of: {held}"
-        elif expected is not None and fingerprints != expected:
-            yield REFUSED, f"the weights of {name} have fingerprint {fingerprints}, those of the experiment {expected}"
-        elif others:
-            yield REFUSED, f"the weights of {name} are of kind {', '.join(others)}, the experiment's {source.kind}"
-        elif expected is None:
-            stated = [json.loads(row["config"])["model"] for row in rows]
-            for key in {key for key in _MODEL for node in stated if node.get(key) != getattr(plan.model, key)}:
+            models_in_bundle = ", ".join(sorted({row["model"] for row in bundle.rows.values()})) or "none"
+            yield REFUSED, f"no answers of {name}; the bundle has answers of: {models_in_bundle}"
+        elif expected_fingerprint is not None and fingerprints != expected_fingerprint:
+            yield (
+                REFUSED,
+                f"the weights of {name} have fingerprint {fingerprints}, those of the experiment {expected_fingerprint}",
+            )
+        elif other_kinds:
+            yield REFUSED, f"the weights of {name} are of kind {', '.join(other_kinds)}, the experiment's {source.kind}"
+        elif expected_fingerprint is None:
+            model_settings = [json.loads(row["config"])["model"] for row in rows]
+            for key in {key for key in _MODEL for node in model_settings if node.get(key) != getattr(plan.model, key)}:
                 yield REFUSED, f"{key} of {name} is not the experiment's {getattr(plan.model, key)}"
             commits = ", ".join(sorted({row["model_revision"] or "none" for row in rows}))
             yield NOT_CHECKED, f"{name} is not on this machine; the rows name {plan.model.path} at commit {commits}"
@@ -198,34 +208,36 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
 
 def _cells(bundle: Bundle) -> Iterator[Outcome]:
     """Compare the cells with the plan; a cell's hash covers method, parameters, versions, budget, protocol and data."""
-    planned = {cell.cell for plan in bundle.plans for cell in plan.cells}
-    others = [row for row in bundle.rows.values() if row["cell"] not in planned]
+    planned_hashes = {cell.cell for plan in bundle.plans for cell in plan.cells}
+    further_rows = [row for row in bundle.rows.values() if row["cell"] not in planned_hashes]
     for plan in bundle.plans:
         for cell in plan.cells:
             if cell.cell in bundle.rows:
                 continue
-            alike = [row for row in others if all(row[name] == getattr(cell, name) for name in _ALIKE)]
-            of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
-            reason = reason_of_other(alike[0], of_dataset) if alike else "not in the bundle"
+            similar_rows = [row for row in further_rows if all(row[name] == getattr(cell, name) for name in _ALIKE)]
+            cells_of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
+            reason = reason_of_other(similar_rows[0], cells_of_dataset) if similar_rows else "not in the bundle"
             yield REFUSED, f"{cell.model} {cell.label} on {cell.dataset}: {reason}"
-    beside = f"; {len(others)} further cells are not part of the experiment" if others else ""
-    yield OK, f"all {len(planned)} cells of the experiment{beside}"
+    further_text = f"; {len(further_rows)} further cells are not part of the experiment" if further_rows else ""
+    yield OK, f"all {len(planned_hashes)} cells of the experiment{further_text}"
 
 
 def _samples(bundle: Bundle) -> Iterator[Outcome]:
     """Count the answers of each cell."""
-    count, failed = 0, 0
+    count, failures = 0, 0
     for plan, part, cells in bundle.parts():
         statuses = plan.coverage(bundle.store).statuses(part)[[cell in cells for cell in part.cells]]
-        lost = np.argwhere(statuses < 0)
+        missing_answers = np.argwhere(statuses < 0)
         if part.counted == "unknown":
             yield NOT_CHECKED, f"the number of samples of {part.dataset} is unknown without its data"
-        if len(lost):
-            cell, sample = lost[0]
-            what = f"{len(lost)} of {statuses.size} answers of {plan.model.name} to {part.dataset} are missing"
-            yield REFUSED, f"{what} (first: {cells[cell].label}, {part.samples[sample]})"
-        count, failed = count + statuses.size, failed + int((statuses > 0).sum())
-    yield OK, f"{count} answers, none missing" + (f", {failed} of them failures" if failed else "")
+        if len(missing_answers):
+            cell, sample = missing_answers[0]
+            missing_text = (
+                f"{len(missing_answers)} of {statuses.size} answers of {plan.model.name} to {part.dataset} are missing"
+            )
+            yield REFUSED, f"{missing_text} (first: {cells[cell].label}, {part.samples[sample]})"
+        count, failures = count + statuses.size, failures + int((statuses > 0).sum())
+    yield OK, f"{count} answers, none missing" + (f", {failures} of them failures" if failures else "")
 
 
 def _prompts(bundle: Bundle) -> Iterator[Outcome]:
@@ -235,18 +247,21 @@ def _prompts(bundle: Bundle) -> Iterator[Outcome]:
         names = [cell.cell for cell in cells]
         try:
             preflight(part.spec)
-            content = dataset_identity(part.spec).fingerprint
-            changed, unreadable = differing_prompts(bundle.store, part, names, plan.limit)
+            dataset_fingerprint = dataset_identity(part.spec).fingerprint
+            changed_prompts, unreadable_prompts = differing_prompts(bundle.store, part, names, plan.limit)
         except MMKVError as error:
             yield NOT_CHECKED, str(error)
             continue
-        if any(bundle.rows[name]["dataset_fingerprint"] != content for name in names):
-            yield REFUSED, f"the data of {part.dataset} differ from the data on this machine ({content})"
-        if changed.num_rows:
-            first = changed["sample_id"][0]
-            yield REFUSED, f"{changed.num_rows} answers to {part.dataset} are to other prompts (first: {first})"
-        if unreadable.num_rows:
-            yield NOT_CHECKED, f"{unreadable.num_rows} prompts of {part.dataset} cannot be read on this machine"
+        if any(bundle.rows[name]["dataset_fingerprint"] != dataset_fingerprint for name in names):
+            yield REFUSED, f"the data of {part.dataset} differ from the data on this machine ({dataset_fingerprint})"
+        if changed_prompts.num_rows:
+            first_changed = changed_prompts["sample_id"][0]
+            yield (
+                REFUSED,
+                f"{changed_prompts.num_rows} answers to {part.dataset} are to other prompts (first: {first_changed})",
+            )
+        if unreadable_prompts.num_rows:
+            yield NOT_CHECKED, f"{unreadable_prompts.num_rows} prompts of {part.dataset} cannot be read on this machine"
         count += len(part.samples)
     yield OK, f"{count} prompts, equal to the prompts made on this machine"
 
@@ -261,42 +276,42 @@ def _budgets(bundle: Bundle) -> Iterator[Outcome]:
                 continue
             rows = bundle.store.responses([cell.cell], columns).to_pandas()
             rows = rows[(rows["status"] == "ok") & rows["budget_entries"].notna()]
-            wrong = rows[rows["budget_entries"] != rows["context_tokens"].map(cell.budget.entries_for)]
-            more = rows[rows["entries_resident"] > rows["entries_asked"]]
-            free = (
+            wrong_budgets = rows[rows["budget_entries"] != rows["context_tokens"].map(cell.budget.entries_for)]
+            rows_over_budget = rows[rows["entries_resident"] > rows["entries_asked"]]
+            may_exceed = (
                 cell.base in RESAMPLING or cell.reading == "released" or json.loads(cell.parameters).get("over_budget")
             )
-            where, count = f"{cell.label} on {part.dataset}", count + len(rows)
-            for row in wrong.head(1).itertuples():
-                yield REFUSED, f"{where}, {row.sample_id}: planned with {row.budget_entries:.0f} entries per head"
-            for row in more.head(0 if free else 1).itertuples():
-                entries = f"{row.entries_resident:.0f} entries for {row.entries_asked:.0f} asked"
-                yield REFUSED, f"{where}, {row.sample_id}: {entries}"
+            cell_place, count = f"{cell.label} on {part.dataset}", count + len(rows)
+            for row in wrong_budgets.head(1).itertuples():
+                yield REFUSED, f"{cell_place}, {row.sample_id}: planned with {row.budget_entries:.0f} entries per head"
+            for row in rows_over_budget.head(0 if may_exceed else 1).itertuples():
+                entries_text = f"{row.entries_resident:.0f} entries for {row.entries_asked:.0f} asked"
+                yield REFUSED, f"{cell_place}, {row.sample_id}: {entries_text}"
     yield OK, f"{count} answers under a budget, none with more entries than asked"
 
 
 def _scores(bundle: Bundle) -> Iterator[Outcome]:
     """Check that the scores belong to the stored answers, and score the answers again if the data are on this machine."""
     digests = tally(bundle.store).digests
-    scored = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
-    again = 0
+    digest_of_scores = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
+    scores_compared = 0
     for _, part, cells in bundle.parts():
         for cell in cells:
-            if cell.cell not in scored:
+            if cell.cell not in digest_of_scores:
                 yield REFUSED, f"{cell.label} on {part.dataset} has no scores"
-            elif scored[cell.cell] not in (None, digests.get(cell.cell, (0, ""))[1]):
-                what = f"the scores of {cell.label} on {part.dataset}"
-                yield REFUSED, f"{what} belong to other answers than the stored ones"
+            elif digest_of_scores[cell.cell] not in (None, digests.get(cell.cell, (0, ""))[1]):
+                scores_text = f"the scores of {cell.label} on {part.dataset}"
+                yield REFUSED, f"{scores_text} belong to other answers than the stored ones"
         try:
             preflight(part.spec)
             for cell in cells:
                 count, other = _rescored(bundle.store, part, cell.cell)
-                again += count
+                scores_compared += count
                 if other:
                     yield REFUSED, f"{cell.label} on {part.dataset}: {other}"
         except MMKVError as error:
             yield NOT_CHECKED, str(error)
-    yield OK, f"{len(scored)} cells, scored from the stored answers; {again} scores made again"
+    yield OK, f"{len(digest_of_scores)} cells, scored from the stored answers; {scores_compared} scores made again"
 
 
 def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
@@ -309,17 +324,19 @@ def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
 
     rows = store.responses([cell], ("sample_id", "answer", "status", "doc_id", "prompt_hash")).to_pylist()
     answers = {row["sample_id"]: Answer(*list(row.values())[1:]) for row in rows if row["status"] == "ok"}
-    made = {(one.sample_id, one.metric): one.value for one in score(part.spec, answers).samples} if answers else {}
+    recomputed = (
+        {(one.sample_id, one.metric): one.value for one in score(part.spec, answers).samples} if answers else {}
+    )
     stored = store.samples([cell], ("sample_id", "metric", "value")).to_pylist()
-    compared = [row for row in stored if made.get((row["sample_id"], row["metric"])) is not None]
-    differing = [row for row in compared if row["value"] != made[row["sample_id"], row["metric"]]]
+    comparable_rows = [row for row in stored if recomputed.get((row["sample_id"], row["metric"])) is not None]
+    differing = [row for row in comparable_rows if row["value"] != recomputed[row["sample_id"], row["metric"]]]
     if not differing:
-        return len(compared), ""
-    first = differing[0]
-    value = made[first["sample_id"], first["metric"]]
-    return len(compared), (
-        f"{len(differing)} scores differ from those of the stored answers (first: {first['metric']} of "
-        f"{first['sample_id']} is {first['value']}, made again {value})"
+        return len(comparable_rows), ""
+    first_differing = differing[0]
+    value = recomputed[first_differing["sample_id"], first_differing["metric"]]
+    return len(comparable_rows), (
+        f"{len(differing)} scores differ from those of the stored answers (first: {first_differing['metric']} of "
+        f"{first_differing['sample_id']} is {first_differing['value']}, made again {value})"
     )
 
 
@@ -329,18 +346,21 @@ def _tables(bundle: Bundle) -> Iterator[Outcome]:
     if not file.exists():
         yield NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
         return
-    stated, made = file.read_text(encoding="utf-8").splitlines(), tables_text(bundle.store.root).splitlines()
-    for number, pair in enumerate(zip_longest(stated, made, fillvalue=""), 1):
-        before, now = (re.sub(r"\s+|-{2,}", " ", line) for line in pair)  # without the padding of columns
-        if before != now:
-            differing = next(at for at, (a, b) in enumerate(zip_longest(before, now)) if a != b)
-            begin = max(0, differing - _SHOWN // 2)
-            shown = slice(begin, begin + _SHOWN)
-            yield REFUSED, f"line {number} of {TABLES} is '{before[shown]}', but the rows give '{now[shown]}'"
+    stored_lines, lines_now = file.read_text(encoding="utf-8").splitlines(), tables_text(bundle.store.root).splitlines()
+    for number, pair in enumerate(zip_longest(stored_lines, lines_now, fillvalue=""), 1):
+        stored_line, line_now = (re.sub(r"\s+|-{2,}", " ", line) for line in pair)  # without the padding of columns
+        if stored_line != line_now:
+            first_difference = next(at for at, (a, b) in enumerate(zip_longest(stored_line, line_now)) if a != b)
+            excerpt_start = max(0, first_difference - _SHOWN // 2)
+            excerpt = slice(excerpt_start, excerpt_start + _SHOWN)
+            yield (
+                REFUSED,
+                f"line {number} of {TABLES} is '{stored_line[excerpt]}', but the rows give '{line_now[excerpt]}'",
+            )
             return
-    if stated != made:
+    if stored_lines != lines_now:
         yield REFUSED, f"{TABLES} has different spaces from the tables of the rows"
-    yield OK, f"{len(made)} lines, made again to the last digit"
+    yield OK, f"{len(lines_now)} lines, made again to the last digit"
 
 
 def _receipt(bundle: Bundle) -> Iterator[Outcome]:
@@ -348,8 +368,8 @@ def _receipt(bundle: Bundle) -> Iterator[Outcome]:
     file = bundle.store.root / RECEIPT
     if file.exists():
         entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
-        again, equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
-        yield OK, f"is about these rows: {again} answers were made again, {equal} of them equal"
+        answers_again, answers_equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
+        yield OK, f"is about these rows: {answers_again} answers were made again, {answers_equal} of them equal"
     else:
         yield NOT_CHECKED, f"no {RECEIPT} in it"
 
@@ -359,18 +379,28 @@ def _answers(bundle: Bundle) -> Iterator[Outcome]:
     if not bundle.samples:
         yield NOT_CHECKED, "no answer was to be made again (--samples 0)"
         return
-    drawn = draw([bundle.store.root], bundle.samples, bundle.seed)
-    make_again(drawn)
-    again, different = [one for one in drawn if one.compared], [one for one in drawn if one.outcome == DIFFERENT]
-    rounded = sum(one.cell["dtype"] != "float32" for one in again) // ROUNDED
-    sure = [one for one in different if {"status", "prompt_hash"}.intersection(one.differing)]
-    reasons = Counter(one.outcome for one in drawn if not one.compared)
-    differences = [f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}" for one in different]
-    problems = [(REFUSED, text) for text in differences if sure or len(different) > rounded]
-    problems += [(NOT_CHECKED, f"{count} of {len(drawn)} answers: {why}") for why, count in reasons.items()]
+    answers_drawn = draw([bundle.store.root], bundle.samples, bundle.seed)
+    make_again(answers_drawn)
+    answers_again, different_answers = (
+        [one for one in answers_drawn if one.compared],
+        [one for one in answers_drawn if one.outcome == DIFFERENT],
+    )
+    allowed_by_rounding = sum(one.cell["dtype"] != "float32" for one in answers_again) // ROUNDED
+    certain_differences = [one for one in different_answers if {"status", "prompt_hash"}.intersection(one.differing)]
+    reasons = Counter(one.outcome for one in answers_drawn if not one.compared)
+    differences = [
+        f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}" for one in different_answers
+    ]
+    problems = [
+        (REFUSED, text) for text in differences if certain_differences or len(different_answers) > allowed_by_rounding
+    ]
+    problems += [(NOT_CHECKED, f"{count} of {len(answers_drawn)} answers: {why}") for why, count in reasons.items()]
     outcome, text = concluded([*problems, (OK, "")])
-    if outcome != REFUSED and again:
-        differ = f", {len(different)} differ as half precision may" if different else ""
-        rest = f"; not made again: {text}" if text else ""
-        outcome, text = OK, f"{len(again)} made again, {len(again) - len(different)} equal{differ}{rest}"
+    if outcome != REFUSED and answers_again:
+        differ_text = f", {len(different_answers)} differ as half precision may" if different_answers else ""
+        rest_text = f"; not made again: {text}" if text else ""
+        outcome, text = (
+            OK,
+            f"{len(answers_again)} made again, {len(answers_again) - len(different_answers)} equal{differ_text}{rest_text}",
+        )
     yield outcome, f"{text}; --seed {bundle.seed} draws the same"

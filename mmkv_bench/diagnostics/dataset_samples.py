@@ -57,9 +57,9 @@ def of_dataset(
             f"{spec.dataset} has {len(refs)} samples, fewer than the {count} asked for; lower --samples"
         )
     drawn = refs[:count] if draw is None else random.Random(draw).sample(refs, count)
-    which = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
+    choice_text = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
     if instruction:
-        which += f" with more than {low}{f' and at most {high}' if high else ''} tokens of text"
+        choice_text += f" with more than {low}{f' and at most {high}' if high else ''} tokens of text"
     settings: dict[str, Any] = {"dataset": spec.dataset, "dataset_fingerprint": fingerprint(spec), "split": spec.split}
     settings |= {"draw": draw} if draw is not None else {}
     settings |= {"instruction": instruction} if instruction else {}
@@ -79,7 +79,7 @@ def of_dataset(
 
     ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn, key=lambda ref: ref.doc_id))
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
-    return PromptSamples(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
+    return PromptSamples(f"{choice_text} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
 
 
 def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
@@ -113,12 +113,12 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
 
 
 def _bounds(instruction: str | None) -> tuple[int, int | None]:
-    low, colon, high = (instruction or ":").partition(":")
-    if not colon or not all(text == "" or (text.isascii() and text.isdigit()) for text in (low, high)):
+    lowest, colon, highest = (instruction or ":").partition(":")
+    if not colon or not all(text == "" or (text.isascii() and text.isdigit()) for text in (lowest, highest)):
         raise ConfigError(
             f"--instruction {instruction} is not a range of tokens; write LOW:HIGH, such as 100:500, :100 or 500:"
         )
-    return int(low or 0), int(high) if high else None
+    return int(lowest or 0), int(highest) if highest else None
 
 
 def _ask(

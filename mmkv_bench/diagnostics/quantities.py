@@ -118,9 +118,13 @@ def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     n, total = len(sums), float(sums.sum())
     curve = torch.cat([torch.zeros(1, dtype=torch.float64), sums.cumsum(0)]) / total
     for point in range(1, POINTS + 1):
-        place = point * n / POINTS
-        low = min(math.floor(place), n - 1)
-        yield Value("lorenz", float(curve[low] + (place - low) * (curve[low + 1] - curve[low])), x=point / POINTS)
+        rank_position = point * n / POINTS
+        rank_below = min(math.floor(rank_position), n - 1)
+        yield Value(
+            "lorenz",
+            float(curve[rank_below] + (rank_position - rank_below) * (curve[rank_below + 1] - curve[rank_below])),
+            x=point / POINTS,
+        )
     rank = torch.arange(1, n + 1, dtype=torch.float64)
     yield Value("gini", float(2 * (rank * sums).sum() / (n * total) - (n + 1) / n))
 
@@ -138,9 +142,11 @@ def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
-        top = math.ceil(share * facts.length - 1e-9)
-        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(facts.length), top, obs.sinks, obs.reach)
-        for head, value in enumerate(mass.tolist()):
+        top_keys = math.ceil(share * facts.length - 1e-9)
+        top_key_mass = top_mass(
+            obs.queries, obs.key, obs.scaling, rows or range(facts.length), top_keys, obs.sinks, obs.reach
+        )
+        for head, value in enumerate(top_key_mass.tolist()):
             yield Value("top_mass", value, head=head, x=share)
 
 
@@ -151,12 +157,14 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     highest frequency.
     """
     length = facts.length
-    band = torch.arange(length, device=obs.device) * BANDS // length
+    band_of_bin = torch.arange(length, device=obs.device) * BANDS // length
     for part, tensor in (("keys", obs.key), ("values", obs.value)):
         power = torch.zeros(length, dtype=torch.float64, device=obs.device)
         for head in tensor:
             power += dct(head.float().T).double().square().sum(0)
-        shares = torch.zeros(BANDS, dtype=torch.float64, device=obs.device).index_add_(0, band, power) / power.sum()
+        shares = (
+            torch.zeros(BANDS, dtype=torch.float64, device=obs.device).index_add_(0, band_of_bin, power) / power.sum()
+        )
         for number, share in enumerate(shares.tolist()):
             yield Value("power", share, part, x=(number + 0.5) / BANDS)
 
@@ -169,13 +177,17 @@ def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     them, with gamma 1 and 10.
     """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
-    reached = obs.project(answer).float().abs().amax(1).flatten()
-    top = reached.topk(max(1, math.ceil(OUTLIERS * len(reached) - 1e-9))).indices
+    answer_activations = obs.project(answer).float().abs().amax(1).flatten()
+    outlier_channels = answer_activations.topk(max(1, math.ceil(OUTLIERS * len(answer_activations) - 1e-9))).indices
     mean, std = prompt.mean(0), prompt.std(0, correction=0)
     noise = torch.randn((PROXIES, prompt.shape[1]), generator=obs.generator("mmshift", 0), dtype=torch.float32)
     for gamma in (1.0, 10.0):
         proxies = obs.project(mean + gamma * std * noise.to(obs.device)).float().abs().amax(1).flatten()
-        yield Value("outlier_hit_rate", float((proxies[top] >= reached[top]).double().mean()), x=gamma)
+        yield Value(
+            "outlier_hit_rate",
+            float((proxies[outlier_channels] >= answer_activations[outlier_channels]).double().mean()),
+            x=gamma,
+        )
 
 
 def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
@@ -186,11 +198,11 @@ def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """
     for part, rows in (("prompt", obs.states[: facts.length]), ("answer", obs.states[facts.length :])):
         values = rows.double().flatten()
-        inside = values[(values >= -EDGE) & (values < EDGE)]
-        counts = ((inside + EDGE) / WIDTH).long().bincount(minlength=round(2 * EDGE / WIDTH)).tolist()
+        values_in_range = values[(values >= -EDGE) & (values < EDGE)]
+        counts = ((values_in_range + EDGE) / WIDTH).long().bincount(minlength=round(2 * EDGE / WIDTH)).tolist()
         for number, count in enumerate(counts):
             yield Value("density", count / (len(values) * WIDTH), part, x=-EDGE + (number + 0.5) * WIDTH)
-        yield Value("outside", 1 - len(inside) / len(values), part)
+        yield Value("outside", 1 - len(values_in_range) / len(values), part)
 
 
 def importance(obs: Observation, facts: PromptFacts) -> Iterator[Tensor]:
@@ -221,9 +233,9 @@ def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     mass = _attention(obs, start)[..., :start].double().reshape(heads, -1, start).mean(1)  # [Hkv,T]
     yield Value("attention_coverage", float(mass.sum(1).mean()), "full")
     for name, layers in facts.kept.items():
-        index = layers[obs.layer].to(obs.device)
-        kept = mass.gather(1, index.clamp_min(0)).masked_fill(index < 0, 0)
-        yield Value("attention_coverage", float(kept.sum(1).mean()), name)
+        kept_positions = layers[obs.layer].to(obs.device)
+        kept_mass = mass.gather(1, kept_positions.clamp_min(0)).masked_fill(kept_positions < 0, 0)
+        yield Value("attention_coverage", float(kept_mass.sum(1).mean()), name)
 
 
 def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
@@ -231,10 +243,10 @@ def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
     The mean is over features and decoded tokens; every method is fed full's answer. part names method and budget.
     """
-    full = facts.decoded["full"][obs.layer].double()
+    full_outputs = facts.decoded["full"][obs.layer].double()
     for name, layers in facts.decoded.items():
         if name != "full":
-            yield Value("feature_error", float((layers[obs.layer].double() - full).abs().mean()), name)
+            yield Value("feature_error", float((layers[obs.layer].double() - full_outputs).abs().mean()), name)
 
 
 def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
@@ -246,9 +258,9 @@ def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """
     start, heads = facts.length, obs.key.shape[0]
     query = obs.queries[:, start:].float().reshape(heads, -1, obs.key.shape[2])  # [Hkv, g * n, D]
-    top = math.ceil(0.05 * start - 1e-9)
-    places = (query @ obs.key[:, :start].float().transpose(1, 2)).topk(top).indices
-    for head, where in enumerate(places.flatten(1)):
+    top_keys = math.ceil(0.05 * start - 1e-9)
+    top_positions = (query @ obs.key[:, :start].float().transpose(1, 2)).topk(top_keys).indices
+    for head, where in enumerate(top_positions.flatten(1)):
         counts = where.bincount(minlength=start).sort(descending=True).values.cumsum(0).double() / len(where)
         for share in SHARES:
             yield Value("focus", float(counts[math.ceil(share * start - 1e-9) - 1]), head=head, x=share)
@@ -261,16 +273,16 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     absolute input of attention over the median absolute input.
     """
     length, group = facts.length, obs.queries.shape[0] // obs.key.shape[0]
-    first = length // 2
-    sees = range(first, length) if obs.reach is None else obs.reach[first:length]
-    for head, query in enumerate(obs.queries[:, first:length].float()):
+    first_query = length // 2
+    visible_keys = range(first_query, length) if obs.reach is None else obs.reach[first_query:length]
+    for head, query in enumerate(obs.queries[:, first_query:length].float()):
         scores = query @ obs.key[head // group, :length].float().T * obs.scaling
-        learned = None if obs.sinks is None else obs.sinks[head]
-        hide(scores, sees)
-        mass = softmax(scores, learned)[:, 0]
+        learned_sink = None if obs.sinks is None else obs.sinks[head]
+        hide(scores, visible_keys)
+        mass = softmax(scores, learned_sink)[:, 0]
         yield Value("first_token_mass", float(mass.double().mean()), head=head)
-    sizes = obs.states[:length].float().abs()
-    yield Value("activation_ratio", float(sizes.max() / sizes.median()))
+    activation_sizes = obs.states[:length].float().abs()
+    yield Value("activation_ratio", float(activation_sizes.max() / activation_sizes.median()))
 
 
 def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, Value]]:
@@ -300,26 +312,34 @@ def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
         return
     mass = _attention(obs, start)[..., visual].double().mean(1)  # [Hq,V]
     yield Value("vision", float(mass.sum(1).mean()), "answer's attention")
-    top = mass.topk(math.ceil(len(visual) / 10), dim=1).values.sum(1)
-    yield Value("vision", float((top / mass.sum(1).clamp_min(1e-30)).mean()), "on a tenth of them")
+    top_decile_mass = mass.topk(math.ceil(len(visual) / 10), dim=1).values.sum(1)
+    yield Value("vision", float((top_decile_mass / mass.sum(1).clamp_min(1e-30)).mean()), "on a tenth of them")
     seen_by = obs.key.shape[1] - visual  # number of queries that see each visual token
     if obs.reach is not None:  # earlier queries of the same picture see it too
         seen_by = obs.key.shape[1] - torch.searchsorted(obs.reach.to(obs.device), visual)
-    gathered = obs.column_sums.double().sum(0)[visual] / seen_by
-    yield Value("vision", float((gathered >= VISUAL_SINK * gathered.median()).double().mean()), "visual sinks")
+    attention_per_query = obs.column_sums.double().sum(0)[visual] / seen_by
+    yield Value(
+        "vision",
+        float((attention_per_query >= VISUAL_SINK * attention_per_query.median()).double().mean()),
+        "visual sinks",
+    )
     cos, sin = obs.rotation
     keys = torch.nn.functional.normalize(
         unrotate(obs.key[:, :start], cos[:start], sin[:start]).double()[:, visual], dim=-1
     )
     n = len(visual)
     pairs = (keys.sum(1).square().sum(-1) - n) / (n * (n - 1))  # [Hkv], mean cosine of two different tokens
-    beside = (visual[1:] - visual[:-1] == 1).nonzero().flatten()
-    yield Value("vision", float(((keys[:, beside] * keys[:, beside + 1]).sum(-1).mean(1) - pairs).mean()), "neighbours")
-    pictures = torch.tensor_split(torch.arange(n), ((visual[1:] - visual[:-1] > 1).nonzero().flatten() + 1).cpu())
-    if len(pictures) > 1 and len({len(one) for one in pictures}) == 1:
-        framed = keys.view(heads, len(pictures), -1, keys.shape[-1])
-        likeness = (framed[:, 1:] * framed[:, :-1]).sum(-1).mean((1, 2))
-        yield Value("vision", float((likeness - pairs).mean()), "next picture")
+    adjacent_tokens = (visual[1:] - visual[:-1] == 1).nonzero().flatten()
+    yield Value(
+        "vision",
+        float(((keys[:, adjacent_tokens] * keys[:, adjacent_tokens + 1]).sum(-1).mean(1) - pairs).mean()),
+        "neighbours",
+    )
+    picture_tokens = torch.tensor_split(torch.arange(n), ((visual[1:] - visual[:-1] > 1).nonzero().flatten() + 1).cpu())
+    if len(picture_tokens) > 1 and len({len(one) for one in picture_tokens}) == 1:
+        keys_by_picture = keys.view(heads, len(picture_tokens), -1, keys.shape[-1])
+        similarity = (keys_by_picture[:, 1:] * keys_by_picture[:, :-1]).sum(-1).mean((1, 2))
+        yield Value("vision", float((similarity - pairs).mean()), "next picture")
 
 
 def _attention(obs: Observation, start: int) -> Tensor:
@@ -327,8 +347,8 @@ def _attention(obs: Observation, start: int) -> Tensor:
     query = obs.queries[:, start:].float()
     scores = query @ obs.key.float().repeat_interleave(len(query) // len(obs.key), 0).mT * obs.scaling
     positions = torch.arange(scores.shape[2], device=obs.device)
-    learned = None if obs.sinks is None else obs.sinks[:, None]
-    return softmax(scores.masked_fill(positions > positions[start:, None], float("-inf")), learned)
+    learned_sinks = None if obs.sinks is None else obs.sinks[:, None]
+    return softmax(scores.masked_fill(positions > positions[start:, None], float("-inf")), learned_sinks)
 
 
 QUANTITIES = {

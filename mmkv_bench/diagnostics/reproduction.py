@@ -124,25 +124,25 @@ def make_again(
         run_code: run method files that the rows name, if their content is unchanged; otherwise code that rows name never runs.
     """
     quiet_libraries()
-    wanted = []
+    answers_to_remake = []
     for one in drawn:
         differing = [name for name in VERSIONS if one.cell[name] != version(name)]
-        other = [f"{name} {one.cell[name]}, installed {version(name)}" for name in differing]
-        one.outcome = f"{OTHER_VERSIONS} ({'; '.join(other)})" if other and not other_versions else ""
-        wanted += [] if one.outcome else [one]
-    model: dict[str, LoadedModel] = {}
-    with Progress(len(wanted), "made again") as bar:
+        version_texts = [f"{name} {one.cell[name]}, installed {version(name)}" for name in differing]
+        one.outcome = f"{OTHER_VERSIONS} ({'; '.join(version_texts)})" if version_texts and not other_versions else ""
+        answers_to_remake += [] if one.outcome else [one]
+    loaded_models: dict[str, LoadedModel] = {}
+    with Progress(len(answers_to_remake), "made again") as bar:
         try:
-            for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
-                group = sorted(together, key=lambda one: one.row["doc_id"])
-                ends = [0, *range(FIRST, len(group), AT_ONCE), len(group)]
-                for part in (group[begin:end] for begin, end in pairwise(ends) if begin < end):
+            for _, together in groupby(sorted(answers_to_remake, key=_run_of), key=_run_of):
+                answers_of_group = sorted(together, key=lambda one: one.row["doc_id"])
+                block_bounds = [0, *range(FIRST, len(answers_of_group), AT_ONCE), len(answers_of_group)]
+                for part in (answers_of_group[begin:end] for begin, end in pairwise(block_bounds) if begin < end):
                     bar.relabel(f"{part[0].root.name} {part[0].row['dataset']}")
                     with consent.rows_name_files(_method_files(part) if run_code else ()):
-                        _repeat(part, model, watch)
+                        _repeat(part, loaded_models, watch)
                     bar.advance(len(part))
         except KeyboardInterrupt:
-            for one in wanted:
+            for one in answers_to_remake:
                 one.outcome = one.outcome or INTERRUPTED
 
 
@@ -189,11 +189,11 @@ def draw(
             raise ConfigError(
                 f"none of these cells of {root} has answered {sample or 'a sample'} with status ok; choose others"
             )
-        share = len(places) if count is None else count // len(roots) + (position < count % len(roots))
-        if not share:  # fewer are drawn than there are stores
+        answers_from_store = len(places) if count is None else count // len(roots) + (position < count % len(roots))
+        if not answers_from_store:  # fewer are drawn than there are stores
             continue
-        chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False)))
-        drawn += _stored_answers(store, {(row["cell"], row["sample_id"]) for row in chosen.to_pylist()})
+        chosen_rows = rows.take(np.sort(generator.choice(places, min(answers_from_store, len(places)), replace=False)))
+        drawn += _stored_answers(store, {(row["cell"], row["sample_id"]) for row in chosen_rows.to_pylist()})
     return drawn
 
 
@@ -220,19 +220,19 @@ def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
 def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
     """Make the answers of one dataset of one run again; `model` caches the last loaded model."""
     try:
-        planned = plan_again([one.cell for one in group])
+        planned_cells = plan_again([one.cell for one in group])
         for one in group:
-            one.outcome = planned.refused.get(one.row["cell"], "")
+            one.outcome = planned_cells.refused.get(one.row["cell"], "")
         planned_answers = [one for one in group if not one.outcome]
         if not planned_answers:
             return
-        rows = _answers(planned, planned_answers, model, watch)
+        rows = _answers(planned_cells, planned_answers, model, watch)
     except MMKVError as error:
-        refused = isinstance(error, consent.CodeOfRowsError)
+        is_refused_code = isinstance(error, consent.CodeOfRowsError)
         for one in group:
-            one.outcome = one.outcome or (str(error) if refused else f"its run cannot be planned now: {error}")
+            one.outcome = one.outcome or (str(error) if is_refused_code else f"its run cannot be planned now: {error}")
         return
-    scores = _scores(planned, planned_answers, rows)
+    scores = _scores(planned_cells, planned_answers, rows)
     for one in planned_answers:
         key = one.row["cell"], one.row["sample_id"]
         one.compared = [name for name in COMPARED if one.row[name] is not None]
@@ -240,8 +240,8 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         one.scores_again = {name: value for name, value in scores.get(key, {}).items() if name in one.scores}
         if one.scores_again:
             one.compared.append(SCORES)
-            changed = any(one.scores[name] != value for name, value in one.scores_again.items())
-            one.differing += [SCORES] * changed
+            has_changed_score = any(one.scores[name] != value for name, value in one.scores_again.items())
+            one.differing += [SCORES] * has_changed_score
         one.outcome = DIFFERENT if one.differing else EQUAL
 
 
@@ -254,12 +254,12 @@ def _scores(
 
     scores: dict[tuple[str, str], dict[str, float]] = {}
     for cell in dict.fromkeys(one.row["cell"] for one in answers if one.scores):
-        given = {
+        answers_again = {
             one.row["sample_id"]: Answer(now["answer"], now["status"], one.row["doc_id"], now["prompt_hash"])
             for one in answers
             if one.row["cell"] == cell and (now := rows[cell, one.row["sample_id"]])["status"] == "ok"
         }
-        for scored in score(planned.spec, given).samples if given else ():
+        for scored in score(planned.spec, answers_again).samples if answers_again else ():
             if scored.value is not None:
                 scores.setdefault((cell, scored.sample_id), {})[scored.metric] = scored.value
     return scores
@@ -280,23 +280,23 @@ def _answers(
         model[settings] = Source.of(planned.answering.model).load()
     limit = 1 + max(one.row["doc_id"] for one in asked)
     samples = {ref.sample_id for ref in sample_refs(planned.spec, limit)}
-    wanted: dict[str, set[str]] = {}
+    samples_by_cell: dict[str, set[str]] = {}
     for one in asked:
-        wanted.setdefault(one.row["cell"], set()).add(one.row["sample_id"])
-    cells = [planned.cells[name] for name in wanted]
-    done = {name: samples - ids for name, ids in wanted.items()}
+        samples_by_cell.setdefault(one.row["cell"], set()).add(one.row["sample_id"])
+    cells = [planned.cells[name] for name in samples_by_cell]
+    done_samples = {name: samples - ids for name, ids in samples_by_cell.items()}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "rows")
         with store.writer("verify") as writer:
-            step = compiled_step(model[settings], planned.answering)
-            watched = None if watch is None else partial(watch, model[settings])
-            parts = model[settings], planned.answering, cells, done, writer
-            answering = Answering(*parts, lambda rows: None, step=step, watch=watched)
+            compiled_decode = compiled_step(model[settings], planned.answering)
+            watch_function = None if watch is None else partial(watch, model[settings])
+            answering_arguments = model[settings], planned.answering, cells, done_samples, writer
+            answering = Answering(*answering_arguments, lambda rows: None, step=compiled_decode, watch=watch_function)
             try:
                 generate(planned.spec, answering, limit, answering.wants, answering.asks_groups)
             finally:
                 answering.close()
-        rows = store.responses(wanted, ("cell", "sample_id", *COMPARED)).to_pylist()
+        rows = store.responses(samples_by_cell, ("cell", "sample_id", *COMPARED)).to_pylist()
     return {(row["cell"], row["sample_id"]): row for row in rows}
 
 
@@ -318,8 +318,8 @@ def remake(
     """
     from mmkv_bench.run.generate import visual_places
 
-    stored = draw([root], None, 0, cells, sample_id)
-    by_cell = {one.row["cell"]: one for one in stored}
+    answers_drawn = draw([root], None, 0, cells, sample_id)
+    by_cell = {answer_of_cell.row["cell"]: answer_of_cell for answer_of_cell in answers_drawn}
 
     def watch(loaded: LoadedModel, request: Request, encoded: EncodedPrompt, results: Sequence[ForkResult]) -> None:
         visual = np.flatnonzero(encoded.types[0].cpu().numpy() > 0)
@@ -327,9 +327,9 @@ def remake(
         boxes = None if places is None else np.reshape(places, (-1, 6))[:, 1:]
         prompt = SampleTokens(encoded.length, visual, boxes)
         for result in results:
-            one = by_cell[result.cell]
-            one.kept = None if result.selected is None else [layer.numpy() for layer in result.selected]
-            one.prompt = prompt
+            answer_of_cell = by_cell[result.cell]
+            answer_of_cell.kept = None if result.selected is None else [layer.numpy() for layer in result.selected]
+            answer_of_cell.prompt = prompt
 
-    make_again(stored, other_versions, watch, run_code)
+    make_again(answers_drawn, other_versions, watch, run_code)
     return by_cell

@@ -42,8 +42,8 @@ class CaptionScore(NamedTuple):
 
 def kind_of(metric: str) -> str | None:
     """Return the kind of a caption metric (`Bleu_4`, `METEOR`, ...) from its name, or None for other metrics."""
-    match = NAMES.fullmatch(metric)
-    return match[1] if match else None
+    name_match = NAMES.fullmatch(metric)
+    return name_match[1] if name_match else None
 
 
 def holds_caption(value: Any) -> bool:
@@ -80,13 +80,13 @@ def caption_scores(
     if "CIDEr" in kinds:
         from pycocoevalcap.cider.cider import Cider
 
-        beside = others or {}
-        every = references | _tokens({doc: captioned.references for doc, captioned in beside.items()})
-        of_all = _means(Cider(), every, _tokens(dict.fromkeys(beside, (EMPTY,))) | candidates)
-        scored["CIDEr"] = {doc: of_all[doc] for doc in references}
-    failed = [doc for doc, captioned in captions.items() if captioned.caption is None]
+        other_captions = others or {}
+        all_references = references | _tokens({doc: captioned.references for doc, captioned in other_captions.items()})
+        cider_scores = _means(Cider(), all_references, _tokens(dict.fromkeys(other_captions, (EMPTY,))) | candidates)
+        scored["CIDEr"] = {doc: cider_scores[doc] for doc in references}
+    docs_without_caption = [doc for doc, captioned in captions.items() if captioned.caption is None]
     for of_kind in scored.values():
-        for doc in failed:
+        for doc in docs_without_caption:
             of_kind[doc] = CaptionScore(None, of_kind[doc].parts)
     return scored
 
@@ -94,12 +94,12 @@ def caption_scores(
 def _tokens(texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
     # One line each: the tokeniser takes \r, \f, U+2028 and others for line ends, and would return the wrong captions.
     lines = {doc: [" ".join(text.split()) for text in of_doc] for doc, of_doc in texts.items()}
-    new = list(dict.fromkeys(line for of_doc in lines.values() for line in of_doc if line not in _TOKENISED))
-    if new:
+    new_lines = list(dict.fromkeys(line for of_doc in lines.values() for line in of_doc if line not in _TOKENISED))
+    if new_lines:
         from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-        tokenised = PTBTokenizer().tokenize({number: [{"caption": line}] for number, line in enumerate(new)})
-        _TOKENISED.update((line, tokenised[number][0]) for number, line in enumerate(new))
+        tokenised = PTBTokenizer().tokenize({number: [{"caption": line}] for number, line in enumerate(new_lines)})
+        _TOKENISED.update((line, tokenised[number][0]) for number, line in enumerate(new_lines))
     return {doc: [_TOKENISED[line] for line in of_doc] for doc, of_doc in lines.items()}
 
 
@@ -115,14 +115,14 @@ def _bleu(
     from pycocoevalcap.bleu.bleu_scorer import cook_refs, cook_test
 
     _, values = Bleu(4).compute_score(references, candidates, verbose=0)
-    counted = {doc: cook_test(candidates[doc][0], cook_refs(references[doc])) for doc in references}
+    ngram_counts = {doc: cook_test(candidates[doc][0], cook_refs(references[doc])) for doc in references}
     scores: dict[str, dict[int, CaptionScore]] = {}
     for order in orders:
         scores[f"Bleu_{order}"] = of_order = {}
-        for (doc, counts), value in zip(counted.items(), values[order - 1], strict=True):
-            words = counts["testlen"]
-            closest = min((abs(length - words), length) for length in counts["reflen"])[1]
-            parts = (words, closest, *counts["correct"][:order], *counts["guess"][:order])
+        for (doc, counts), value in zip(ngram_counts.items(), values[order - 1], strict=True):
+            caption_words = counts["testlen"]
+            closest_length = min((abs(length - caption_words), length) for length in counts["reflen"])[1]
+            parts = (caption_words, closest_length, *counts["correct"][:order], *counts["guess"][:order])
             of_order[doc] = CaptionScore(float(value), tuple(map(float, parts)))
     return scores
 
@@ -160,7 +160,7 @@ def release() -> None:
 def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
     """Return METEOR's counts of a sample as METEOR adds them up over a corpus: a caption that matches its whole reference in
     one chunk counts 0 chunks, because it is not fragmented."""
-    words, reference, *rest = counts
-    *rest, chunks, matched, reference_matched = rest
-    unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)
-    return (words, reference, *rest, 0.0 if unbroken else chunks, matched, reference_matched)
+    words, reference, *statistics = counts
+    *statistics, chunks, matched, reference_matched = statistics
+    is_unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)
+    return (words, reference, *statistics, 0.0 if is_unbroken else chunks, matched, reference_matched)

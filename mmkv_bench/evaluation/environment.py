@@ -42,13 +42,13 @@ def lmms_eval(offline: bool) -> ModuleType:
     # lmms-eval logs every step, and its tasks log each failure that they score as 0; faults reach this package otherwise.
     # "" means every module: modules of tasks have names such as `utils`. Nothing else in this package uses loguru.
     logger.disable("")
-    truncated = ImageFile.LOAD_TRUNCATED_IMAGES
+    allows_truncated_images = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         from mmkv_bench.evaluation import lmms_eval_loop as module
     except ImportError as error:
         raise ConfigError(f"lmms-eval cannot be imported ({error}); install the versions of the lock file") from error
     # Importing lmms-eval makes Pillow fill up truncated images, but a damaged image must be an error.
-    ImageFile.LOAD_TRUNCATED_IMAGES = truncated
+    ImageFile.LOAD_TRUNCATED_IMAGES = allows_truncated_images
     return module
 
 
@@ -73,20 +73,20 @@ def task_environment(media_root: str | None) -> Iterator[None]:
     """
     from huggingface_hub import constants
 
-    wanted = {"HF_HOME": os.environ.get("HF_HOME", constants.HF_HOME)}
+    variables = {"HF_HOME": os.environ.get("HF_HOME", constants.HF_HOME)}
     if media_root is not None:
         from datasets import config
 
         caches = os.environ.get("HF_DATASETS_CACHE", str(config.HF_DATASETS_CACHE))
-        wanted = {"HF_HOME": str(Path(media_root).expanduser().absolute()), "HF_DATASETS_CACHE": caches}
-    wanted |= task_variables(dict(os.environ))
-    earlier = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+        variables = {"HF_HOME": str(Path(media_root).expanduser().absolute()), "HF_DATASETS_CACHE": caches}
+    variables |= task_variables(dict(os.environ))
+    earlier_values = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in earlier.items():
-            if os.environ.get(name) != wanted[name]:  # the task changed it: leave the task's value
+        for name, value in earlier_values.items():
+            if os.environ.get(name) != variables[name]:  # the task changed it: leave the task's value
                 continue
             if value is None:
                 del os.environ[name]
@@ -118,19 +118,19 @@ def task_errors(
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
-        todo = (
+        advice = (
             "give its data as a local folder with data.root=... or dataset_path=..., use data=fixture for a "
             "trial if the dataset has one, or allow connections with offline=false"
         )
         if folder:
-            todo = (
+            advice = (
                 f"its data come from {folder}; check that they are complete and have the upstream schema, "
                 "types included"
             )
         if code:
-            todo = "correct the task's YAML file or the code that it names"
+            advice = "correct the task's YAML file or the code that it names"
         raise MissingDataError(
-            f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {todo}"
+            f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {advice}"
         ) from error
 
 
@@ -163,6 +163,6 @@ def root_cause(error: BaseException) -> BaseException:
     itself."""
     if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
         return root_cause(error.__cause__)
-    attempt = getattr(error, "last_attempt", None)
-    inner = attempt.exception() if attempt is not None else None
-    return error if inner is None else root_cause(inner)
+    last_attempt = getattr(error, "last_attempt", None)
+    inner_error = last_attempt.exception() if last_attempt is not None else None
+    return error if inner_error is None else root_cause(inner_error)

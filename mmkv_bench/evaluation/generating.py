@@ -58,10 +58,10 @@ def generate(
     settings = generation_settings(spec)
     config = task_config(spec)
     calls = 0
-    grouped = spec.questions_key and (groups or lists_texts(spec, docs.full[docs.split]))
-    questions = QuestionGroups(spec, docs.full[docs.split], docs.bare[docs.split]) if grouped else None
+    is_grouped = spec.questions_key and (groups or lists_texts(spec, docs.full[docs.split]))
+    questions = QuestionGroups(spec, docs.full[docs.split], docs.bare[docs.split]) if is_grouped else None
 
-    left = {ref.sample_id: ref for ref in docs.refs} if questions is not None else {}
+    refs_left = {ref.sample_id: ref for ref in docs.refs} if questions is not None else {}
     with module.quiet() as loud:
 
         def respond(instance: Instance) -> str:
@@ -75,9 +75,9 @@ def generate(
                     request.target = _target(spec, task, docs.bare[docs.split][ref.doc_id])
                 if spec.needs_reference:
                     request.reference = request.target
-            left.pop(ref.sample_id, None)
+            refs_left.pop(ref.sample_id, None)
             if request.document is not None:
-                others = [left.get(name) for name in request.document.sample_ids]
+                others = [refs_left.get(name) for name in request.document.sample_ids]
                 request.waiting = tuple(
                     number for number, one in enumerate(others) if one is not None and (wanted is None or wanted(one))
                 )
@@ -87,8 +87,8 @@ def generate(
 
         order = None if questions is None else lambda instance: questions.order(instance.doc_id)
         respondent = module.Respondent(respond, order)
-        failures = task_errors(spec.name, ours=respondent.raised, folder=spec.dataset_path)
-        with failures, task_environment(spec.media_root):
+        error_context = task_errors(spec.name, ours=respondent.raised, folder=spec.dataset_path)
+        with error_context, task_environment(spec.media_root):
             task = module.AskingTask(config, docs.full, docs.bare)
             try:
                 module.run_loop(task, respondent, limit=len(docs.refs))
@@ -111,9 +111,9 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
         hashes = documents(spec, limit).prompt_hashes
         return {doc_id: hashes[doc_id] for doc_id in doc_ids}
     memory = memory_of(spec)
-    missing = memory.look(doc_ids if anew else set(doc_ids) - memory.looked.keys())
-    if missing:
-        generate(spec, lambda request: "", limit, wanted=lambda ref: ref.doc_id in missing)
+    docs_without_hash = memory.look(doc_ids if anew else set(doc_ids) - memory.looked.keys())
+    if docs_without_hash:
+        generate(spec, lambda request: "", limit, wanted=lambda ref: ref.doc_id in docs_without_hash)
     return {doc_id: memory.looked[doc_id] for doc_id in doc_ids}
 
 
@@ -145,7 +145,7 @@ def _request(
     _, doc_to_messages, _, doc_id, _, split = instance.args
     prompt, error = Conversation([], [], []), None
     context = str(docs.bare[split][doc_id][spec.context_key] or "") if spec.context_key else ""
-    asked: DocumentQuestions | None = None
+    document_questions: DocumentQuestions | None = None
 
     def made(number: int) -> Conversation:
         message = to_prompt(doc_to_messages(docs.full[split][number]), spec.name)
@@ -163,18 +163,20 @@ def _request(
             prompt = made(doc_id)
         except (Exception, SystemExit) as broken:  # noqa: BLE001 - raised again unless it concerns only this sample
             error = fault(broken)
-        digest = "" if error else prompt_hash(prompt)
+        hash_of_prompt = "" if error else prompt_hash(prompt)
     if questions is not None and not error:  # this may read other samples of the document
         try:
-            asked = questions.of(ref, prompt.messages, context, lambda number: made(number).messages)
+            document_questions = questions.of(ref, prompt.messages, context, lambda number: made(number).messages)
         except (Exception, SystemExit) as broken:  # noqa: BLE001 - as above
-            error, digest = fault(broken), ""
-    if questions is not None and questions.listed and asked is not None:  # protocols score entries by all questions
-        texts = json.dumps([asked.texts, asked.paraphrases, asked.generic])
-        digest = hashlib.sha256(f"{digest}/{texts}".encode()).hexdigest()
+            error, hash_of_prompt = fault(broken), ""
+    if (
+        questions is not None and questions.listed and document_questions is not None
+    ):  # protocols score entries by all questions
+        texts = json.dumps([document_questions.texts, document_questions.paraphrases, document_questions.generic])
+        hash_of_prompt = hashlib.sha256(f"{hash_of_prompt}/{texts}".encode()).hexdigest()
     if memory is not None:
-        memory.note(doc_id, digest, prompt, heard)
-    elif digest != docs.prompt_hashes[doc_id] and not error:
+        memory.note(doc_id, hash_of_prompt, prompt, heard)
+    elif hash_of_prompt != docs.prompt_hashes[doc_id] and not error:
         raise DataError(
             f"the prompt of sample {ref.sample_id} differs from the prompt for which its data were made: task and "
             "data have different versions; install mmkv_bench again"
@@ -182,14 +184,14 @@ def _request(
     images = [path for path in heard.files if path.lower().endswith(PICTURES)]
     videos = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
     files = [*images, *(str(video) for video in videos if isinstance(video, str | os.PathLike))]
-    complete = len(images) == len(prompt.images) and len(files) == len(images) + len(videos)
-    text, starts = "", tuple[str, ...]()
+    has_all_files = len(images) == len(prompt.images) and len(files) == len(images) + len(videos)
+    text, instruction_starts = "", tuple[str, ...]()
     if settings.get("cut_prompt") == "left":
         text = next(
             (part["text"] for turn in prompt.messages[:1] for part in turn["content"][:1] if "text" in part), ""
         )
         instruction = str(docs.bare[split][doc_id].get("instruction") or "")
-        starts = (f"{instruction}\n", instruction) if instruction else ()
+        instruction_starts = (f"{instruction}\n", instruction) if instruction else ()
     return Request(
         dataset=spec.dataset,
         sample_id=ref.sample_id,
@@ -200,10 +202,10 @@ def _request(
         images=prompt.images,
         videos=prompt.videos,
         generation=copy.deepcopy(settings),
-        prompt_hash=digest,
+        prompt_hash=hash_of_prompt,
         error=error,
-        instruction=next((start for start in starts if start and text.startswith(start)), ""),
+        instruction=next((start for start in instruction_starts if start and text.startswith(start)), ""),
         context=context,
-        document=asked,
-        files=files if complete else [],
+        document=document_questions,
+        files=files if has_all_files else [],
     )

@@ -89,8 +89,8 @@ class Grader:
                 for cell in names:
                     yield cell, score(self.spec, self.answers(cell), limit, self.judge)
                 continue
-            step = max(READ // limit, 1)
-            for some in (names[start : start + step] for start in range(0, len(names), step)):
+            groups_at_once = max(READ // limit, 1)
+            for some in (names[start : start + groups_at_once] for start in range(0, len(names), groups_at_once)):
                 yield from zip(some, batch.scores([self.answers(cell) for cell in some]), strict=True)
 
     def _batch(self, limit: int) -> BatchGrader | None:
@@ -98,8 +98,8 @@ class Grader:
         one: they are few, a judge scores them, or the batch grader failed its test."""
         if limit not in self._batches:
             cells = [cell for cell, reach in self.reach.items() if reach == limit]
-            alone = len(cells) < LEAST or self.spec.name in JUDGED
-            self._batches[limit] = None if alone else self._tested(limit, cells[0], cells[-1])
+            is_single = len(cells) < LEAST or self.spec.name in JUDGED
+            self._batches[limit] = None if is_single else self._tested(limit, cells[0], cells[-1])
         return self._batches[limit]
 
     def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
@@ -109,8 +109,8 @@ class Grader:
         answers = [self.answers(cell) for cell in cells]
         if not _ask_about(batch, answers):
             return None
-        alike = all(map(eq, (score(self.spec, each, limit) for each in answers), batch.scores(answers)))
-        return batch if alike else None
+        is_equal = all(map(eq, (score(self.spec, each, limit) for each in answers), batch.scores(answers)))
+        return batch if is_equal else None
 
 
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
@@ -156,8 +156,8 @@ class SharedReplay(Replay):
         ]
         for results in (self.values, self.parts, self.passes, self.returned):
             results.clear()
-        alone = not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
-        return outcomes if alone else None
+        is_independent = not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
+        return outcomes if is_independent else None
 
     def _doc(self, key: tuple[int, int]) -> int:
         return key[0]
@@ -185,20 +185,22 @@ class BatchGrader:
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
             return False  # foreign or broken answers, which `score` refuses with a reason
-        known = self.outcomes
-        waiting = [(doc_id, text) for doc_id, each in answers.items() for text in each if text not in known[doc_id]]
-        if sum(map(len, known.values())) > HELD:
+        known_outcomes = self.outcomes
+        texts_left = [
+            (doc_id, text) for doc_id, each in answers.items() for text in each if text not in known_outcomes[doc_id]
+        ]
+        if sum(map(len, known_outcomes.values())) > HELD:
             self.outcomes = {
                 doc_id: {text: outcomes[text] for text in answers.get(doc_id, ()) if text in outcomes}
-                for doc_id, outcomes in known.items()
+                for doc_id, outcomes in known_outcomes.items()
             }
-        for start in range(0, len(waiting), AT_ONCE):
-            some, replay = waiting[start : start + AT_ONCE], SharedReplay(self.spec, self.docs)
-            outcomes = replay.outcomes(some)
+        for start in range(0, len(texts_left), AT_ONCE):
+            texts_at_once, replay = texts_left[start : start + AT_ONCE], SharedReplay(self.spec, self.docs)
+            outcomes = replay.outcomes(texts_at_once)
             replay.close()
             if outcomes is None:
                 return False
-            for (doc_id, text), outcome in zip(some, outcomes, strict=True):
+            for (doc_id, text), outcome in zip(texts_at_once, outcomes, strict=True):
                 self.outcomes[doc_id][text] = outcome
         if not self.opened:
             config = task_config(self.spec)
@@ -236,8 +238,8 @@ class BatchGrader:
         """Map documents whose answer failed (numbers in the split) to the metrics that a good answer would have had.
 
         `metrics_due` reads the whole split, so the documents that failed in any cell are looked up together."""
-        if new := [doc_id for doc_id in failed if doc_id not in self.due]:
-            self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
+        if new_docs := [doc_id for doc_id in failed if doc_id not in self.due]:
+            self.due |= metrics_due(self.spec, self.docs, sorted({*new_docs, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):
             return self.due
         # After a failure the scorer returned no metrics for later documents.
@@ -250,8 +252,8 @@ class BatchGrader:
         for number, name in enumerate(replay.task.filter_names):
             for doc_id in sorted(outcomes):
                 for metric, value in outcomes[doc_id].returned[number].items():
-                    plain = type(value) in (float, int, bool) or isinstance(value, numbers.Number)
-                    returned.setdefault((metric, name), []).append(value if plain else copy.deepcopy(value))
+                    is_number = type(value) in (float, int, bool) or isinstance(value, numbers.Number)
+                    returned.setdefault((metric, name), []).append(value if is_number else copy.deepcopy(value))
         replay.unaggregated, replay.task.aggregation_errors = {}, {}
         seed(replay.identity(max(outcomes)))
         aggregates = replay.aggregates(replay.task.aggregated(returned))

@@ -42,11 +42,11 @@ Score = Callable[[Any, list, Callable[[], dict[str, Any]]], dict[str, Any]]
 def load_config(path: Path) -> dict[str, Any]:
     """Load a task's YAML with its includes and functions. Each function comes from a module executed anew from its source."""
     task_code.import_from_source(task_code.folders(path))
-    function = functools.cache(_function)  # the same node under several keys gives one function
+    load_function = functools.cache(_function)  # the same node under several keys gives one function
 
     def resolved(value: Any) -> Any:
         if isinstance(value, yaml.Node):
-            return function(value)
+            return load_function(value)
         if isinstance(value, dict):
             return {key: resolved(each) for key, each in value.items()}
         return [resolved(each) for each in value] if isinstance(value, list) else value
@@ -57,14 +57,14 @@ def load_config(path: Path) -> dict[str, Any]:
 def _function(node: yaml.Node) -> Callable:
     """Return the function of a `!function` node: from a file beside the YAML, else from an importable module."""
     folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
-    file = Path(os.path.normpath(folder / f"{module_name}.py"))
-    if file.exists():
-        return getattr(task_code.executed(module_name, file, not task_code.shipped(file)), name)
+    module_file = Path(os.path.normpath(folder / f"{module_name}.py"))
+    if module_file.exists():
+        return getattr(task_code.executed(module_name, module_file, not task_code.shipped(module_file)), name)
     try:
         return getattr(importlib.import_module(module_name), name)
     except Exception as error:
         raise ImportError(
-            f"{node.value}: {file} does not exist, and no such module can be imported: {error}"
+            f"{node.value}: {module_file} does not exist, and no such module can be imported: {error}"
         ) from error
 
 
@@ -139,8 +139,10 @@ class FetchedTask(_MessagesTask):
     def fetch(self, dataset_kwargs: dict | None) -> None:
         method = ConfigurableTask.download
         if self.converted is not None:
-            others = {name: value for name, value in (dataset_kwargs or {}).items() if name not in _OF_ARCHIVES}
-            dataset_kwargs = others | {"cache_dir": str(self.converted)}
+            other_arguments = {
+                name: value for name, value in (dataset_kwargs or {}).items() if name not in _OF_ARCHIVES
+            }
+            dataset_kwargs = other_arguments | {"cache_dir": str(self.converted)}
             self.converted.mkdir(parents=True, exist_ok=True)
         (method.__wrapped__ if self.offline else method)(self, dataset_kwargs)
 
@@ -315,10 +317,14 @@ class Respondent(lmms):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         try:
-            order, places = self.order, range(len(requests))
-            in_order = places if order is None else sorted(places, key=lambda place: order(requests[place]))
-            answers = {place: self.answer(requests[place]) for place in in_order}
-            return [answers[place] for place in places]
+            sort_key, request_numbers = self.order, range(len(requests))
+            ordered_numbers = (
+                request_numbers
+                if sort_key is None
+                else sorted(request_numbers, key=lambda place: sort_key(requests[place]))
+            )
+            answers = {place: self.answer(requests[place]) for place in ordered_numbers}
+            return [answers[place] for place in request_numbers]
         except BaseException as error:
             self.interruption = error
             raise

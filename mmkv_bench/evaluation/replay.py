@@ -82,10 +82,10 @@ class Replay:
 
     def names_of(self, doc_id: int) -> list[str]:
         """Return the metrics that the scorer gave a sample, including metrics that combine several samples."""
-        collected = [
+        collected_names = [
             name for each in (self.captions, self.halves) for name, of_docs in each.items() if doc_id in of_docs
         ]
-        return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected]))
+        return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected_names]))
 
     def open(self, config: Mapping[str, Any], with_aggregates: bool) -> None:
         """Make a new task from a configuration. Raises ScoringError if its scorer asks a judge at another address."""
@@ -134,18 +134,18 @@ class Replay:
 
     def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
         doc_id = self._doc(key)
-        number = self.passes[key] = self.passes.get(key, -1) + 1
+        pass_number = self.passes[key] = self.passes.get(key, -1) + 1
         functions = self.task.metric_functions
         identity = self.identity(doc_id)
-        moved = task_scorer.drawn() != task_scorer.untouched(identity)
-        guess = moved and task_scorer.guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
-        if not moved:
+        has_drawn = task_scorer.drawn() != task_scorer.untouched(identity)
+        is_guess = has_drawn and task_scorer.guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
+        if not has_drawn:
             task_scorer.seed(identity)  # as the scorer left it
         values = self.values.setdefault(key, {})
         for metric, raw in metrics.items():
             if metric not in functions and metric not in task_scorer.BESIDE:
                 continue
-            name = self._name(metric, number)
+            name = self._name(metric, pass_number)
             if kind_of(metric) and holds_caption(raw):
                 self.captions.setdefault(name, {})[key] = Captioned(raw["pred"], tuple(raw["answer"]))
                 continue
@@ -156,18 +156,20 @@ class Replay:
             if value is None:  # a metric over many samples
                 continue
             # A guess keeps its drawn score if lower values of the metric are better.
-            falls = metric not in task_scorer.BESIDE and self.task.higher_is_better().get(metric) is False
-            values[name] = 0.0 if guess and not falls else value
+            is_lower_better = metric not in task_scorer.BESIDE and self.task.higher_is_better().get(metric) is False
+            values[name] = 0.0 if is_guess and not is_lower_better else value
             if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                 self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if task_scorer.tells_right_only(metrics):
             if self.scoring_pass.lacks(doc_id):
                 self.unheard.add(key)  # only the judge can say which choice was read
             else:
-                nothing = task_scorer.right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
-                values[self._name(task_scorer.PARSE_FAILED, number)] = float(nothing)
-        elif guess or self._may_draw or not task_scorer.UNREAD.keys().isdisjoint(metrics):
-            values[self._name(task_scorer.PARSE_FAILED, number)] = float(guess or task_scorer.unread(metrics))
+                right_under_no_key = task_scorer.right_under_no_key(
+                    metrics, lambda key: self.task.scored(doc_id, results, key)
+                )
+                values[self._name(task_scorer.PARSE_FAILED, pass_number)] = float(right_under_no_key)
+        elif is_guess or self._may_draw or not task_scorer.UNREAD.keys().isdisjoint(metrics):
+            values[self._name(task_scorer.PARSE_FAILED, pass_number)] = float(is_guess or task_scorer.unread(metrics))
 
     @cached_property
     def _may_draw(self) -> bool:
@@ -180,14 +182,14 @@ class Replay:
     def _score_captions(self) -> None:
         """Score the collected captions of each filter, over the references of all documents."""
         for suffix in {name.partition(",")[2] for name in self.captions}:
-            parted = {name: name.partition(",") for name in self.captions}
-            names = {name: kind for name, (of, _, it) in parted.items() if it == suffix and (kind := kind_of(of))}
+            name_parts = {name: name.partition(",") for name in self.captions}
+            names = {name: kind for name, (of, _, it) in name_parts.items() if it == suffix and (kind := kind_of(of))}
             captions = self.captions[next(iter(names))]
-            every = {
+            all_captions = {
                 ref.doc_id: captions.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs
             }
-            others = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
-            scored = caption_scores(names.values(), every, others)
+            captions_not_asked = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
+            scored = caption_scores(names.values(), all_captions, captions_not_asked)
             for name, kind in names.items():
                 for doc_id, (value, parts) in scored[kind].items():
                     if value is not None:
@@ -226,20 +228,20 @@ class Replay:
 
     def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
         """Return the numbers in the loop's report, by metric."""
-        numeric = {}
+        numeric_aggregates = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
             if comma and metric in self.task.metric_functions and isinstance(value, numbers.Real):
-                numeric[metric if len(self.task.filter_names) == 1 else key] = float(value)
+                numeric_aggregates[metric if len(self.task.filter_names) == 1 else key] = float(value)
         self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
-        kinds = {name: kind_of(task_scorer.base_metric(name)) for name in self.captions}
-        of_part = [name for name, kind in kinds.items() if kind == "CIDEr" and self._unasked(["CIDEr"])]
-        for name in numeric.keys() & of_part:
-            del numeric[name]
+        kind_of_name = {name: kind_of(task_scorer.base_metric(name)) for name in self.captions}
+        partial_ciders = [name for name, kind in kind_of_name.items() if kind == "CIDEr" and self._unasked(["CIDEr"])]
+        for name in numeric_aggregates.keys() & partial_ciders:
+            del numeric_aggregates[name]
             self.unaggregated[name] = OTHER_FREQUENCIES
         for metric, error in self.task.aggregation_errors.items():
             self.unaggregated[metric] = f"lmms-eval's aggregation failed: {error!r}"
-        return numeric
+        return numeric_aggregates
 
 
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:

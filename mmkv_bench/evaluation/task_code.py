@@ -84,15 +84,18 @@ def _reached(folder: Path) -> dict[str, Path]:
     other modules that are not installed packages. Call this after the task's import, so that those modules can be found."""
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
-    waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - subfolders | {ANY}
-    while waiting:
-        imports = _imports(waiting.pop().read_bytes())
-        names = (imports | (subfolders if ANY in imports else set())) - visited
-        visited |= names
+    files_to_read, visited_modules = (
+        list(files.values()),
+        {file.partition(".")[0] for file in files} - subfolders | {ANY},
+    )
+    while files_to_read:
+        imports = _imports(files_to_read.pop().read_bytes())
+        names = (imports | (subfolders if ANY in imports else set())) - visited_modules
+        visited_modules |= names
         for name in names:
-            new = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
-            files |= new
-            waiting += new.values()
+            new_files = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
+            files |= new_files
+            files_to_read += new_files.values()
     return files
 
 
@@ -100,23 +103,27 @@ def _elsewhere(name: str) -> dict[str, Path]:
     if name in _KNOWN:
         return {}
     try:
-        spec = find_spec(name)
+        module_spec = find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return {}
-    origin = Path(spec.origin or "").resolve() if spec else Path()
-    if spec is None or not origin.is_file() or is_installed(origin):
+    origin_path = Path(module_spec.origin or "").resolve() if module_spec else Path()
+    if module_spec is None or not origin_path.is_file() or is_installed(origin_path):
         return {}
-    return _modules(name, origin.parent) if spec.submodule_search_locations else {origin.name: origin}
+    return (
+        _modules(name, origin_path.parent)
+        if module_spec.submodule_search_locations
+        else {origin_path.name: origin_path}
+    )
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
     """Return the files of a package. Links to folders are followed; hidden files and Python's bytecode are left out."""
-    modules, visited = dict[str, Path](), set[str]()
+    modules, visited_folders = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
-        if (real := os.path.realpath(place)) in visited:
+        if (real_path := os.path.realpath(place)) in visited_folders:
             below.clear()
             continue
-        visited.add(real)
+        visited_folders.add(real_path)
         below[:] = [part for part in sorted(below) if part[0] != "." and part != "__pycache__"]
         files = [Path(place, file) for file in names if file.endswith(SUFFIXES)]
         modules |= {(Path(name) / file.relative_to(package)).as_posix(): file for file in files}
@@ -177,10 +184,10 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
     This applies to all importers, because a task's code imports some modules only when a prompt is made.
     """
-    new = {folder.resolve() for folder in folders} - _folders
-    if not new:
+    new_folders = {folder.resolve() for folder in folders} - _folders
+    if not new_folders:
         return
-    _folders.update(new)
+    _folders.update(new_folders)
     if _finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _finder)
     for place in [place for place in sys.path_importer_cache if _of_task(place)]:
@@ -235,8 +242,8 @@ class OpenedFiles:
         if not isinstance(path, str | bytes | os.PathLike):
             return  # an open descriptor, whose own opening was recorded
         name = os.fsdecode(path)
-        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-        if writes or name in self.files or name.endswith(SUFFIXES):
+        is_write = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if is_write or name in self.files or name.endswith(SUFFIXES):
             return  # an import: versions of packages cover it
         self.traceable &= os.path.isabs(name)
         try:
@@ -270,9 +277,9 @@ def _hear(event: str, arguments: tuple) -> None:
             listener.hear(path, flags)
     elif event in _UNTRACEABLE and _listeners:
         # Searching a folder for a module is no reading.
-        importing = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
+        is_import = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
         for listener in _listeners:
-            listener.traceable &= importing
+            listener.traceable &= is_import
 
 
 def of_one_sample(error: BaseException) -> bool:

@@ -49,8 +49,8 @@ def plain_value(value: Any) -> float | None:
         value = value.get("score")
     if isinstance(value, numbers.Real):
         return float(value)
-    item = getattr(value, "item", None)  # a one-element array or tensor
-    return float(item()) if item is not None and getattr(value, "size", 1) == 1 else None
+    item_method = getattr(value, "item", None)  # a one-element array or tensor
+    return float(item_method()) if item_method is not None and getattr(value, "size", 1) == 1 else None
 
 
 def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
@@ -65,8 +65,8 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
 def worldqa(value: Any, aggregation: Aggregation) -> float | None:
     """Return the score of a value of the metric `gpt_eval`. For WorldQA the aggregation computes it, by asking the judge if
     necessary; other tasks with this metric return a number."""
-    of_worldqa = isinstance(value, Mapping) and "question_idx" in value
-    return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
+    is_worldqa = isinstance(value, Mapping) and "question_idx" in value
+    return aggregate_of_one(value, aggregation) if is_worldqa else plain_value(value)
 
 
 # Metrics that need their own function, called with a sample's value and the aggregation.
@@ -131,12 +131,12 @@ def state_kept() -> Iterator[None]:
     """Restore the states of both generators after the block."""
     import numpy as np
 
-    python, numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mapping[str, Any]]) -> bool:
@@ -145,10 +145,10 @@ def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mappi
     metrics: the scorer's result.
     again: scores the same answer again, from the same document.
     """
-    first = repr(metrics)
+    first_result = repr(metrics)
     for number in range(TRIES):
         seed(f"{identity}/{number}")
-        if repr(again()) != first:
+        if repr(again()) != first_result:
             return True
     return False
 
@@ -240,15 +240,17 @@ def may_draw(scorer: Any) -> bool:
 def _walk(scorer: Any, visit: Callable[[Any, set[str]], Iterable[Any]]) -> None:
     """Call `visit` with a function and the global names in its code, then likewise with every function or class that a call of
     `visit` yields, each once."""
-    waiting, visited = [scorer], set()
-    while waiting:
-        function = waiting.pop()
+    functions_to_read, visited_functions = [scorer], set()
+    while functions_to_read:
+        function = functions_to_read.pop()
         while isinstance(function, functools.partial):
             function = function.func
         function = getattr(function, "__func__", function)
-        if isinstance(function, types.FunctionType | type) and function not in visited:
-            visited.add(function)
-            waiting += visit(function, set() if isinstance(function, type) else {*_global_names(function.__code__)})
+        if isinstance(function, types.FunctionType | type) and function not in visited_functions:
+            visited_functions.add(function)
+            functions_to_read += visit(
+                function, set() if isinstance(function, type) else {*_global_names(function.__code__)}
+            )
 
 
 def _same_module(value: Any, function: types.FunctionType) -> bool:

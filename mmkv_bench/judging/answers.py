@@ -107,20 +107,20 @@ class Endpoint:
         import httpx
 
         outcomes: dict[str, Reply | Failure] = {}
-        limit = asyncio.Semaphore(self.settings.concurrency)
-        proxied = urlsplit(self.url).hostname not in LOOPBACK  # no proxy between a machine and itself
-        async with httpx.AsyncClient(timeout=self.settings.timeout_s, trust_env=proxied) as client:
+        semaphore = asyncio.Semaphore(self.settings.concurrency)
+        uses_proxy = urlsplit(self.url).hostname not in LOOPBACK  # no proxy between a machine and itself
+        async with httpx.AsyncClient(timeout=self.settings.timeout_s, trust_env=uses_proxy) as client:
 
             async def ask(name: str) -> None:
-                async with limit:
+                async with semaphore:
                     outcomes[name] = await self._attempts(client, questions[name], keep)
 
-            waiting = list(questions)
-            while waiting and not self._answered and self.gone is None:
-                await ask(waiting.pop(0))
+            unanswered = list(questions)
+            while unanswered and not self._answered and self.gone is None:
+                await ask(unanswered.pop(0))
             try:
                 async with asyncio.TaskGroup() as group:
-                    for name in waiting:
+                    for name in unanswered:
                         group.create_task(ask(name))
             except BaseExceptionGroup as problems:
                 raise problems.exceptions[0] from None
@@ -178,9 +178,13 @@ class Endpoint:
         except (TimeoutError, httpx.TimeoutException):
             raise Failure(f"{self.address} did not answer within {settings.timeout_s:g} s", passes=True) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)  # other attempts would fail too
-            what = "cannot be asked" if invalid else "cannot be reached or breaks off"
-            raise Failure(f"{self.address} {what} ({type(error).__name__})", passes=not invalid) from None
+            is_invalid_url = isinstance(
+                error, httpx.InvalidURL | httpx.UnsupportedProtocol
+            )  # other attempts would fail too
+            failure_text = "cannot be asked" if is_invalid_url else "cannot be reached or breaks off"
+            raise Failure(
+                f"{self.address} {failure_text} ({type(error).__name__})", passes=not is_invalid_url
+            ) from None
         text = data.decode("utf-8", errors="replace")
         if response.status_code != 200:
             raise self._refusal(response.status_code, response.headers.get("Retry-After", ""), text)
@@ -189,7 +193,7 @@ class Endpoint:
     def _reply(self, data: str, question: Question) -> Reply:
         try:
             body = json.loads(data)
-            text, served = body["choices"][0]["message"]["content"], body.get("model")
+            text, served_model = body["choices"][0]["message"]["content"], body.get("model")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             excerpt = self._hide(data)[:EXCERPT]
             reason = f"{self.address} replied with what is no chat completion: {excerpt!r}"
@@ -198,13 +202,17 @@ class Endpoint:
         if not question.readable(text):
             reason = f"its answer is not of the form that the scorer reads: {text[:EXCERPT]!r}"
             raise Failure(reason, passes=True, alone=True)
-        return Reply(text, self._hide(served) if isinstance(served, str) else None)
+        return Reply(text, self._hide(served_model) if isinstance(served_model, str) else None)
 
     def _refusal(self, code: int, retry_after: str, text: str) -> Failure:
         if code in (401, 403):
-            name = self.settings.key_env
-            key = f"the key in {name}" if name and self._key() else "a request without a key (judge.key_env)"
-            return Failure(f"{self.address} refuses {key} ({code})")
+            key_variable = self.settings.key_env
+            key_text = (
+                f"the key in {key_variable}"
+                if key_variable and self._key()
+                else "a request without a key (judge.key_env)"
+            )
+            return Failure(f"{self.address} refuses {key_text} ({code})")
         message = f"{self.address} answers {code}: {self._hide(text)[:EXCERPT]!r}"
         if code in PASSING or code >= 500:
             return Failure(message, passes=True, wait_s=_retry_after(retry_after))
@@ -246,8 +254,8 @@ CHECKSUM = "sha256"
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    others = {name: value for name, value in record.items() if name != CHECKSUM}
-    return hashlib.sha256(json.dumps(others, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+    checked_fields = {name: value for name, value in record.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(checked_fields, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
 class AnswerCache:
@@ -287,8 +295,8 @@ class AnswerCache:
         record[CHECKSUM] = _checksum(record)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
-            with os.fdopen(handle, "w", encoding="utf-8") as staged:
+            descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as staged:
                 json.dump(record, staged, indent=1, sort_keys=True, default=dict)
             os.replace(name, file)
         except OSError as error:
@@ -380,12 +388,12 @@ class JudgeAnswers:
         if self.settings is not None and counts:
             cached = f"{counts['cached']} answers from {self.settings.cache}"
             reason = self.gone or next(iter(self._failures.values()), None)
-            failed = f", {counts['failed']} questions without an answer ({reason})" if counts["failed"] else ""
-            lines.append(f"judge {self.model}: {counts['asked']} answers, {cached}{failed}")
-        earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, self.model)})
-        if self.settings is not None and earlier:
+            failed_text = f", {counts['failed']} questions without an answer ({reason})" if counts["failed"] else ""
+            lines.append(f"judge {self.model}: {counts['asked']} answers, {cached}{failed_text}")
+        earlier_judges = sorted({row["judge"] for row in metrics if row["judge"] not in (None, self.model)})
+        if self.settings is not None and earlier_judges:
             lines.append(
-                f"scores of {', '.join(earlier)} are kept where {self.model} did not answer all questions of a metric"
+                f"scores of {', '.join(earlier_judges)} are kept where {self.model} did not answer all questions of a metric"
             )
         if unjudged:
             names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in unjudged}))

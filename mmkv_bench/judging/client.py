@@ -71,11 +71,11 @@ class ScoringPass:
     @contextmanager
     def of(self, owners: Iterable[Owner]) -> Iterator[None]:
         """Attribute questions inside the block to these samples."""
-        outer, self._owners = self._owners, tuple(owners)
+        outer_owners, self._owners = self._owners, tuple(owners)
         try:
             yield
         finally:
-            self._owners = outer
+            self._owners = outer_owners
 
     def lacks(self, owner: Owner) -> bool:
         """Tell whether a question of this sample had no answer. An exception of its scorer is then not an error."""
@@ -96,8 +96,8 @@ class ScoringPass:
         """Return the judge's answer, for lmms-eval's scorers, which cannot handle a missing answer. If there is none, return a
         filler text and record that the sample's score is worthless."""
         metric = None
-        if (known := metric_of(self.judged, question)) is not None:
-            metric, question = known.metric, replace(question, readable=known.readable)
+        if (judged_metric := metric_of(self.judged, question)) is not None:
+            metric, question = judged_metric.metric, replace(question, readable=judged_metric.readable)
         try:
             return self._look_up(metric, question)
         except JudgeError as error:
@@ -108,12 +108,12 @@ class ScoringPass:
     def _look_up(self, metric: str | None, question: Question) -> str:
         question = self.answers.as_asked(question)
         try:
-            text = self.answers.look_up(question)
+            answer_text = self.answers.look_up(question)
         except JudgeError:
             self.asked.append(AskedQuestion(metric, question, False))
             raise
         self.asked.append(AskedQuestion(metric, question, True))
-        return text
+        return answer_text
 
 
 class Probe(ScoringPass):
@@ -200,13 +200,13 @@ def in_rounds(
 
     After `ROUNDS` passes a scorer that still asks new questions is stopped, and its samples are not judged.
     """
-    passes = 0
+    passes_done = 0
     while True:
         scoring_pass = ScoringPass(answers, JUDGED.get(task, ()))
         with asking(scoring_pass):
             result = one_pass(scoring_pass)
-        passes += 1
-        if not answers.fetch() or passes == ROUNDS:
+        passes_done += 1
+        if not answers.fetch() or passes_done == ROUNDS:
             return result, scoring_pass
 
 
@@ -256,16 +256,16 @@ def task_variables(environment: dict[str, str]) -> dict[str, str]:
     environment: the process's environment, for its list of hosts without an HTTP proxy.
     """
     judge = proxy()
-    direct = environment.get("no_proxy") or environment.get("NO_PROXY")
-    direct = f"{direct},127.0.0.1" if direct else "127.0.0.1"
+    no_proxy_hosts = environment.get("no_proxy") or environment.get("NO_PROXY")
+    no_proxy_hosts = f"{no_proxy_hosts},127.0.0.1" if no_proxy_hosts else "127.0.0.1"
     return {
         "API_TYPE": "openai",
         "OPENAI_API_KEY": judge.token,
         "OPENAI_API_URL": judge.root + PATH,  # used as base or as full url; the proxy answers both paths
         "OPENAI_BASE_URL": f"{judge.root}/v1",  # of the package `openai`
         "MODEL_VERSION": "judge",  # ignored: the configured model is asked
-        "NO_PROXY": direct,
-        "no_proxy": direct,
+        "NO_PROXY": no_proxy_hosts,
+        "no_proxy": no_proxy_hosts,
     }
 
 
@@ -289,8 +289,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(503, {"error": {"message": "nothing is being scored"}})
         try:
             request = json.loads(body)
-            limit = request.get("max_tokens") or request.get("max_completion_tokens") or 1024
-            question = Question.of(request["messages"], request.get("temperature", 0.0), limit)
+            max_tokens = request.get("max_tokens") or request.get("max_completion_tokens") or 1024
+            question = Question.of(request["messages"], request.get("temperature", 0.0), max_tokens)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._send(400, {"error": {"message": f"no chat completion request: {error!r}"}})
         message = {"role": "assistant", "content": scoring_pass.fill(question)}

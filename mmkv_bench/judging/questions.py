@@ -138,9 +138,9 @@ def option_letter(text: str) -> bool:
 
 def one_letter_among_words(text: str) -> bool:
     """Tell whether an HR-Bench judge's reply has exactly one of the letters A to D as a word, or none of them and Z."""
-    words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
-    letters = {letter for letter in "ABCD" if letter in words}
-    return len(letters) == 1 or (not letters and "Z" in words)
+    spaced_words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
+    letters = {letter for letter in "ABCD" if letter in spaced_words}
+    return len(letters) == 1 or (not letters and "Z" in spaced_words)
 
 
 JUDGED: dict[str, tuple[JudgedMetric, ...]] = {
@@ -175,13 +175,13 @@ def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
 
     fields: the video of each document in order. A document without a partner is in no pair.
     """
-    waiting: dict[Any, int] = {}
+    first_doc_of_key: dict[Any, int] = {}
     pairs_of_docs = []
     for doc_id, video in enumerate(fields):
-        if video in waiting:
-            pairs_of_docs.append((waiting.pop(video), doc_id))
+        if video in first_doc_of_key:
+            pairs_of_docs.append((first_doc_of_key.pop(video), doc_id))
         else:
-            waiting[video] = doc_id
+            first_doc_of_key[video] = doc_id
     return pairs_of_docs
 
 

@@ -29,7 +29,7 @@ STAND_IN = "tiny"
 """The embedded model. Its numbers replace those of other models in stand-ins, and are no evidence for a printed number."""
 MEAN = "mean"
 """Metric of an address whose number is a mean over several others."""
-_SIZES = ("small", "large")
+_SIZE_SUFFIXES = ("small", "large")
 _options, _file = cache(options), cache(read)
 _CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "samples", "length", "new_tokens", "batch")
 KEYS = (
@@ -70,16 +70,18 @@ class MethodSettings:
         for key in settings:
             if key not in defaults:
                 raise ConfigError(f"method {name} has no parameter {key!r}; {nearest(key, defaults)}")
-        typed = {key: float(value) if isinstance(defaults[key], float) else value for key, value in settings.items()}
-        changed = {key: value for key, value in typed.items() if value != defaults[key]}
-        source = calibration if isinstance(calibration, Mapping) else {}
-        complete = not source or {"samples", "data"} <= {*source} <= {*CALIBRATED}
-        if not complete or not isinstance(calibration, Mapping | str | None):
+        typed_settings = {
+            key: float(value) if isinstance(defaults[key], float) else value for key, value in settings.items()
+        }
+        changed = {key: value for key, value in typed_settings.items() if value != defaults[key]}
+        calibration_source = calibration if isinstance(calibration, Mapping) else {}
+        has_source = not calibration_source or {"samples", "data"} <= {*calibration_source} <= {*CALIBRATED}
+        if not has_source or not isinstance(calibration, Mapping | str | None):
             raise ConfigError(
                 f"{name}: calibration={calibration} is not allowed; use auto, or a mapping with samples "
                 "and data (instruction is optional)"
             )
-        return cls(name, _sorted(changed), _sorted(source) if source else "")
+        return cls(name, _sorted(changed), _sorted(calibration_source) if calibration_source else "")
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -117,9 +119,9 @@ class MethodSettings:
         return _version(self, reading)
 
     def __str__(self) -> str:
-        settings = [f"{key}={_plain(value)}" for key, value in self.changed.items()]
-        settings += [f"{key}={value}" for key, value in self.calibrated.items()]
-        return f"{self.name}({', '.join(settings)})" if settings else self.name
+        setting_texts = [f"{key}={_plain(value)}" for key, value in self.changed.items()]
+        setting_texts += [f"{key}={value}" for key, value in self.calibrated.items()]
+        return f"{self.name}({', '.join(setting_texts)})" if setting_texts else self.name
 
 
 @dataclass(frozen=True)
@@ -184,26 +186,32 @@ def address(parts: Mapping[str, Any]) -> Address:
     missing = [key for key in ("model", "method", "dataset", "metric") if key not in parts]
     if missing:
         raise ConfigError(f"an address needs {', '.join(missing)}; this one has {_listed(parts)}")
-    nodes = [node for node in (parts, parts.get("minus")) if node is not None]
-    methods = [MethodSettings.of(node["method"], node.get("with"), node.get("calibration")) for node in nodes]
+    minuend_and_subtrahend = [node for node in (parts, parts.get("minus")) if node is not None]
+    methods = [
+        MethodSettings.of(node["method"], node.get("with"), node.get("calibration")) for node in minuend_and_subtrahend
+    ]
     kind, budget = (NONE, "") if methods[0].unbudgeted else budget_of(parts.get("budget"), parts)
-    rest = {
+    other_fields = {
         key: parts[key] for key in ("model", "dataset", "metric", "reading", "protocol", *_CONDITIONS) if key in parts
     }
-    rest |= dict(zip(("method", "minus"), methods, strict=False)) | {"seeds": tuple(parts.get("seeds", (0,)))}
-    at = Address(budget_kind=kind, budget=budget, **rest)
-    real = at.metric != MEAN and at.dataset not in SYNTHETIC
+    other_fields |= dict(zip(("method", "minus"), methods, strict=False)) | {"seeds": tuple(parts.get("seeds", (0,)))}
+    plain_address = Address(budget_kind=kind, budget=budget, **other_fields)
+    names_a_dataset = plain_address.metric != MEAN and plain_address.dataset not in SYNTHETIC
     for what, name, known in (
-        ("model", at.model, {*_options("model"), *UNAVAILABLE}),
-        ("dataset", file_of(at.dataset), _options("dataset") if real else [file_of(at.dataset)]),
-        ("reading", at.reading, READINGS),
-        ("protocol", at.protocol, PROTOCOLS),
+        ("model", plain_address.model, {*_options("model"), *UNAVAILABLE}),
+        (
+            "dataset",
+            file_of(plain_address.dataset),
+            _options("dataset") if names_a_dataset else [file_of(plain_address.dataset)],
+        ),
+        ("reading", plain_address.reading, READINGS),
+        ("protocol", plain_address.protocol, PROTOCOLS),
     ):
         if name not in known:
             raise ConfigError(f"unknown {what} {name!r}; {nearest(name, known)}")
-    if at.dataset in SYNTHETIC and None in (at.length, at.new_tokens):
-        raise ConfigError(f"{at}: made-up prompts need length and new_tokens; give both")
-    return at
+    if plain_address.dataset in SYNTHETIC and None in (plain_address.length, plain_address.new_tokens):
+        raise ConfigError(f"{plain_address}: made-up prompts need length and new_tokens; give both")
+    return plain_address
 
 
 def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
@@ -234,8 +242,8 @@ def canonical(base: str, parameters: str) -> str:
     """
     settings = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
     if base in _options("method"):
-        file = _file(base)
-        defaults = flat_parameters(under_reading(base, file, READINGS[0], file))
+        configuration = _file(base)
+        defaults = flat_parameters(under_reading(base, configuration, READINGS[0], configuration))
         settings = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
     return _sorted(settings)
 
@@ -243,15 +251,15 @@ def canonical(base: str, parameters: str) -> str:
 def file_of(dataset: str) -> str:
     """Return the name of a data set's file in conf/dataset. Rows name pages with their size, such as `pages_walk_small`."""
     name, _, size = dataset.rpartition("_")
-    return name if size in _SIZES and name in _options("dataset") else dataset
+    return name if size in _SIZE_SUFFIXES and name in _options("dataset") else dataset
 
 
 @cache
 def samples_of(dataset: str) -> int:
     """Return the number of samples that a data set's file states; 0 if it states none, or only an approximate number."""
-    stated = (content("dataset", dataset).get("about") or {}).get("samples")
-    number = re.match(r"\d[\d,]*", str(stated))
-    return int(number[0].replace(",", "")) if number else 0
+    stated_size = (content("dataset", dataset).get("about") or {}).get("samples")
+    leading_number = re.match(r"\d[\d,]*", str(stated_size))
+    return int(leading_number[0].replace(",", "")) if leading_number else 0
 
 
 def members(group: str) -> list[tuple[str, str]]:
@@ -284,8 +292,8 @@ def _groups() -> dict[str, list[tuple[str, str]]]:
 @cache
 def _resolved(settings: MethodSettings, reading: str) -> str:
     defaults = _file(settings.name)
-    plain = under_reading(settings.name, {**defaults, **settings.changed}, reading, defaults)
-    return canonical(str(defaults["base"]), _sorted(flat_parameters(plain)))
+    resolved = under_reading(settings.name, {**defaults, **settings.changed}, reading, defaults)
+    return canonical(str(defaults["base"]), _sorted(flat_parameters(resolved)))
 
 
 @cache

@@ -24,10 +24,10 @@ from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.measurement import Measurement, Questions, Shared, State, average, differing, joined, subtract
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS, cache_size, missing_input, planned_peak
 from mmkv_bench.statistics.intervals import intervals
-from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.cost_rows import ALONE, passes
 from mmkv_bench.tables.metrics import headlines
 from mmkv_bench.tables.rows import SAMPLE_COLUMNS, frame
+from mmkv_bench.tables.score_consistency import agreeing
 from mmkv_bench.tables.scores import Sheet
 
 if TYPE_CHECKING:
@@ -60,38 +60,40 @@ class EvidenceReader:
 
     def _one(self, address: Address, like: Shared | None = None) -> Measurement:
         if (address, like) not in self._measurements:
-            one = _without_rows(address, self._number(address, like))
+            measurement = _without_rows(address, self._number(address, like))
             if address.minus is not None:
-                one = self._difference(address, one)
-            if one.rows and not self.evidence.stand_in:
-                commits = self.evidence.cells.iloc[list(one.rows)]["git_commit"].unique()
-                late = (margins.unjudged(None if commit != commit else commit) for commit in commits)
-                one = replace(one, mismatches=joined(one.mismatches, tuple(filter(None, late))))
-            self._measurements[address, like] = one
+                measurement = self._difference(address, measurement)
+            if measurement.rows and not self.evidence.stand_in:
+                commits = self.evidence.cells.iloc[list(measurement.rows)]["git_commit"].unique()
+                margin_doubts = (margins.unjudged(None if commit != commit else commit) for commit in commits)
+                measurement = replace(
+                    measurement, mismatches=joined(measurement.mismatches, tuple(filter(None, margin_doubts)))
+                )
+            self._measurements[address, like] = measurement
         return self._measurements[address, like]
 
     def _number(self, address: Address, like: Shared | None = None) -> Measurement:
         if address.model in UNAVAILABLE:
-            why = UNAVAILABLE[address.model].why.partition(" (")[0].partition(", and ")[0]
-            return Measurement(State.CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {why}")
+            missing_reason = UNAVAILABLE[address.model].why.partition(" (")[0].partition(", and ")[0]
+            return Measurement(State.CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {missing_reason}")
         if address.metric in DIAGNOSTICS:
             return self._diagnostics.measured(address, _whole_size(address))
         match = self.evidence.match(address, like)
         if match.state not in (State.MEASURED, State.PART):
             return match
-        timed = address.dataset in SYNTHETIC
-        read = self._passes if timed else self._reduction if address.metric in REDUCTIONS else self._score
-        one = replace(read(address, match, self._hashes(match)), rows=match.rows)
-        if one.value is None:
-            return one
-        excess, remarks = ((), ()) if timed or self.evidence.stand_in else self._kept(match)
+        is_timed = address.dataset in SYNTHETIC
+        read_number = self._passes if is_timed else self._reduction if address.metric in REDUCTIONS else self._score
+        measurement = replace(read_number(address, match, self._hashes(match)), rows=match.rows)
+        if measurement.value is None:
+            return measurement
+        excess, remarks = ((), ()) if is_timed or self.evidence.stand_in else self._kept(match)
         return replace(
-            one,
-            mismatches=joined(match.mismatches, one.mismatches, excess),
+            measurement,
+            mismatches=joined(match.mismatches, measurement.mismatches, excess),
             unstated=joined(match.unstated, remarks),
             passed=match.passed,
             shared=match.shared,
-            questions=(Questions() if timed else self._questions(address, match),),
+            questions=(Questions() if is_timed else self._questions(address, match),),
         )
 
     def _hashes(self, match: Measurement) -> list[str]:
@@ -105,90 +107,116 @@ class EvidenceReader:
         counts: Counter[str] = Counter()
         for cell in self._hashes(match):
             counts.update(self._tables.counts.get(cell, {}))
-        first = self.evidence.cells.iloc[match.rows[0]]
-        allowed = first["reading"] == "released" or json.loads(first["parameters"] or "{}").get("over_budget")
-        answers, over = counts.pop(ANSWERS, 0), counts.pop(OVER, 0)
-        excess = (f"{over:,} of {answers:,} answers kept {OVER}",) if over else ()
+        first_cell = self.evidence.cells.iloc[match.rows[0]]
+        may_exceed = first_cell["reading"] == "released" or json.loads(first_cell["parameters"] or "{}").get(
+            "over_budget"
+        )
+        answers, answers_over_budget = counts.pop(ANSWERS, 0), counts.pop(OVER, 0)
+        excess = (f"{answers_over_budget:,} of {answers:,} answers kept {OVER}",) if answers_over_budget else ()
         remarks = tuple(f"{what} in {n:,} of {answers:,} answers" for what, n in sorted(counts.items()))
-        return ((), excess + remarks) if allowed else (excess, remarks)
+        return ((), excess + remarks) if may_exceed else (excess, remarks)
 
     def _questions(self, address: Address, match: Measurement) -> Questions:
         cells = self._hashes(match)
         prompts = [self._tables.prompts[cell] for cell in cells]
-        digests = tuple(sorted({int(each.sum()) for each in prompts}))
-        return Questions(self._tables.scorers.get((cells[0], address.metric), ()), len(prompts[0]), digests)
+        prompt_digests = tuple(sorted({int(each.sum()) for each in prompts}))
+        return Questions(self._tables.scorers.get((cells[0], address.metric), ()), len(prompts[0]), prompt_digests)
 
     def _score(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
-        stored = self._tables.sheet(cells, address.metric)
-        if stored is None:
+        sheet_and_cells = self._tables.sheet(cells, address.metric)
+        if sheet_and_cells is None:
             return Measurement(State.AMBIGUOUS, "two stores hold the same cell with other scores")
-        sheet, places = stored
-        scores = sheet.scores(places, address.metric)
+        sheet, cell_numbers = sheet_and_cells
+        scores = sheet.scores(cell_numbers, address.metric)
         answers = [len(self._tables.prompts[cell]) for cell in cells]
-        of = _whole_size(address)
-        sized = Measurement(State.WAITING, n=scores.n or min(answers), of=of)
+        intended_samples = _whole_size(address)
+        waiting_measurement = Measurement(State.WAITING, n=scores.n or min(answers), of=intended_samples)
         if not scores.n:
             if not any(answers):
                 return Measurement(State.NOT_RUN)
-            judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
-            return replace(sized, why="for a judge" if judged else "for its scores: run with stage=score")
+            needs_judge = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
+            return replace(
+                waiting_measurement, why="for a judge" if needs_judge else "for its scores: run with stage=score"
+            )
         if scores.n < max(answers):  # a metric for one kind of question has fewer samples, although all are scored
             unscored = max(n - self._tables.scored.get(cell, 0) for n, cell in zip(answers, cells, strict=True))
             if unscored > 0:
-                why = f"for the scores of {unscored} of {max(answers)} answers"
-                return replace(sized, why=why, n=min(answers))
+                waiting_reason = f"for the scores of {unscored} of {max(answers)} answers"
+                return replace(waiting_measurement, why=waiting_reason, n=min(answers))
         if scores.unjudged:
-            return replace(sized, why=f"for a judge: {scores.unjudged} of {scores.n} answers")
+            return replace(waiting_measurement, why=f"for a judge: {scores.unjudged} of {scores.n} answers")
         if scores.n_ok < scores.n:
-            return replace(sized, state=State.FAILED, why=f"{scores.n - scores.n_ok} of {scores.n} samples")
+            return replace(
+                waiting_measurement, state=State.FAILED, why=f"{scores.n - scores.n_ok} of {scores.n} samples"
+            )
         scale = margins.margin(address.dataset, address.metric).scale
-        by_seed = [sheet.scores([place], address.metric) for place in places] if len(places) > 1 else []
+        by_seed = [sheet.scores([place], address.metric) for place in cell_numbers] if len(cell_numbers) > 1 else []
         headline, *seeds = headlines([scores, *by_seed], address.dataset, address.metric)
         value, low, high = (
             None if headline[key] is None else scale * headline[key] for key in ("value", "low", "high")
         )
         values = tuple(scale * one["value"] for one in seeds if one["value"] is not None)
-        many = (f"{max(answers):,} answers, the data set has {of:,}",) if of and max(answers) > of else ()
-        state, why = _completeness(min(answers), of, match)
-        return Measurement(state, why, value, low, high, scores.n, of, many, seeds=values, scores=scores)
+        surplus_answers = (
+            (f"{max(answers):,} answers, the data set has {intended_samples:,}",)
+            if intended_samples and max(answers) > intended_samples
+            else ()
+        )
+        state, waiting_reason = _completeness(min(answers), intended_samples, match)
+        return Measurement(
+            state,
+            waiting_reason,
+            value,
+            low,
+            high,
+            scores.n,
+            intended_samples,
+            surplus_answers,
+            seeds=values,
+            scores=scores,
+        )
 
     def _reduction(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction = REDUCTIONS[address.metric]
         if not {*cells} <= {*self._tables.responses}:
             return Measurement(State.NOT_RUN)
         tables = [self._tables.responses[cell] for cell in cells]
-        n, of = min(map(len, tables)), _whole_size(address)
+        n, intended_samples = min(map(len, tables)), _whole_size(address)
         failed = sum(int((table["status"] != "ok").sum()) for table in tables)
         if failed:
-            return Measurement(State.FAILED, f"{failed} samples", n=n, of=of)
+            return Measurement(State.FAILED, f"{failed} samples", n=n, of=intended_samples)
         if reduction.column == "tpot_s" and any((table["measured"] != "own").any() for table in tables):
             return Measurement(
-                State.CANNOT_RUN, "runs that share prefills have no times by method; use sharing=off", n=n, of=of
+                State.CANNOT_RUN,
+                "runs that share prefills have no times by method; use sharing=off",
+                n=n,
+                of=intended_samples,
             )
-        state, why = _completeness(n, of, match)
+        state, why = _completeness(n, intended_samples, match)
         if not reduction.layers:
             values = np.mean([table[reduction.column].to_numpy(np.float64) for table in tables], axis=0) / reduction.per
             (interval,) = intervals(
                 [(values, tables[0]["cluster"].astype(str).to_numpy())], address.dataset, share=False
             )
-            return Measurement(state, why, float(values.mean()), interval.low, interval.high, n, of)
+            return Measurement(state, why, float(values.mean()), interval.low, interval.high, n, intended_samples)
         # `std`: spread over samples of the ratios that layers keep, averaged over layers; `mad`: distance to the profile's ratios
         ratios = _ratios(tables[0])
         if reduction.layers == "std":
-            return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=of)
+            return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=intended_samples)
         (profile,) = _operands(address)
-        other = self.evidence.match(profile, *match.shared)
-        if other.state not in (State.MEASURED, State.PART):
+        profile_match = self.evidence.match(profile, *match.shared)
+        if profile_match.state not in (State.MEASURED, State.PART):
             return Measurement(State.NOT_RUN, f"it needs {profile.method} too")
-        fixed = _ratios(self._tables.responses[self._hashes(other)[0]]).mean(axis=0)
-        return Measurement(state, why, float(np.abs(ratios - fixed).mean()), n=len(ratios), of=of)
+        profile_ratios = _ratios(self._tables.responses[self._hashes(profile_match)[0]]).mean(axis=0)
+        return Measurement(
+            state, why, float(np.abs(ratios - profile_ratios).mean()), n=len(ratios), of=intended_samples
+        )
 
     def _passes(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction, table = PASSES[address.metric], self._tables.timings.get(cells[0])
         if table is None:
             return Measurement(State.NOT_RUN)
-        wanted = {"prompt_tokens": address.length, "new_tokens": address.new_tokens, "batch": address.batch or 1}
-        for column, value in {**wanted, "batch_prefill": ALONE}.items():
+        shape_columns = {"prompt_tokens": address.length, "new_tokens": address.new_tokens, "batch": address.batch or 1}
+        for column, value in {**shape_columns, "batch_prefill": ALONE}.items():
             table = table[table[column] == value]
         if not len(table):
             return Measurement(State.NOT_RUN)
@@ -198,20 +226,20 @@ class EvidenceReader:
         values = table[reduction.column].dropna().to_numpy(np.float64) / reduction.per
         if not len(values):
             return Measurement(State.NOT_RUN, f"no pass holds {reduction.column}")
-        disturbed = sorted({str(what) for one in table["disturbed"].dropna() for what in one})
-        mismatches = (f"disturbed by {', '.join(disturbed)}",) if disturbed else ()
+        disturbances = sorted({str(what) for one in table["disturbed"].dropna() for what in one})
+        mismatches = (f"disturbed by {', '.join(disturbances)}",) if disturbances else ()
         return Measurement(State.MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
         """Subtract the number of the method `address.minus` from `minuend`. Both must be measured under the same conditions
         (`minuend.shared`)."""
         (base,) = _operands(address)
-        other = self._number(base, *minuend.shared)
-        if minuend.value is not None and other.state == State.NOT_RUN:
+        subtrahend_number = self._number(base, *minuend.shared)
+        if minuend.value is not None and subtrahend_number.state == State.NOT_RUN:
             names = differing(minuend, self._number(base).shared)
-            why = f"{address.minus} was run with other {names}" if names else ""
-            return replace(other, why=why, rows=minuend.rows)
-        return subtract(address, minuend, other)
+            mismatch_text = f"{address.minus} was run with other {names}" if names else ""
+            return replace(subtrahend_number, why=mismatch_text, rows=minuend.rows)
+        return subtract(address, minuend, subtrahend_number)
 
     @cached_property
     def _diagnostics(self) -> DiagnosticEvidence:
@@ -251,8 +279,8 @@ def _completeness(answers: int, of: int, match: Measurement) -> tuple[State, str
 
 def _ratios(answers: pd.DataFrame) -> np.ndarray:
     """Return each layer's kept entries as a share of the prompt's, float64 [n, layers]; heads are averaged."""
-    kept = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
-    return np.array(kept) / answers["context_tokens"].to_numpy(np.float64)[:, None]
+    kept_ratios = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
+    return np.array(kept_ratios) / answers["context_tokens"].to_numpy(np.float64)[:, None]
 
 
 T = TypeVar("T")
@@ -306,8 +334,8 @@ class StoreTables:
 
     @cached_property
     def _contradictions(self) -> set[tuple[str, str]]:
-        twice = self._samples[self._samples.duplicated(_ANSWER)]
-        return set(zip(twice["cell"], twice["metric"], strict=True))
+        duplicates = self._samples[self._samples.duplicated(_ANSWER)]
+        return set(zip(duplicates["cell"], duplicates["metric"], strict=True))
 
     @cached_property
     def _sheet(self) -> Sheet:

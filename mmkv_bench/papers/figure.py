@@ -33,10 +33,16 @@ _ACROSS = 4  # panels side by side
 
 def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
     """Save the pictures of a table, if it has numbers to draw, and return their files."""
-    drawn = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
-    drawn |= {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
-    stem, plain = folder / table.layout.id, bool(table.layout.stands_for)
-    return [file for name, figure in drawn.items() for file in save(figure, Path(f"{stem}{name}"), plain=plain)]
+    drawn_figures = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
+    drawn_figures |= (
+        {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
+    )
+    stem, has_no_svg_only = folder / table.layout.id, bool(table.layout.stands_for)
+    return [
+        file
+        for name, figure in drawn_figures.items()
+        for file in save(figure, Path(f"{stem}{name}"), plain=has_no_svg_only)
+    ]
 
 
 def pictures(table: FilledTable) -> dict[str, Figure]:
@@ -77,17 +83,17 @@ def against_printed(table: FilledTable) -> Figure:
         for word in sorted({_word(one) for one in cells}, key=_IN_FRONT.index, reverse=True):
             group = [one for one in cells if _word(one) == word]
             numbers = [(one.measured.number, one.measured.low, one.measured.high) for one in group]
-            below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in numbers]
-            above = [0.0 if high is None else max(high - value, 0.0) for value, _, high in numbers]
+            distances_below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in numbers]
+            distances_above = [0.0 if high is None else max(high - value, 0.0) for value, _, high in numbers]
             look = VERDICTS.get(word)
             axes.errorbar(
-                [one.printed_number for one in group], [value for value, _, _ in numbers], (below, above),
+                [one.printed_number for one in group], [value for value, _, _ in numbers], (distances_below, distances_above),
                 fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=signed(word),
                 markersize=6, elinewidth=0.9, alpha=0.85,
             )  # fmt: skip
-        ends = [*axes.get_xlim(), *axes.get_ylim()]
-        line = [min(ends), max(ends)]
-        axes.plot(line, line, color="#999999", linestyle="--", zorder=0, label="measured = printed")
+        axis_limits = [*axes.get_xlim(), *axes.get_ylim()]
+        diagonal = [min(axis_limits), max(axis_limits)]
+        axes.plot(diagonal, diagonal, color="#999999", linestyle="--", zorder=0, label="measured = printed")
         axes.set_xlabel("printed", fontsize=10.5)
         axes.set_ylabel("measured, 95% interval", fontsize=10.5)
         axes.set_title(name, fontsize=12)
@@ -115,8 +121,8 @@ def _analyses(table: FilledTable) -> dict[str, Figure]:
     cells = {one.measured.source: one for one in table.cells if one.measured.drawn is not None}.values()
     rows = pd.concat([one.measured.drawn for one in cells], ignore_index=True)
     names = dict.fromkeys(DIAGNOSTICS[one.cell.address.metric].name for one in cells)
-    alone = [name for name in names if not any(BESIDE.get(other) == name for other in names)]
-    return {f".{name}": diagnostic_figure(panels_of(rows, name)) for name in alone}
+    names_drawn_alone = [name for name in names if not any(BESIDE.get(other) == name for other in names)]
+    return {f".{name}": diagnostic_figure(panels_of(rows, name)) for name in names_drawn_alone}
 
 
 def _curves(table: FilledTable) -> dict[str, Figure]:
@@ -125,25 +131,34 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
     The x axis has the values of `across`, with a panel per block and column. If the layout has no `across`, the x axis has the
     columns, with a panel per block. Return {"": figure}."""
     layout = table.layout
-    split = len(layout.across) > 1
+    has_columns_across = len(layout.across) > 1
     panels: dict[tuple[int, int], list[FilledCell]] = {}
     for one in table.cells:
-        panels.setdefault((one.cell.block, one.cell.column if split else 0), []).append(one)
+        panels.setdefault((one.cell.block, one.cell.column if has_columns_across else 0), []).append(one)
     figure, grid = _panels(len(panels), len(panels))
     styles = _styles(table)
     for axes, ((block, column), cells) in zip(grid, panels.items(), strict=True):
         for row in dict.fromkeys(one.cell.row for one in cells):
             points = [one for one in cells if one.cell.row == row and _is_point(one)]
             _line(axes, points, layout.rows[row].label, styles)
-        ticks = {place: label for place, label in (_place(one.cell.address) for one in cells) if place is not None}
+        tick_labels = {
+            place: x_label for place, x_label in (_place(one.cell.address) for one in cells) if place is not None
+        }
         addresses = [one.cell.address for one in cells]
-        share = "fraction of the prompt's entries kept" if any(at.budget_kind == FRACTION for at in addresses) else ""
-        label = (
-            "prompt tokens" if any(at.length is not None for at in addresses) else share or "entries kept per KV head"
+        fraction_label = (
+            "fraction of the prompt's entries kept" if any(at.budget_kind == FRACTION for at in addresses) else ""
         )
-        log2_axis(axes, [*ticks], [*ticks.values()], label)
-        words = (layout.blocks[block].label, layout.columns[column].label if split else cells[0].cell.address.metric)
-        axes.set_title(" ".join(filter(None, words)), fontsize=12)
+        x_label = (
+            "prompt tokens"
+            if any(at.length is not None for at in addresses)
+            else fraction_label or "entries kept per KV head"
+        )
+        log2_axis(axes, [*tick_labels], [*tick_labels.values()], x_label)
+        panel_title = (
+            layout.blocks[block].label,
+            layout.columns[column].label if has_columns_across else cells[0].cell.address.metric,
+        )
+        axes.set_title(" ".join(filter(None, panel_title)), fontsize=12)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     legend_below(figure, figure.axes, 10.5)
     return {"": figure}
@@ -156,11 +171,11 @@ def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[s
     if len(points) == 1 and points[0][0] is None:
         axes.axhline(points[0][1].number, color=colour, linestyle="--", linewidth=1.4, label=label)
         return
-    line = sorted((x, y.number, y.low, y.high) for x, y in points if x is not None)
+    sorted_points = sorted((x, y.number, y.low, y.high) for x, y in points if x is not None)
     axes.plot(
-        [x for x, *_ in line], [y for _, y, *_ in line], color=colour, marker=shape, linewidth=1.8, label=label
+        [x for x, *_ in sorted_points], [y for _, y, *_ in sorted_points], color=colour, marker=shape, linewidth=1.8, label=label
     )  # fmt: skip
-    band(axes, [(x, low, high) for x, _, low, high in line], colour)
+    band(axes, [(x, low, high) for x, _, low, high in sorted_points], colour)
 
 
 def _radar(table: FilledTable) -> dict[str, Figure]:
@@ -179,12 +194,14 @@ def _radar(table: FilledTable) -> dict[str, Figure]:
         values = [100 * value / reference for value, reference in shares if value is not None and reference]
         if len(values) == len(columns):
             colour, shape = styles[item.label]
-            closed = [*angles, angles[0]], [*values, values[0]]
-            axes.plot(*closed, color=colour, marker=shape, markersize=5, label=item.label)
+            closed_outline = [*angles, angles[0]], [*values, values[0]]
+            axes.plot(*closed_outline, color=colour, marker=shape, markersize=5, label=item.label)
     axes.set_xticks(angles, [layout.columns[column].label for column in columns], fontsize=9)
     for text, angle in zip(axes.get_xticklabels(), angles, strict=True):
-        sideways = math.cos(angle)
-        text.set_horizontalalignment("center" if abs(sideways) < 0.2 else "left" if sideways > 0 else "right")
+        horizontal_direction = math.cos(angle)
+        text.set_horizontalalignment(
+            "center" if abs(horizontal_direction) < 0.2 else "left" if horizontal_direction > 0 else "right"
+        )
     axes.set_ylim(0, None)
     legend_below(figure, figure.axes, 10.5)
     return {"": figure}
@@ -200,9 +217,9 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
 
 def _panels(count: int, most: int = _ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure with `count` panels, at most `most` side by side."""
-    across = min(count, most)
-    down = math.ceil(count / across)
-    figure, grid = canvas(down, across, (max(5.2 * across, 7.6), 5.0 * down), count, **axes)
+    columns = min(count, most)
+    rows_of_panels = math.ceil(count / columns)
+    figure, grid = canvas(rows_of_panels, columns, (max(5.2 * columns, 7.6), 5.0 * rows_of_panels), count, **axes)
     return figure, grid[:count]
 
 
@@ -214,8 +231,8 @@ def _caption(table: FilledTable, figure: Figure) -> None:
 def _styles(table: FilledTable) -> dict[str, Look]:
     """Map each row label to the plotting style of its method. Papers spell a method's name differently, so its name decides."""
     names = {table.layout.rows[one.cell.row].label: one.cell.address.method.name for one in table.cells}
-    given = looks(names.values())
-    return {label: given[name] for label, name in names.items()}
+    styles_by_method = looks(names.values())
+    return {label: styles_by_method[name] for label, name in names.items()}
 
 
 def _place(at: Address) -> tuple[float | None, str]:

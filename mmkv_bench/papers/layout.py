@@ -123,8 +123,10 @@ class TableLayout:
     def labels(self, cell: TableCell) -> dict[str, str]:
         """Return the labels of a cell's `block`, `row`, `column` and `across`, by these keys; "" if `across` is None."""
         items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
-        across = "" if cell.across is None else self.across[cell.across].label
-        return dict(zip(("block", "row", "column", "across"), (*(item.label for item in items), across), strict=True))
+        across_label = "" if cell.across is None else self.across[cell.across].label
+        return dict(
+            zip(("block", "row", "column", "across"), (*(item.label for item in items), across_label), strict=True)
+        )
 
     @property
     def needed(self) -> list[Address]:
@@ -178,13 +180,17 @@ def parse(name: str, content: Any) -> TableLayout:
     for key, allowed in (("paper", PAPERS), ("kind", KINDS), ("figure", FIGURES)):
         if key in content and content[key] not in allowed:
             raise ConfigError(f"{key}={content[key]} is not allowed; {nearest(str(content[key]), allowed)}")
-    shared = content.get("cell") or {}
-    _check_keys(shared, KEYS, "cell")
-    texts = {key: content.get(key, "") for key in ("paper", "number", "caption", "kind", "figure")}
-    items: dict[str, Any] = {key: _items(content.get(key), key) for key in ("blocks", "rows", "columns", "across")}
-    lists: dict[str, Any] = {key: tuple(content.get(key) or ()) for key in _LISTS}
-    layout = TableLayout(id=name, cells=(), together=bool(content.get("together")), **texts, **items, **lists)
-    layout = replace(layout, cells=tuple(_cells(layout, shared, content.get("readings") or {})))
+    shared_keys = content.get("cell") or {}
+    _check_keys(shared_keys, KEYS, "cell")
+    text_fields = {key: content.get(key, "") for key in ("paper", "number", "caption", "kind", "figure")}
+    item_fields: dict[str, Any] = {
+        key: _items(content.get(key), key) for key in ("blocks", "rows", "columns", "across")
+    }
+    list_fields: dict[str, Any] = {key: tuple(content.get(key) or ()) for key in _LISTS}
+    layout = TableLayout(
+        id=name, cells=(), together=bool(content.get("together")), **text_fields, **item_fields, **list_fields
+    )
+    layout = replace(layout, cells=tuple(_cells(layout, shared_keys, content.get("readings") or {})))
     for one in (one for cell in layout.cells for one in cell.needed):
         if (one.model == STAND_IN) != is_stand_in(name):
             raise ConfigError(
@@ -201,32 +207,32 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
     items = []
     for one in content:
         _check_keys(one, (*KEYS, "label", "only", "mean", "readings"), f"an item of {what}")
-        selection, mean = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
-        if mean and what != "columns":
+        selection, mean_labels = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
+        if mean_labels and what != "columns":
             raise ConfigError(f"an item of {what} has the key mean, which only columns may have; remove it")
-        mean = (mean,) if isinstance(mean, str) else tuple(mean)
+        mean_labels = (mean_labels,) if isinstance(mean_labels, str) else tuple(mean_labels)
         label = str(one.get("label", _label(selection)))
-        items.append(TableItem(label, selection, one.get("only") or {}, mean, one.get("readings")))
+        items.append(TableItem(label, selection, one.get("only") or {}, mean_labels, one.get("readings")))
     return tuple(items)
 
 
 def _label(parts: Mapping[str, Any]) -> str:
     """Make a label for a row or column from the keys and values that it adds to its cells."""
-    words = []
+    label_parts = []
     for key, value in parts.items():
         if key == "with":
-            words += [f"{name}={setting}" for name, setting in value.items()]
+            label_parts += [f"{name}={setting}" for name, setting in value.items()]
         elif key == "minus":
-            words.append(f"minus {value['method']}")
+            label_parts.append(f"minus {value['method']}")
         elif key not in ("metric", "reading", "calibration") or len(parts) == 1:
-            words.append(str(value))
-    return " ".join(words)
+            label_parts.append(str(value))
+    return " ".join(label_parts)
 
 
 def _cells(
     layout: TableLayout, shared: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[TableCell]:
-    by_row: dict[tuple[int, int, int | None], list[TableCell]] = {}
+    cells_by_row: dict[tuple[int, int, int | None], list[TableCell]] = {}
     columns = sorted(range(len(layout.columns)), key=lambda c: bool(layout.columns[c].mean))  # means last
     for b, r, c, a in product(range(len(layout.blocks)), range(len(layout.rows)), columns, range(len(layout.across))):
         row, column, across = layout.rows[r], layout.columns[c], layout.across[a]
@@ -235,17 +241,24 @@ def _cells(
             keys = _merged([shared, *(item.parts for item in items)], bool(column.mean))
             if not all(_has(keys, item.only) for item in items):
                 continue
-            at = address(keys)
-            spans = at.method.unbudgeted and {*across.parts} <= {"budget"} and len(layout.across) > 1
-            row_cells = by_row.setdefault((b, r, None if spans else a), [])
-            if spans and any(cell.column == c for cell in row_cells):
+            cell_address = address(keys)
+            spans_columns = cell_address.method.unbudgeted and {*across.parts} <= {"budget"} and len(layout.across) > 1
+            row_cells = cells_by_row.setdefault((b, r, None if spans_columns else a), [])
+            if spans_columns and any(cell.column == c for cell in row_cells):
                 continue
-            cell = TableCell(b, r, c, None if spans else a, at, _parts(layout, keys, at, column, row_cells))
+            cell = TableCell(
+                b,
+                r,
+                c,
+                None if spans_columns else a,
+                cell_address,
+                _parts(layout, keys, cell_address, column, row_cells),
+            )
             overlays = readings if row.readings is None else row.readings
             row_cells.append(replace(cell, readings=_readings(layout, cell, keys, overlays, row_cells)))
         except ConfigError as error:
             raise ConfigError(f"row {row.label!r}, column {column.label!r}: {error}") from None
-    cells = [cell for row_cells in by_row.values() for cell in row_cells]
+    cells = [cell for row_cells in cells_by_row.values() for cell in row_cells]
     if not cells:
         raise ConfigError("the table has no cell; check the keys `only` of its items")
     yield from sorted(cells, key=lambda cell: (cell.block, cell.row, cell.column, cell.across or 0))
@@ -292,37 +305,40 @@ def _readings(
 ) -> dict[str, tuple[Address, tuple[Address, ...]]]:
     readings = {}
     for name, overlay in overlays.items():
-        changed = dict(overlay)
-        timed = cell.address.dataset in SYNTHETIC
-        if cell.address.method.unbudgeted or timed or not _has(keys, changed.pop("only", {})):
+        changed_keys = dict(overlay)
+        is_timed = cell.address.dataset in SYNTHETIC
+        if cell.address.method.unbudgeted or is_timed or not _has(keys, changed_keys.pop("only", {})):
             continue
-        merged_keys = {**keys, **changed, "with": {**(keys.get("with") or {}), **(changed.get("with") or {})}}
+        merged_keys = {**keys, **changed_keys, "with": {**(keys.get("with") or {}), **(changed_keys.get("with") or {})}}
         try:
-            at = address(merged_keys)
+            reading_address = address(merged_keys)
         except ConfigError as error:
             raise ConfigError(f"reading {name!r}: {error}") from None
-        if at != cell.address:
-            readings[name] = (at, _parts(layout, merged_keys, at, layout.columns[cell.column], row, name))
+        if reading_address != cell.address:
+            readings[name] = (
+                reading_address,
+                _parts(layout, merged_keys, reading_address, layout.columns[cell.column], row, name),
+            )
     return readings
 
 
 def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
     """Join the keys that table, block, row, column and `across` state for one cell. Two values for one key are an error."""
-    merged: dict[str, Any] = {}
+    merged_keys: dict[str, Any] = {}
     for parts in all_parts:
         for key, value in parts.items():
-            old = merged.get(key)
-            if key == "with" and old is not None:
-                twice = {name for name in {*old} & {*value} if old[name] != value[name]}
-                if twice:
-                    raise ConfigError(f"two parts give {min(twice)} different values; give one")
-                value = {**old, **value}
-            elif old is not None and old != value:
-                raise ConfigError(f"two parts give {key} different values, {old} and {value}; give one")
-            merged[key] = value
-    if mean and not {"dataset", "group"} & {*merged}:
-        merged |= {"dataset": "avg", "metric": MEAN}
-    return merged
+            earlier_value = merged_keys.get(key)
+            if key == "with" and earlier_value is not None:
+                contradicted_keys = {name for name in {*earlier_value} & {*value} if earlier_value[name] != value[name]}
+                if contradicted_keys:
+                    raise ConfigError(f"two parts give {min(contradicted_keys)} different values; give one")
+                value = {**earlier_value, **value}
+            elif earlier_value is not None and earlier_value != value:
+                raise ConfigError(f"two parts give {key} different values, {earlier_value} and {value}; give one")
+            merged_keys[key] = value
+    if mean and not {"dataset", "group"} & {*merged_keys}:
+        merged_keys |= {"dataset": "avg", "metric": MEAN}
+    return merged_keys
 
 
 def _has(parts: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -84,8 +84,8 @@ class Diagnostic:
         parameter that `address` states; None if there is no curve."""
         if not isinstance(self.at, str):
             return self.at
-        place = float(address.budget if self.at == "budget" else address.method.setting(self.at))
-        return place, place
+        setting_value = float(address.budget if self.at == "budget" else address.method.setting(self.at))
+        return setting_value, setting_value
 
 
 def _sides(
@@ -154,8 +154,12 @@ def planned_peak(address: Address) -> tuple[float, str] | None:
     if address.metric != PEAK or address.batch not in (None, 1) or address.reading != READINGS[0]:
         return None
     key = (address.model, address.dataset, str(address.method), address.budget, address.length, address.new_tokens)
-    line = _peaks().get(key)
-    return None if line is None else (int(line["bytes"]) / 1e9, f"counted in a dry run, {line['phase']}")
+    planned_row = _peaks().get(key)
+    return (
+        None
+        if planned_row is None
+        else (int(planned_row["bytes"]) / 1e9, f"counted in a dry run, {planned_row['phase']}")
+    )
 
 
 def planned_lines() -> list[dict[str, str]]:
@@ -170,8 +174,8 @@ def missing_input(address: Address) -> str:
     """Say what is needed, besides a device, to measure a number that was not run, and what is known about the number already.
     Return "" if a device is enough."""
     if address.metric in BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
-        share = _entries(address) / (address.length or 1)
-        return f"needs weights, which tell heads apart; a step reads {share:.1%} of full's entries"
+        kept_share = _entries(address) / (address.length or 1)
+        return f"needs weights, which tell heads apart; a step reads {kept_share:.1%} of full's entries"
     if address.metric == TOKENS and address.runs:
         return "needs the pictures' sizes"
     return ""

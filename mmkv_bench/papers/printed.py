@@ -114,10 +114,10 @@ def half_digit(literal: str, number: float) -> float:
     literal: the printed text. number: its number, with a decimal point restored if the scan lost it.
     """
     digits = literal.strip().lstrip("+-").replace(",", ".")  # a scan's comma
-    places = len(digits.partition(".")[2])
+    decimals = len(digits.partition(".")[2])
     if "." not in digits and number != float(digits or 0):  # a lost point: the same digits, with fewer before the point
-        places = max(len(digits) - len(str(int(abs(number)))), 0)
-    return 0.5 * 10.0**-places
+        decimals = max(len(digits) - len(str(int(abs(number)))), 0)
+    return 0.5 * 10.0**-decimals
 
 
 @cache
@@ -144,9 +144,11 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
                 f"{name} prints two values for one address: {values[key].value} and {row['value']}; correct names.yaml"
             )
         number = float(row["number"]) if row["number"] == row["number"] else None
-        half = half_digit(row["value"], number) if number is not None else 0.0
-        line = None if row["line"] is None else int(row["line"])
-        values[key] = Printed(row["value"], number, half, row["unit"], row["status"], row["reason"], line)
+        half_digit_width = half_digit(row["value"], number) if number is not None else 0.0
+        text_line = None if row["line"] is None else int(row["line"])
+        values[key] = Printed(
+            row["value"], number, half_digit_width, row["unit"], row["status"], row["reason"], text_line
+        )
     return values
 
 
@@ -160,24 +162,24 @@ def printed_address(row: Mapping[str, Any]) -> Address:
     column = _named("columns", f"{row['dataset']}{subset}:{row['metric']}", row)
     name = row["method"] + (f"|{row['variant']}" if row["variant"] else "")
     budget = row["budget"] or row["inferred_budget"]
-    at_budget = _lookup("methods", f"{name}@{budget}", row)
-    method = at_budget or _lookup("methods", name, row) or (None if row["variant"] else {"method": name})
-    parts = {"model": _named("models", row["model"], row), **column}
-    parts |= _named("methods", name, row) if method is None else method
-    if row["budget_kind"] != NONE and not at_budget:
-        parts["budget"] = _KINDS[row["budget_kind"]](budget)
-    return address(parts)
+    settings_at_budget = _lookup("methods", f"{name}@{budget}", row)
+    method = settings_at_budget or _lookup("methods", name, row) or (None if row["variant"] else {"method": name})
+    address_keys = {"model": _named("models", row["model"], row), **column}
+    address_keys |= _named("methods", name, row) if method is None else method
+    if row["budget_kind"] != NONE and not settings_at_budget:
+        address_keys["budget"] = _KINDS[row["budget_kind"]](budget)
+    return address(address_keys)
 
 
 def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
     """Look up a paper's name: first for its table, then for its paper, then for all papers."""
-    known = names()[kind]
+    names_of_kind = names()[kind]
     keys = (f"{row['id']} {name}", f"{row['paper']} {name}", name)
-    return next((known[key] for key in keys if key in known), None)
+    return next((names_of_kind[key] for key in keys if key in names_of_kind), None)
 
 
 def _named(kind: str, name: str, row: Mapping[str, Any]) -> Any:
-    ours = _lookup(kind, name, row)
-    if ours is None:
+    our_keys = _lookup(kind, name, row)
+    if our_keys is None:
         raise ConfigError(f"{row['id']}: names.yaml has no {kind} {name!r}; {nearest(name, names()[kind])}")
-    return ours
+    return our_keys

@@ -75,19 +75,23 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
     layout = filled.layout
     cells = {(one.cell.row, one.cell.column, one.cell.across): one for one in filled.cells if one.cell.block == block}
     columns, across = range(len(layout.columns)), range(len(layout.across))
-    alone = {c for c in columns if {key[2] for key in cells if key[1] == c} == {None}}  # methods without a budget only
+    unsplit_columns = {
+        c for c in columns if {key[2] for key in cells if key[1] == c} == {None}
+    }  # methods without a budget only
     filled_pairs = {(c, a) for _, c, key in cells for a in ([key] if key is not None else across)}
-    pairs = [(c, a) for c in columns for a in across if (c, a) in filled_pairs and not (c in alone and a)]
-    places, groups = [[pair] for pair in pairs], [layout.columns[c].label for c, _ in pairs]
-    header = ["", *("" if c in alone else layout.across[a].label for c, a in pairs)]
+    column_pairs = [
+        (c, a) for c in columns for a in across if (c, a) in filled_pairs and not (c in unsplit_columns and a)
+    ]
+    column_cells, groups = [[pair] for pair in column_pairs], [layout.columns[c].label for c, _ in column_pairs]
+    header = ["", *("" if c in unsplit_columns else layout.across[a].label for c, a in column_pairs)]
     if layout.together:
-        places, groups = [[(c, a) for c in columns] for a in across], []
+        column_cells, groups = [[(c, a) for c in columns] for a in across], []
         header = ["; ".join(column.label for column in layout.columns), *(item.label for item in layout.across)]
     elif len(layout.across) == 1:
         header, groups = ["", *groups], []
     rows = []
     for r, item in enumerate(layout.rows):
-        columns_of = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in places]
+        columns_of = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in column_cells]
         row = [tuple(filter(None, place)) for place in columns_of]
         if any(row):
             rows.append([GridCell(item.label), *_places(filled, row, reasons)])
@@ -100,57 +104,59 @@ def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons:
     row: for each column, the cells that are printed together in it. A cell that belongs to several columns, such as the full
     cache at all budgets, is printed once and spans them."""
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
-        place, *covered = group
+        place, *covered_places = group
         cells = [cell for one in place for cell in cells_of(filled, one, reasons)]
         if not ids:
-            yield from (GridCell(NO_CELL) for _ in (place, *covered))
+            yield from (GridCell(NO_CELL) for _ in (place, *covered_places))
             continue
-        yield replace(cells[0], further=tuple(cells[1:]), span=len(covered) + 1 if covered else 0)
-        yield from (GridCell(SAME) for _ in covered)
+        yield replace(cells[0], further=tuple(cells[1:]), span=len(covered_places) + 1 if covered_places else 0)
+        yield from (GridCell(SAME) for _ in covered_places)
 
 
 def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[GridCell]:
     """Build one cell: its number or state, further lines of a diagnostic, and further readings."""
-    ours, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
-    if ours.value is None:
-        marks = (reasons.letter(ours.why),) if ours.why else ()
-        cells = [GridCell(f"-{printed}", verdict=ours.state, marks=marks)]
+    measurement, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
+    if measurement.value is None:
+        marks = (reasons.letter(measurement.why),) if measurement.why else ()
+        cells = [GridCell(f"-{printed}", verdict=measurement.state, marks=marks)]
     else:
-        curves = [_number(one, line, f"{line.label} " if line.label else "") for line in ours.curves]
-        cells = curves or [_number(one, ours)]
+        curves = [_number(one, line, f"{line.label} " if line.label else "") for line in measurement.curves]
+        cells = curves or [_number(one, measurement)]
         if one.ratio:
             printed += ", ratio {:.3g} / {:.3g}".format(*one.ratio)
         elif one.shown:
             printed += f", {one.shown[0] - one.shown[1]:+.{_digits(one.known.half)}f}"
-        state = {State.MEASURED: "", State.PART: f"{State.PART} ({ours.why}): "}.get(ours.state, f"{ours.state}: ")
-        judged = _judged(cells[0], ours, one.verdict, reasons)
-        cells[0] = replace(judged, text=f"{state}{cells[0].text}{printed}")
+        state_text = {State.MEASURED: "", State.PART: f"{State.PART} ({measurement.why}): "}.get(
+            measurement.state, f"{measurement.state}: "
+        )
+        judged_cell = _judged(cells[0], measurement, one.verdict, reasons)
+        cells[0] = replace(judged_cell, text=f"{state_text}{cells[0].text}{printed}")
     cells[0] = replace(cells[0], details=details(filled, one))
     for name, reading in one.readings.items():
         if reading.value is not None:
-            further = replace(_number(one, reading, f"{name} "), interval="")
-            cells.append(_judged(further, replace(reading, unstated=()), one.words.get(name), reasons))
+            reading_cell = replace(_number(one, reading, f"{name} "), interval="")
+            cells.append(_judged(reading_cell, replace(reading, unstated=()), one.words.get(name), reasons))
     return cells
 
 
 def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> GridCell:
     """Format a number with the printed digits, or else two digits of its interval's width, or else four significant digits."""
     assert line.value is not None
-    bounded = line.low is not None and line.high is not None
-    places = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
+    has_interval = line.low is not None and line.high is not None
+    decimals = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
     if one.printed is not None and one.printed.number is not None:
-        places = _digits(one.printed.half)
+        decimals = _digits(one.printed.half)
     elif line.low is not None and line.high is not None and line.high - line.low > _EPSILON:
-        places = max(0, 1 - floor(log10(line.high - line.low)))
-    interval = f"[{line.low:.{places}f}, {line.high:.{places}f}]" if bounded else ""
-    return GridCell(f"{label}{line.value:.{places}f}", line.value, interval)
+        decimals = max(0, 1 - floor(log10(line.high - line.low)))
+    interval = f"[{line.low:.{decimals}f}, {line.high:.{decimals}f}]" if has_interval else ""
+    return GridCell(f"{label}{line.value:.{decimals}f}", line.value, interval)
 
 
 def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
     """Add the verdict and its marks: * for contradicted facts, † for unstated facts, and the letter of the reason."""
-    why = verdict.why if verdict else "; ".join(ours.mismatches)
+    why_text = verdict.why if verdict else "; ".join(ours.mismatches)
     marks = ["*"] if ours.mismatches else ["†"] if ours.unstated else []
-    marks += [reasons.letter(why)] if why else []
+    marks += [reasons.letter(why_text)] if why_text else []
     return replace(cell, verdict=verdict.word if verdict else "", marks=tuple(marks))
 
 
@@ -169,15 +175,23 @@ def _digits(half: float) -> int:
 
 def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
     """Describe a cell in sentences: its address, its printed number, our number, and its tolerance."""
-    cell, at, printed = one.cell, one.cell.needed[0], one.printed
-    parts = f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
-    lines = [f"{cell.address}{parts}"]
-    lines += [f"rows count with {requirements(at)}"] if at.runs and at.model != STAND_IN else []
+    cell, first_address, printed = one.cell, one.cell.needed[0], one.printed
+    parts_text = (
+        f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
+    )
+    lines = [f"{cell.address}{parts_text}"]
+    lines += (
+        [f"rows count with {requirements(first_address)}"]
+        if first_address.runs and first_address.model != STAND_IN
+        else []
+    )
     if printed is not None:
-        unit = f" ({printed.unit})" if printed.unit else ""
-        line = "" if printed.line is None else f", line {printed.line} of the paper's text"
-        status = f"{printed.status}: {printed.reason}" if printed.reason else printed.status
-        lines.append(f"printed: {number_text(printed)}{unit}, results/reference/{filled.layout.id}.csv{line}; {status}")
+        unit_text = f" ({printed.unit})" if printed.unit else ""
+        line_text = "" if printed.line is None else f", line {printed.line} of the paper's text"
+        status_text = f"{printed.status}: {printed.reason}" if printed.reason else printed.status
+        lines.append(
+            f"printed: {number_text(printed)}{unit_text}, results/reference/{filled.layout.id}.csv{line_text}; {status_text}"
+        )
     lines += [*_source(filled, one), *_tolerance(one)]
     if one.drop is not None:
         lines.append(f"drop to full: {one.drop}" + ("" if one.counted else ", not counted since full does not agree"))
@@ -188,8 +202,8 @@ def _source(filled: FilledTable, one: FilledCell) -> list[str]:
     ours, command = one.measured, _command(filled, one)
     if ours.state == State.COMPUTED:
         return [f"ours: computed, {ours.why}"]
-    shown = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in _sources(filled, one)]
-    lines = [f"ours: `{'`, `'.join(shown)}`"] if shown else []
+    show_commands = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in _sources(filled, one)]
+    lines = [f"ours: `{'`, `'.join(show_commands)}`"] if show_commands else []
     if ours.state == State.PLANNED:
         lines = [f"ours: planned, {ours.why}, results/reference/planned/peaks.csv"]
     elif ours.source:
@@ -200,15 +214,18 @@ def _source(filled: FilledTable, one: FilledCell) -> list[str]:
 
 
 def _tolerance(one: FilledCell) -> list[str]:
-    limit = one.tolerance
-    if limit is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
+    tolerance = one.tolerance
+    if tolerance is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
         return []
-    text = f"margin {limit.margin:.3g}{' on the log scale' if limit.relative else ''}"
-    text += f", half of the gap to {limit.rival}" if limit.rival else ""
-    text += f"; half of the last digit {limit.half:.3g}"
-    text += f", one answer of {one.measured.of or 'all'} {limit.step:.3g}" if limit.step else ""
-    text += "; the printed number of the full cache is within the margin too" if limit.full else ""
-    return [text + ("" if limit.informative else ": these exceed the margin, so no verdict would mean anything")]
+    tolerance_text = f"margin {tolerance.margin:.3g}{' on the log scale' if tolerance.relative else ''}"
+    tolerance_text += f", half of the gap to {tolerance.rival}" if tolerance.rival else ""
+    tolerance_text += f"; half of the last digit {tolerance.half:.3g}"
+    tolerance_text += f", one answer of {one.measured.of or 'all'} {tolerance.step:.3g}" if tolerance.step else ""
+    tolerance_text += "; the printed number of the full cache is within the margin too" if tolerance.full else ""
+    return [
+        tolerance_text
+        + ("" if tolerance.informative else ": these exceed the margin, so no verdict would mean anything")
+    ]
 
 
 def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
@@ -225,8 +242,8 @@ def _command(filled: FilledTable, one: FilledCell) -> str:
 
 
 def _shortened(words: Sequence[str], most: int = 8, join: str = "; ") -> str:
-    more = [f"and {len(words) - most} more"] if len(words) > most else []
-    return join.join([*words[:most], *more])
+    more_texts = [f"and {len(words) - most} more"] if len(words) > most else []
+    return join.join([*words[:most], *more_texts])
 
 
 def _counts(words: Counter[str], order: Iterable[str]) -> str:
@@ -238,68 +255,86 @@ def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
     layout = filled.layout
     warnings = [_stand_in(filled)] if layout.stands_for else []
     warnings.append(f"{_counts(filled.states, State)}, of {len(filled.cells)} cells{_missing(filled)}.")
-    marks = ["; ".join(f"{letter}: {reason}" for reason, letter in reasons.items()) + "."] if reasons else []
+    mark_texts = ["; ".join(f"{letter}: {reason}" for reason, letter in reasons.items()) + "."] if reasons else []
     if any(one.measured.mismatches for one in filled.cells):
-        marks.append("*: made under other conditions; shown and not judged.")
+        mark_texts.append("*: made under other conditions; shown and not judged.")
     unstated = dict.fromkeys(word for one in filled.cells for word in one.measured.unstated)
-    source = "stated by no paper and no file of conf, or reported by the answers"
-    marks += [f"†: {source}: {'; '.join(unstated)}."] if unstated else []
+    unstated_source = "stated by no paper and no file of conf, or reported by the answers"
+    mark_texts += [f"†: {unstated_source}: {'; '.join(unstated)}."] if unstated else []
     statuses = Counter((one.printed.status, one.printed.reason) for one in filled.cells if one.printed)
-    remarks = _verdicts(filled) + [
+    verdict_remarks = _verdicts(filled) + [
         f"{status} ({count}){f': {reason}' if reason else ''}."
         for (status, reason), count in sorted(statuses.items(), key=lambda pair: -pair[1])
         if status != COMPARABLE or reason
     ]
-    remarks += [f"{note}." for note in layout.notes]
+    verdict_remarks += [f"{note}." for note in layout.notes]
     if filled.refused and not layout.stands_for:
-        what = "random weights, the embedded model or fixture data"
-        warnings.append(f"{filled.refused} cells of {what} are no evidence.")
-    made = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
-    passed = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
-    details = _layers(filled) + ([f"made with {'; '.join(made)}."] if filled.states[State.MEASURED] and made else [])
-    details += [f"of several runs the fullest counts, then the newest: {'; '.join(passed)}."] if passed else []
-    columns = f"columns source (for `{PROGRAM} show`) and command; html opens them at the cell"
-    details.append(f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, {columns}.")
+        stand_in_kinds = "random weights, the embedded model or fixture data"
+        warnings.append(f"{filled.refused} cells of {stand_in_kinds} are no evidence.")
+    version_texts = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
+    passed_over = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
+    details = _layers(filled) + (
+        [f"made with {'; '.join(version_texts)}."] if filled.states[State.MEASURED] and version_texts else []
+    )
+    details += (
+        [f"of several runs the fullest counts, then the newest: {'; '.join(passed_over)}."] if passed_over else []
+    )
+    csv_columns_text = f"columns source (for `{PROGRAM} show`) and command; html opens them at the cell"
+    details.append(
+        f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, {csv_columns_text}."
+    )
     if statuses:
-        file = f"results/reference/{layout.id}.csv"
-        details.append(f"printed numbers: {file}; its column line is that of the paper's text.")
-    ranks = {Rank.WARNING: warnings, Rank.MARK: marks, Rank.READING: remarks, Rank.DETAIL: details}
+        reference_file = f"results/reference/{layout.id}.csv"
+        details.append(f"printed numbers: {reference_file}; its column line is that of the paper's text.")
+    ranks = {Rank.WARNING: warnings, Rank.MARK: mark_texts, Rank.READING: verdict_remarks, Rank.DETAIL: details}
     return [Note(text, rank) for rank, texts in ranks.items() for text in texts]
 
 
 def _stand_in(filled: FilledTable) -> str:
     counts = sorted({one.measured.n for one in filled.cells if one.measured.n})
-    size = f" n = {' or '.join(f'{n:,}' for n in counts)}." if counts else ""
+    size_text = f" n = {' or '.join(f'{n:,}' for n in counts)}." if counts else ""
     stores = ", ".join(f"results/tiny/{store}" for store in filled.layout.stores)
     return (
         "a stand-in: the embedded model on its own prompts. It shows that the layout of "
-        f"{', '.join(filled.layout.stands_for)} can be filled, and says nothing of other models.{size} Rows: {stores}."
+        f"{', '.join(filled.layout.stands_for)} can be filled, and says nothing of other models.{size_text} Rows: {stores}."
     )
 
 
 def _missing(filled: FilledTable) -> str:
     """List the commands that make the missing rows of all cells."""
-    lacking = [one for one in filled.cells if one.measured.state in _LACKING]
-    runs = filled.layout.experiments
-    apart = [part for one in lacking for part in one.cell.needed if not runs or not has_numbers(part.metric)]
-    lines = [f"`{experiment(name)}`" for name in runs if lacking] + [f"`{line}`" for line in commands(apart)]
-    return f"; to run: {_shortened(lines, len(runs) + 6, ', ')}" if lines else ""
+    lacking_cells = [one for one in filled.cells if one.measured.state in _LACKING]
+    experiments = filled.layout.experiments
+    addresses_without_run = [
+        part for one in lacking_cells for part in one.cell.needed if not experiments or not has_numbers(part.metric)
+    ]
+    lines = [f"`{experiment(name)}`" for name in experiments if lacking_cells] + [
+        f"`{line}`" for line in commands(addresses_without_run)
+    ]
+    return f"; to run: {_shortened(lines, len(experiments) + 6, ', ')}" if lines else ""
 
 
 def _verdicts(filled: FilledTable) -> list[str]:
     """Count the verdicts on numbers (levels), on differences to full (drops) and on the paper's leads over baselines."""
-    groups = {f"{filled.layout.paper}'s own method": True, "all others": False}
-    levels = [
-        f"{who}: {words}" for who, proposed in groups.items() if (words := _counts(filled.verdicts(proposed), WORDS))
+    is_proposed = {f"{filled.layout.paper}'s own method": True, "all others": False}
+    level_texts = [
+        f"{who}: {words}"
+        for who, proposed in is_proposed.items()
+        if (words := _counts(filled.verdicts(proposed), WORDS))
     ]
-    now = versions()[-1]
-    notes = [f"levels by version {now.version} of the margins ({now.fixed}), {'; '.join(levels)}."] if levels else []
+    latest_version = versions()[-1]
+    notes = (
+        [
+            f"levels by version {latest_version.version} of the margins ({latest_version.fixed}), {'; '.join(level_texts)}."
+        ]
+        if level_texts
+        else []
+    )
     for counted, remark in ((True, ""), (False, ", not counted since full does not agree")):
         drops = Counter(one.drop.word for one in filled.cells if one.drop is not None and one.counted == counted)
         notes += [f"drops to full{remark}: {_counts(drops, [*drops])}."] if drops else []
     if any(not lead.why for lead in filled.leads):
-        leads = _counts(Counter(lead.word for lead in filled.leads), (CONFIRMED, CONTRADICTED, UNDECIDED))
-        notes.append(f"leads over the strongest printed baseline ({len(filled.leads)}): {leads}.")
+        lead_text = _counts(Counter(lead.word for lead in filled.leads), (CONFIRMED, CONTRADICTED, UNDECIDED))
+        notes.append(f"leads over the strongest printed baseline ({len(filled.leads)}): {lead_text}.")
     return notes
 
 
@@ -311,14 +346,18 @@ def _layers(filled: FilledTable) -> list[str]:
             if len(curve.layers) > 1:
                 name = " ".join(filter(None, (*filled.layout.labels(one.cell).values(), curve.label)))
                 notes.append(f"by layer, {name}: {' '.join(f'{value:.3g}' for value in curve.layers)}.")
-    made = dict.fromkeys(one.measured.made for one in filled.cells if one.measured.made)
-    return [*notes, f"diagnostics made with {'; '.join(made)}."] if made else notes
+    versions_made_with = dict.fromkeys(one.measured.made for one in filled.cells if one.measured.made)
+    return [*notes, f"diagnostics made with {'; '.join(versions_made_with)}."] if versions_made_with else notes
 
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
     """Return a cell's csv record, in the order of the columns."""
-    at, ours, printed, limit = one.cell.address, one.measured, one.printed, one.tolerance
-    tolerance = [""] * 4 if limit is None else [*map(_six, (limit.margin, limit.half, limit.step)), limit.rival]
+    at, ours, printed, cell_tolerance = one.cell.address, one.measured, one.printed, one.tolerance
+    tolerance = (
+        [""] * 4
+        if cell_tolerance is None
+        else [*map(_six, (cell_tolerance.margin, cell_tolerance.half, cell_tolerance.step)), cell_tolerance.rival]
+    )
     return {
         "table": filled.layout.id,
         **filled.layout.labels(one.cell),
@@ -353,8 +392,12 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
 def _reading(one: FilledCell, name: str) -> str:
     """Format the number and the verdict of a further reading."""
     reading = one.readings[name]
-    words = (_number(one, reading, f"{name} ").text, str(one.words.get(name) or ""), "*" if reading.mismatches else "")
-    return " ".join(filter(None, words))
+    reading_texts = (
+        _number(one, reading, f"{name} ").text,
+        str(one.words.get(name) or ""),
+        "*" if reading.mismatches else "",
+    )
+    return " ".join(filter(None, reading_texts))
 
 
 def _six(value: float | None) -> str:

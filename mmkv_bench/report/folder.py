@@ -15,7 +15,7 @@ from typing import Any
 from mmkv_bench import __version__
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.report.charts import Figure, by_head
-from mmkv_bench.report.fields import score
+from mmkv_bench.report.formatting import score
 
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
@@ -80,18 +80,18 @@ class Folder:
     def page(self, name: str, template: str, /, **values: Any) -> None:
         """Write `<name>.html`. values: variables of the template."""
         root = "../" * name.count("/")
-        shared = {"root": root, "page": f"{name}.html", "further": self.further}
-        text = self._templates.get_template(template).render(**shared, **values)
+        shared_values = {"root": root, "page": f"{name}.html", "further": self.further}
+        text = self._templates.get_template(template).render(**shared_values, **values)
         self.write(f"{name}.html", text.encode())
 
     def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:
         """Write `figures/<name>.js`: a chart for several pages, and its numbers as a table. figure None: only the table."""
         macros: Any = self._templates.get_template("macros.html").module
-        numbers = str(macros.plain(header, rows)) if header else ""
+        numbers_html = str(macros.plain(header, rows)) if header else ""
         if figure is not None and header:
-            numbers = f"<details><summary>as numbers</summary>{numbers}</details>"
-        value = json.dumps({"figure": figure, "numbers": numbers}, separators=(",", ":"))
-        self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{value});\n".encode())
+            numbers_html = f"<details><summary>as numbers</summary>{numbers_html}</details>"
+        figure_json = json.dumps({"figure": figure, "numbers": numbers_html}, separators=(",", ":"))
+        self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{figure_json});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
         """Return the file name of an empty heat map with these properties (see `by_head`). Write it unless it exists already."""
@@ -123,11 +123,11 @@ class Folder:
             self.write(name, (TEMPLATES / name).read_bytes())
         plotly, itables = (distribution(name) for name in LIBRARIES)
         self.write("lib/plotly.js", _file(plotly, "plotly/package_data/plotly.min.js"))
-        module = _file(itables, "itables/html/dt_bundle.js")
+        bundle_file = _file(itables, "itables/html/dt_bundle.js")
         bundle = Path(str(itables.locate_file("itables/html/dt_bundle.js")))
-        script = generate_init_offline_itables_html(bundle).partition("<script>")[2].partition("</script>")[0]
-        self.write("lib/itables.js", script.encode())
-        self.write("lib/LICENSE-datatables.txt", module[max(module.rfind(b"/*! Bundled license"), 0) :])
+        plotly_script = generate_init_offline_itables_html(bundle).partition("<script>")[2].partition("</script>")[0]
+        self.write("lib/itables.js", plotly_script.encode())
+        self.write("lib/LICENSE-datatables.txt", bundle_file[max(bundle_file.rfind(b"/*! Bundled license"), 0) :])
         for each in (plotly, itables):
             for file in each.files or ():
                 if file.parent.name == "licenses":

@@ -26,7 +26,7 @@ from mmkv_bench.report.cells import (
     left_at,
     sample_scores,
 )
-from mmkv_bench.report.fields import number_words
+from mmkv_bench.report.formatting import number_words
 from mmkv_bench.report.samples import KeptTokens, Prompts
 from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table
 from mmkv_bench.report.terminal import show as show_maps
@@ -92,8 +92,8 @@ class StoreCells:
 
     def names(self, cell: str) -> list[str]:
         """Return a cell's shortened hash, and its label without the protocol."""
-        words = self.label(cell).split(" ")
-        return [cell[: self.digits], " ".join(word for word in words if word != self.rows[cell]["protocol"])]
+        label_words = self.label(cell).split(" ")
+        return [cell[: self.digits], " ".join(word for word in label_words if word != self.rows[cell]["protocol"])]
 
     def metrics(self, cell: str) -> list[str]:
         """Return the metrics in the configuration of the cell's dataset."""
@@ -112,14 +112,14 @@ class StoreCells:
         chosen: dict[str, set[str]] = {}
         sample = None
         for word in words:
-            kind, fitting = self._fitting(word)
-            if fitting:
-                chosen.setdefault(kind, set()).update(fitting)
+            kind, cells_of_word = self._fitting(word)
+            if cells_of_word:
+                chosen.setdefault(kind, set()).update(cells_of_word)
             elif sample is None and word in self.samples:
                 sample = word
             else:
                 raise ConfigError(f"{word!r} is neither a cell nor a sample of {self.store.root}; {self._near(word)}")
-        cells = [cell for cell in self.rows if all(cell in fitting for fitting in chosen.values())]
+        cells = [cell for cell in self.rows if all(cell in cells_of_word for cells_of_word in chosen.values())]
         if not cells:
             raise ConfigError(
                 f"no cell of {self.store.root} matches {' and '.join(map(repr, words))} together; leave a word out"
@@ -146,11 +146,11 @@ class StoreCells:
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:
-        names = {name for words in self.words.values() for kind in words.values() for name in kind}
-        close = get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _COMPARED else []
-        if close:
-            return f"did you mean {' or '.join(map(repr, close))}?"
-        return f"{nearest(word, names)}; ids of samples look like {min(self.samples, default='no one')!r}"
+        all_words = {name for words in self.words.values() for kind in words.values() for name in kind}
+        close_samples = get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _COMPARED else []
+        if close_samples:
+            return f"did you mean {' or '.join(map(repr, close_samples))}?"
+        return f"{nearest(word, all_words)}; ids of samples look like {min(self.samples, default='no one')!r}"
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
@@ -175,9 +175,9 @@ def _words(row: Mapping[str, Any]) -> dict[str, set[str]]:
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     budget = row["budget_entries"] if row["budget_entries"] is not None else row["budget_fraction"]
-    place: tuple[Any, ...] = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
-    place += (row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "")
-    return *place, asked_at(row)
+    sort_key: tuple[Any, ...] = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
+    sort_key += (row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "")
+    return *sort_key, asked_at(row)
 
 
 MOST = 200
@@ -195,20 +195,22 @@ _PROVENANCE = ("created_at", "git_commit", "git_dirty", "torch", "transformers",
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
     """Print the cells of a store: score, interval, statuses of the answers."""
     counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
-    ended = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
+    answers_by_status = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
     endings_of: dict[str, dict[str, int]] = {}
-    for (cell, status), n in ended.items():
+    for (cell, status), n in answers_by_status.items():
         endings_of.setdefault(cell, {})[status] = n
     metrics: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in remembered(cells.store, "metrics", _METRIC).to_pylist():
         metrics.setdefault(row["cell"], {})[row["metric"]] = row
-    console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {sum(ended.values()):,} answers")
-    place = itemgetter("dataset", "model", "protocol")
-    for (dataset, model, protocol), group in groupby(chosen[:MOST], lambda cell: place(cells.rows[cell])):
+    console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {sum(answers_by_status.values()):,} answers")
+    dataset_model_protocol = itemgetter("dataset", "model", "protocol")
+    for (dataset, model, protocol), group in groupby(
+        chosen[:MOST], lambda cell: dataset_model_protocol(cells.rows[cell])
+    ):
         members = list(group)
-        scored = {name for cell in members for name in metrics.get(cell, {})}
-        configured = [name for name in cells.metrics(members[0]) if name in scored]
-        metric = next(iter(configured or sorted(scored - MEASURES) or sorted(scored)), "")
+        scored_metrics = {name for cell in members for name in metrics.get(cell, {})}
+        configured = [name for name in cells.metrics(members[0]) if name in scored_metrics]
+        metric = next(iter(configured or sorted(scored_metrics - MEASURES) or sorted(scored_metrics)), "")
         console.print(f"\n{dataset}, {model}, protocol={protocol}", style="bold")
         header = ["cell", "method", "n", metric or "score", "95% interval", "answers"]
         lines = []
@@ -217,8 +219,8 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
             lines.append([*cells.names(cell), *scores, endings(endings_of.get(cell, {}))])
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
-        more = f"{len(chosen) - MOST:,} more cells"
-        console.print(f"\n{more}: choose with words, such as method@budget, or with several words")
+        more_text = f"{len(chosen) - MOST:,} more cells"
+        console.print(f"\n{more_text}: choose with words, such as method@budget, or with several words")
         for what in ("dataset", "model", "protocol", "reading", "method"):
             names = dict.fromkeys(cells.rows[cell][what] for cell in chosen)
             console.print(plain(f"{what}: {' '.join(sorted(filter(None, names)))}"))
@@ -228,9 +230,11 @@ def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
     """Format samples, score and interval. If answers failed, the score with failures as zero is in brackets."""
     if metric is None:
         return ["", "-", ""]
-    zero, value = metric["value_failures_zero"], score(metric["value"])
-    words = f"({score(zero)})" if metric["value"] is None and zero is not None else value
-    return [str(metric["n"]), words, interval_text(metric["low"], metric["high"])]
+    score_failures_zero, value = metric["value_failures_zero"], score(metric["value"])
+    score_text = (
+        f"({score(score_failures_zero)})" if metric["value"] is None and score_failures_zero is not None else value
+    )
+    return [str(metric["n"]), score_text, interval_text(metric["low"], metric["high"])]
 
 
 def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
@@ -268,29 +272,41 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     if not rows:
         console.print("none: the answers are not scored; run mmkv-bench score")
         return
-    first = cells.metrics(cell)
-    rows.sort(key=lambda row: (first.index(row["metric"]) if row["metric"] in first else len(first), row["metric"]))
+    headline_metrics = cells.metrics(cell)
+    rows.sort(
+        key=lambda row: (
+            headline_metrics.index(row["metric"]) if row["metric"] in headline_metrics else len(headline_metrics),
+            row["metric"],
+        )
+    )
     lines = []
     for row in rows:
         difference_text = "" if row["difference"] is None else signed(row["difference"])
-        gap = " ".join(filter(None, (difference_text, interval_text(row["difference_low"], row["difference_high"]))))
-        ends = interval_text(row["low"], row["high"])
-        lines.append([row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), ends, gap])
+        difference_interval = " ".join(
+            filter(None, (difference_text, interval_text(row["difference_low"], row["difference_high"])))
+        )
+        interval_words = interval_text(row["low"], row["high"])
+        lines.append(
+            [row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), interval_words, difference_interval]
+        )
     table(console, ["metric", "ok", "value", "95% interval", "minus full"], lines, right=("ok", "value"))
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
     """Print entries by layer and KV head; if the heads do not fit into the width, print mean, least and most over heads."""
-    mean, least, most = kept
-    heads = len(mean[0])
+    mean_kept, least_kept, most_kept = kept
+    heads = len(mean_kept[0])
     console.print("\nentries kept by layer and KV head, mean over answers (least to most where they differ):")
     if heads * 8 + 8 > console.width:
         header = ["layer", f"mean of {heads} heads", "least", "most"]
-        values = [(sum(row) / heads, min(low), max(high)) for row, low, high in zip(mean, least, most, strict=True)]
+        values = [
+            (sum(row) / heads, min(low), max(high))
+            for row, low, high in zip(mean_kept, least_kept, most_kept, strict=True)
+        ]
         fields = [list(map(number_words, layer)) for layer in values]
     else:
         header = ["layer", *(f"head {head}" for head in range(heads))]
-        fields = [list(map(_spread, *layer)) for layer in zip(mean, least, most, strict=True)]
+        fields = [list(map(_spread, *layer)) for layer in zip(mean_kept, least_kept, most_kept, strict=True)]
     table(console, header, [[str(layer), *words] for layer, words in enumerate(fields)], right=header)
 
 
@@ -323,47 +339,49 @@ def show_sample(
 
     prompt_rows = cells.store.prompts()
     prompt_rows = prompt_rows.filter(is_in(prompt_rows["sample_id"], pa.array([sample])))
-    stored = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
-    drawn = any(row["visual"] for row in stored.values())  # otherwise positions of kept tokens are unknown
-    columns = (*_ANSWER, "kept_indices", "kept_digest") if drawn else _ANSWER
+    prompts_by_hash = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
+    has_visual_tokens = any(
+        row["visual"] for row in prompts_by_hash.values()
+    )  # otherwise positions of kept tokens are unknown
+    columns = (*_ANSWER, "kept_indices", "kept_digest") if has_visual_tokens else _ANSWER
     responses = cells.store.responses(None, columns, coded=True)
     responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
     rows = {row["cell"]: row for row in responses.to_pylist()}
-    named = {*chosen}
-    if not rows.keys() & named:
+    chosen_cells = {*chosen}
+    if not rows.keys() & chosen_cells:
         raise ConfigError(f"none of the {len(chosen)} chosen cells has a row for {sample}; choose other cells")
     samples = cells.store.samples(list(rows), ("cell", "sample_id", "metric", "value", "status"), coded=True)
     scores = sample_scores(frame(samples), rows, [sample], MEASURES)
-    prompts = Prompts(None, stored)
+    prompts = Prompts(None, prompts_by_hash)
     console.print(sample, style="bold")
-    shown: dict[str, list[str]] = {}
+    answer_lines: dict[str, list[str]] = {}
     maps: list[KeptMap] = []
     for dataset, of_dataset in groupby(
         [cell for cell in cells.rows if cell in rows], lambda c: cells.rows[c]["dataset"]
     ):
-        every = list(of_dataset)
-        if named.isdisjoint(every):
+        cells_of_dataset = list(of_dataset)
+        if chosen_cells.isdisjoint(cells_of_dataset):
             continue
-        _prompt(console, sample, [rows[cell] for cell in every], prompts)
-        for context in _contexts(cells, every):
-            shown_cells = [cell for cell in context if cell in named]
+        _prompt(console, sample, [rows[cell] for cell in cells_of_dataset], prompts)
+        for context in _contexts(cells, cells_of_dataset):
+            shown_cells = [cell for cell in context if cell in chosen_cells]
             if shown_cells:
-                one = cells.rows[shown_cells[0]]
-                console.print(f"\n{dataset}, {one['model']}, protocol={one['protocol']}", style="bold")
+                first_cell = cells.rows[shown_cells[0]]
+                console.print(f"\n{dataset}, {first_cell['model']}, protocol={first_cell['protocol']}", style="bold")
                 full = rows[context[0]] if cells.rows[context[0]]["base"] == BASELINE else None
                 _answers(console, cells, [compared(rows[cell], full, scores) for cell in shown_cells])
-                shown.setdefault(dataset, []).extend(shown_cells)
+                answer_lines.setdefault(dataset, []).extend(shown_cells)
                 maps += _maps(cells, shown_cells, rows, prompts)
     console.print(
         f"\n{MARK}: from here on the answer differs from that of {BASELINE}; left at: the first token that differs; kept: "
         "entries of all layers and KV heads."
     )
     if prompt:
-        _rendered(console, cells, stored)
+        _rendered(console, cells, prompts_by_hash)
     if maps and not remade:
         console.print("\nKept, as the rows say (keep=indices)", style="bold")
         show_maps(console, maps)
-    return shown
+    return answer_lines
 
 
 def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer]) -> None:
@@ -379,11 +397,11 @@ def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer])
 
 def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
     """Group cells that may be compared with each other; `full` first."""
-    described = with_limits(cells.store.cells(names).to_pandas())
-    key = {row["cell"]: context_key(row) for row in described.to_dict("records")}
+    cell_table = with_limits(cells.store.cells(names).to_pandas())
+    context_of_cell = {row["cell"]: context_key(row) for row in cell_table.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}
     for cell in names:
-        contexts.setdefault(key[cell], []).append(cell)
+        contexts.setdefault(context_of_cell[cell], []).append(cell)
     return list(contexts.values())
 
 
@@ -392,8 +410,8 @@ def _maps(cells: StoreCells, names: Sequence[str], rows: Mapping[str, Answer], p
     for cell in names:
         kept = KeptTokens.of(rows[cell], prompts.visual(rows[cell]["prompt_hash"]))
         if kept is not None:
-            proof = {None: [], True: ["digest the same"], False: ["NOT what its digest is of"]}[kept.proven]
-            maps.append(KeptMap(cells.title(cell), proof, kept.bits.mean((0, 1)), kept.places, kept.boxes))
+            proof_texts = {None: [], True: ["digest the same"], False: ["NOT what its digest is of"]}[kept.proven]
+            maps.append(KeptMap(cells.title(cell), proof_texts, kept.bits.mean((0, 1)), kept.places, kept.boxes))
     return maps
 
 
@@ -417,10 +435,10 @@ def _answers(console: Console, cells: StoreCells, rows: Sequence[Answer]) -> Non
     for row in rows:
         ok, differs = row["status"] == "ok", row["differs"]
         answer = marked(row["answer"], row["text_differs"]) if ok else cut(f"{row['status']}: {row['error']}")
-        left = "" if differs is None or not ok else "never" if differs < 0 else str(differs + 1)
+        first_token_apart = "" if differs is None or not ok else "never" if differs < 0 else str(differs + 1)
         resident = "" if row["entries_resident"] is None else f"{row['entries_resident']:,}"
-        scored = [score(row["scores"].get(name)) for name in metrics]
-        lines.append([*cells.names(row["cell"]), answer, *scored, left, resident])
+        score_texts = [score(row["scores"].get(name)) for name in metrics]
+        lines.append([*cells.names(row["cell"]), answer, *score_texts, first_token_apart, resident])
     header = ["cell", "method", "answer", *metrics, "left at", "kept"]
     table(console, header, lines, right=(*metrics, "left at", "kept"), wrapped=("answer",))
     for row in rows:

@@ -82,9 +82,9 @@ class PairedTest:
         squares = (self.sizes**2).sum(axis=1)
         # Summed line by line, so that a pair's numbers do not depend on the number of pairs tested together.
         residuals = ((self.sums - self.difference[:, None] * self.sizes) ** 2).sum(axis=1)
-        count = np.maximum(self.clusters, 2)
-        unseen = self._largest**2 * squares / count * (UNSEEN_OPEN if self.rate is None else UNSEEN)
-        variance = (residuals + unseen) * count / (count - 1)
+        cluster_count = np.maximum(self.clusters, 2)
+        unseen_variance = self._largest**2 * squares / cluster_count * (UNSEEN_OPEN if self.rate is None else UNSEEN)
+        variance = (residuals + unseen_variance) * cluster_count / (cluster_count - 1)
         return np.sqrt(variance) / np.maximum(self._size, np.finfo(float).tiny)
 
     @property
@@ -153,11 +153,11 @@ class McNemar:
         from scipy.special import bdtrik
 
         count = (self.only_a + self.only_b).astype(float)
-        fewest = np.ceil(1 - np.log2(np.asarray(alpha))) * np.ones(len(self.n))
+        fewest_differing = np.ceil(1 - np.log2(np.asarray(alpha))) * np.ones(len(self.n))
         with np.errstate(invalid="ignore"):
-            most = np.floor(bdtrik(np.asarray(alpha) / 2, np.maximum(count, 1), 0.5) + 1e-9)
-        gap = np.where(count >= fewest, count - 2 * np.maximum(most, 0), np.inf)
-        return gap / np.maximum(self.n, 1)
+            most_losses = np.floor(bdtrik(np.asarray(alpha) / 2, np.maximum(count, 1), 0.5) + 1e-9)
+        least_gap = np.where(count >= fewest_differing, count - 2 * np.maximum(most_losses, 0), np.inf)
+        return least_gap / np.maximum(self.n, 1)
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,10 @@ class Column:
     def _beats(self, pairs: np.ndarray, alpha: float, m: int) -> np.ndarray:
         """Return the proven wins among m methods, bool [names, names]. pairs: positions of all pairs of these methods."""
         a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
-        proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
+        is_proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
         wins = np.zeros((len(self.names), len(self.names)), dtype=bool)
-        wins[a, b] = proven & a_better
-        wins[b, a] = proven & ~a_better
+        wins[a, b] = is_proven & a_better
+        wins[b, a] = is_proven & ~a_better
         return wins
 
     @cached_property
@@ -239,9 +239,9 @@ class Column:
 
     def ranks_among(self, names: Sequence[str], alpha: float) -> np.ndarray:
         """Rank the methods `names` among themselves, int [len(names), 2]. All true ranks are within these at 1 - alpha."""
-        places = [self.names.index(name) for name in names]
-        pairs = np.flatnonzero(np.isin(self.a, places) & np.isin(self.b, places))
-        return _ranks(self._beats(pairs, alpha, len(places))[np.ix_(places, places)])
+        method_numbers = [self.names.index(name) for name in names]
+        pairs = np.flatnonzero(np.isin(self.a, method_numbers) & np.isin(self.b, method_numbers))
+        return _ranks(self._beats(pairs, alpha, len(method_numbers))[np.ix_(method_numbers, method_numbers)])
 
     def intervals(self, pairs: np.ndarray | None = None, alpha: np.ndarray | float | None = None) -> np.ndarray:
         """Return the ends of the differences' confidence intervals, float64 [len(pairs), 2]; NaN for a pair that is not
@@ -260,8 +260,8 @@ class Column:
             if block.log:  # exact for the estimate, and (b, a) is minus (a, b)
                 block_ends = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(block_ends / 2)
             ends[block.at] = block_ends
-        within = self.samples.bounded[self.a] & self.samples.bounded[self.b]
-        ends[within] = np.clip(ends[within], -1.0, 1.0)
+        is_bounded = self.samples.bounded[self.a] & self.samples.bounded[self.b]
+        ends[is_bounded] = np.clip(ends[is_bounded], -1.0, 1.0)
         return ends[pairs]
 
     @cached_property
@@ -296,10 +296,10 @@ def compare_pairs(
     names: Sequence[str], samples: Samples, a: np.ndarray, b: np.ndarray, *, falling: bool = False
 ) -> Column:
     """Test the given pairs; a pair's numbers do not depend on other pairs. a, b: positions in `names`, int [P]."""
-    count = len(a)
-    n, clusters = np.zeros(count, dtype=int), np.zeros(count, dtype=int)
-    difference, p, decidable = np.full(count, np.nan), np.ones(count), np.zeros(count, dtype=bool)
-    for block in blocks(samples, a, b, np.arange(count)):
+    pair_count = len(a)
+    n, clusters = np.zeros(pair_count, dtype=int), np.zeros(pair_count, dtype=int)
+    difference, p, decidable = np.full(pair_count, np.nan), np.ones(pair_count), np.zeros(pair_count, dtype=bool)
+    for block in blocks(samples, a, b, np.arange(pair_count)):
         test = _test(samples, block)
         n[block.at], difference[block.at] = block.n, block.of_a - block.of_b
         clusters[block.at], decidable[block.at], p[block.at] = test.clusters, test.decidable, test.p
@@ -329,10 +329,10 @@ def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> 
     test = _test(samples, block)
     low, high = test.ends(alpha)
     binary = _binary(samples, column.a, column.b, block)
-    least, most = _mcnemar(block, binary).ends(alpha[binary])
+    mcnemar_low, mcnemar_high = _mcnemar(block, binary).ends(alpha[binary])
     wide_low, wide_high = low[binary], high[binary]
-    low[binary] = np.where((least > 0) & (wide_low <= 0), least, np.minimum(least, wide_low))
-    high[binary] = np.where((most < 0) & (wide_high >= 0), most, np.maximum(most, wide_high))
+    low[binary] = np.where((mcnemar_low > 0) & (wide_low <= 0), mcnemar_low, np.minimum(mcnemar_low, wide_low))
+    high[binary] = np.where((mcnemar_high < 0) & (wide_high >= 0), mcnemar_high, np.maximum(mcnemar_high, wide_high))
     return np.stack([low, high], axis=1)
 
 
@@ -346,10 +346,10 @@ def holm(p: np.ndarray, alpha: float = ALPHA) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(p, kind="stable")
     steps = np.arange(m, 0, -1)
     levels = alpha / steps
-    failed = p[order] > levels
-    if failed.any():
-        first = int(np.argmax(failed))
-        levels[first:] = levels[first]
+    is_retained = p[order] > levels
+    if is_retained.any():
+        first_retained = int(np.argmax(is_retained))
+        levels[first_retained:] = levels[first_retained]
     adjusted, level = np.empty(m), np.empty(m)
     adjusted[order] = np.maximum.accumulate(np.minimum(1.0, steps * p[order]))
     level[order] = levels

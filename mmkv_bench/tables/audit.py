@@ -117,13 +117,13 @@ class Audits:
         sums = dict(zip(_SUMS, np.sum([each.sums for each in counts], axis=0), strict=True)) if counts else {}
         if not sums or not sums["n"]:
             return Audit()
-        excess = np.concatenate([each.excess for each in counts]) if sums["over"] else np.zeros(1)
+        excess_ratios = np.concatenate([each.excess for each in counts]) if sums["over"] else np.zeros(1)
         fallbacks = sum((Counter(each.fallbacks) for each in counts), Counter())
         known = sums["known"] if sums["packed"] or sums["retrievable"] else 0
         return Audit(
             n=int(sums["n"]),
-            excess_mean=float(np.mean(excess)),
-            excess_worst=float(np.max(excess)),
+            excess_mean=float(np.mean(excess_ratios)),
+            excess_worst=float(np.max(excess_ratios)),
             fallbacks=dict(sorted(fallbacks.items())),
             of_all=float(sums["of_all"] / sums["n"]),
             device=float(sums["device"] / known) if known else 1.0,
@@ -143,12 +143,12 @@ class Audits:
         scored = np.zeros(len(order), dtype=bool)
         for cell in np.flatnonzero(np.diff(starts)).tolist():
             low, high = starts[cell : cell + 2]
-            at = slice(*np.searchsorted(reason_row, (low, high)))
+            reason_span = slice(*np.searchsorted(reason_row, (low, high)))
             for metric, rows in self._metrics.get(cell, ()):
-                behind = low + np.flatnonzero(np.isin(samples[low:high], sheet.sample[rows]))
-                scored[behind] = True
-                ok_rows = behind[facts[behind, 0] > 0]
-                reasons_kept = reason[at][np.isin(reason_row[at], ok_rows)]
+                scored_rows = low + np.flatnonzero(np.isin(samples[low:high], sheet.sample[rows]))
+                scored[scored_rows] = True
+                ok_rows = scored_rows[facts[scored_rows, 0] > 0]
+                reasons_kept = reason[reason_span][np.isin(reason_row[reason_span], ok_rows)]
                 self._counts[cell, metric] = _Counts(
                     facts[ok_rows].sum(axis=0),
                     excess[ok_rows][facts[ok_rows, 1] > 0],
@@ -164,30 +164,32 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
     absent = np.full(len(order), np.nan)
     column = {name: numbers(block[name])[order] if name in block else absent for name in COLUMNS}
     resident, asked = column["entries_resident"], column["entries_asked"]
-    compressed, ended = column["tokens_from_compressed"], is_text(block["finish_reason"], "eos")[order]
-    full, tokens = column["bytes_full"], column["context_tokens"]
-    nothing, state = np.zeros(len(order)), column["bytes_state"]
-    stored = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
+    compressed_tokens, is_ended = column["tokens_from_compressed"], is_text(block["finish_reason"], "eos")[order]
+    full_bytes, context_tokens = column["bytes_full"], column["context_tokens"]
+    zeros, state = np.zeros(len(order)), column["bytes_state"]
+    stored_bytes = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = resident / asked - 1
         # Entries of the full cache: `asked` is the budget, or the whole prompt, times the number of heads. Without a budget
         # nothing is evicted.
-        full_entries = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(column["budget_entries"], tokens))
-        known, retrievable = full > 0, column["entries_reachable"] > resident
+        full_entries = np.where(
+            np.isnan(asked), resident, asked * context_tokens / np.fmin(column["budget_entries"], context_tokens)
+        )
+        known, retrievable = full_bytes > 0, column["entries_reachable"] > resident
         facts = {
             "n": is_text(block["status"], "ok")[order],
             "over": excess > 0,
-            "from_prefill": (compressed - ended <= 0) & (compressed < column["n_tokens"]),
+            "from_prefill": (compressed_tokens - is_ended <= 0) & (compressed_tokens < column["n_tokens"]),
             "text_before_cut": column["question_text_before_cut"] > 0,
-            "packed": known & (column["bytes_device"] < _PACKED * full * resident / full_entries),
+            "packed": known & (column["bytes_device"] < _PACKED * full_bytes * resident / full_entries),
             "retrievable": retrievable,
-            CHOSEN: block[CHOSEN].to_numpy()[order] if CHOSEN in block else nothing,
+            CHOSEN: block[CHOSEN].to_numpy()[order] if CHOSEN in block else zeros,
             "known": known,
-            "device": np.where(known, (column["bytes_device"] + column["bytes_metadata"]) / full, 0.0),
-            "host": np.where(known, np.nan_to_num(column["bytes_host"]) / full, 0.0),
+            "device": np.where(known, (column["bytes_device"] + column["bytes_metadata"]) / full_bytes, 0.0),
+            "host": np.where(known, np.nan_to_num(column["bytes_host"]) / full_bytes, 0.0),
             "reach": np.where(retrievable, column["entries_reachable"] / resident, 0.0),
-            "held": np.where(known, (column["bytes_held"] - np.nan_to_num(state)) / full, 0.0),
-            "of_all": np.where(state > 0, (stored + state) / (full + state), 0.0),
+            "held": np.where(known, (column["bytes_held"] - np.nan_to_num(state)) / full_bytes, 0.0),
+            "of_all": np.where(state > 0, (stored_bytes + state) / (full_bytes + state), 0.0),
         }
     return np.stack([facts[name].astype(np.float64) for name in _SUMS], axis=1), excess
 
@@ -197,9 +199,9 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
     Return (distinct names, position of each fallback's name among them, position of its answer in `order`)."""
     lists = lists_of(block["fallback"], pa.string(), order)
-    coded = lists.flatten().dictionary_encode()
+    coded_reasons = lists.flatten().dictionary_encode()
     rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
-    return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False), rows
+    return coded_reasons.dictionary.to_pylist(), coded_reasons.indices.to_numpy(zero_copy_only=False), rows
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
@@ -212,22 +214,22 @@ def free_share(answers: pd.DataFrame, name: str) -> float | None:
         answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are used because they are the
             same for every method of a table.
     """
-    free = protocol(name).from_prefill
+    free_tokens = protocol(name).from_prefill
     answers = answers[answers["status"] == "ok"]
-    if not free or answers.empty:
+    if not free_tokens or answers.empty:
         return None
     ended = answers["finish_reason"] == "eos"
     texts = [ids[:-1] if end else ids for ids, end in zip(map(list, answers["token_ids"]), ended, strict=True)]
     lengths = np.array([len(text) for text in texts]) - _closing(texts)
-    return float(np.mean(np.where(lengths > 0, np.minimum(free, lengths) / np.maximum(lengths, 1), 1.0)))
+    return float(np.mean(np.where(lengths > 0, np.minimum(free_tokens, lengths) / np.maximum(lengths, 1), 1.0)))
 
 
 def _closing(texts: Sequence[list[int]]) -> int:
     """Return the length of the longest ending that all texts share; 0 if all texts are equal."""
-    shortest, same = min(map(len, texts)), 0
-    while same < shortest and len({text[-same - 1] for text in texts}) == 1:
-        same += 1
-    return same if len(set(map(tuple, texts))) > 1 else 0
+    shortest, closing_tokens = min(map(len, texts)), 0
+    while closing_tokens < shortest and len({text[-closing_tokens - 1] for text in texts}) == 1:
+        closing_tokens += 1
+    return closing_tokens if len(set(map(tuple, texts))) > 1 else 0
 
 
 def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
@@ -238,19 +240,19 @@ def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
     Args:
         answers: table of `Store.responses`, with `cell` and `chosen`.
     """
-    chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
-    if not chosen.any():
+    is_chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
+    if not is_chosen.any():
         return None
     cells = answers["cell"].filter(answers[CHOSEN]).unique().to_pylist()
     names = pa.array(cells, pa.string())
     rows = np.flatnonzero(pc.is_in(answers["cell"].cast("string"), value_set=names).to_numpy())
-    again = store.responses(cells, ("cell", "sample_id", "doc_id"))
-    if again.num_rows != len(rows):  # somebody is writing, so positions are unknown
-        return chosen
-    place, by_id = again["doc_id"].to_numpy(), chosen[rows]
-    cell = pc.index_in(again["cell"], value_set=names).to_numpy()
-    reach = np.full(len(cells), -1, np.int64)
-    np.maximum.at(reach, cell[~by_id], place[~by_id])
-    apart = np.zeros(len(chosen), bool)
-    apart[rows] = by_id & (place > reach[cell])
-    return apart if apart.any() else None
+    answers_read = store.responses(cells, ("cell", "sample_id", "doc_id"))
+    if answers_read.num_rows != len(rows):  # somebody is writing, so positions are unknown
+        return is_chosen
+    doc_ids, rows_by_id = answers_read["doc_id"].to_numpy(), is_chosen[rows]
+    cell = pc.index_in(answers_read["cell"], value_set=names).to_numpy()
+    last_doc_ids = np.full(len(cells), -1, np.int64)
+    np.maximum.at(last_doc_ids, cell[~rows_by_id], doc_ids[~rows_by_id])
+    is_apart = np.zeros(len(is_chosen), bool)
+    is_apart[rows] = rows_by_id & (doc_ids > last_doc_ids[cell])
+    return is_apart if is_apart.any() else None

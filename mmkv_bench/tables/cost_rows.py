@@ -81,20 +81,22 @@ def _key(name: str) -> str:
 
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
     """Split the names into (other names, costs), each in their given order."""
-    names = dict.fromkeys(metrics)
-    costs = [replace(KNOWN[_key(name)], name=name) for name in names if _key(name) in KNOWN]
-    return [name for name in names if _key(name) not in KNOWN], costs
+    cost_names = dict.fromkeys(metrics)
+    costs = [replace(KNOWN[_key(name)], name=name) for name in cost_names if _key(name) in KNOWN]
+    return [name for name in cost_names if _key(name) not in KNOWN], costs
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
     """Raise ConfigError for the first name that is neither a score of the rows nor a cost."""
-    usual = [*scored, *_OTHER_NAMES]
+    usual_names = [*scored, *_OTHER_NAMES]
     for name in names:
-        if name not in usual:
-            allowed = [*usual, *KNOWN] if get_close_matches(name, [*usual, *KNOWN], cutoff=0.5) else usual
+        if name not in usual_names:
+            suggested_names = (
+                [*usual_names, *KNOWN] if get_close_matches(name, [*usual_names, *KNOWN], cutoff=0.5) else usual_names
+            )
             raise ConfigError(
-                f"The rows have no metric '{name}': {nearest(name, allowed)}; any column of responses and phase of timings "
-                "works too (docs/rows.md)"
+                f"The rows have no metric '{name}': {nearest(name, suggested_names)}; any column of responses and "
+                "phase of timings works too (docs/rows.md)"
             )
 
 
@@ -136,14 +138,14 @@ def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> C
     columns = [name for cost in costs for name in cost.columns]
     table = frame(store.responses(None, dict.fromkeys([*_ANSWERS, *columns]), coded=True))
     unit, cluster = coded(table["sample_id"])[1], coded(table["cluster"])[1]
-    made = {"unit": unit, "cluster": np.where(cluster < 0, cluster.max(initial=0) + 1 + unit, cluster)}
-    made |= {"group": is_text(table["measured"], "group"), "shape": np.zeros(len(table), dtype=np.int64)}
+    identity_columns = {"unit": unit, "cluster": np.where(cluster < 0, cluster.max(initial=0) + 1 + unit, cluster)}
+    identity_columns |= {"group": is_text(table["measured"], "group"), "shape": np.zeros(len(table), dtype=np.int64)}
     for cost in costs:
         values = np.full(len(table), np.nan)
         for name in cost.columns:
             values = np.where(np.isnan(values), numbers(table[name]), values)
-        made[cost.key] = values
-    return _rows(table, cells, costs, made, ({},))
+        identity_columns[cost.key] = values
+    return _rows(table, cells, costs, identity_columns, ({},))
 
 
 def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
@@ -151,11 +153,15 @@ def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> Cos
     table = passes(store.timings())
     shapes = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
     unit = (table["repeat"] - MEMORY).to_numpy()
-    made = {"unit": unit, "cluster": unit, "group": np.zeros(len(table), dtype=bool)}
-    made |= {"shape": table.groupby(list(SHAPE)).ngroup().to_numpy(np.int64)}
-    made |= {cost.key: numbers(table[cost.key]) if cost.key in table else np.nan for cost in costs}
-    made |= {"disturbed": table["disturbed"], "load": numbers(table["load"]), "threads": numbers(table["threads"])}
-    return _rows(table, cells, costs, made, tuple(shapes), per_pass=True)
+    identity_columns = {"unit": unit, "cluster": unit, "group": np.zeros(len(table), dtype=bool)}
+    identity_columns |= {"shape": table.groupby(list(SHAPE)).ngroup().to_numpy(np.int64)}
+    identity_columns |= {cost.key: numbers(table[cost.key]) if cost.key in table else np.nan for cost in costs}
+    identity_columns |= {
+        "disturbed": table["disturbed"],
+        "load": numbers(table["load"]),
+        "threads": numbers(table["threads"]),
+    }
+    return _rows(table, cells, costs, identity_columns, tuple(shapes), per_pass=True)
 
 
 def _rows(
@@ -168,12 +174,12 @@ def _rows(
 ) -> CostRows:
     import pandas as pd
 
-    place, status = placed(table["cell"], cells), placed(table["status"], STATUSES)
-    columns = {"place": place, "status": status, **made}
+    cell_numbers, status_codes = placed(table["cell"], cells), placed(table["status"], STATUSES)
+    columns = {"place": cell_numbers, "status": status_codes, **made}
     for cost in costs:
-        columns[cost.key] = np.where(status > 0, np.nan, columns[cost.key])
-    order = np.argsort(place, kind="stable")
-    order = order[place[order] >= 0]
+        columns[cost.key] = np.where(status_codes > 0, np.nan, columns[cost.key])
+    order = np.argsort(cell_numbers, kind="stable")
+    order = order[cell_numbers[order] >= 0]
     rows = pd.DataFrame(columns, index=table.index).iloc[order].reset_index(drop=True)
     reasons = lists_of(table["fallback"], pa.string(), order)
     fallbacks = rows[["place", "shape"]].iloc[pc.list_parent_indices(reasons).to_numpy(zero_copy_only=False)]
@@ -195,16 +201,16 @@ def passes(rows: pa.Table) -> pd.DataFrame:
     table["repeat"] = table["repeat"].fillna(MEMORY).astype("int64")
     shape = pd.MultiIndex.from_frame(table[["cell", *SHAPE]])
     table = table[~table["searched"].eq(True) | shape.isin(shape[table["repeat"] != MEMORY])]
-    total = table[table["phase"] == "total"].set_index(_PASS)
-    decode = table[table["phase"] == "decode"].set_index(_PASS)
-    wide = total[["status", "fallback", "peak_reserved", "peak_resident", *_MACHINE]]
-    wide = wide.join(decode[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
+    total_rows = table[table["phase"] == "total"].set_index(_PASS)
+    decode_rows = table[table["phase"] == "decode"].set_index(_PASS)
+    pass_table = total_rows[["status", "fallback", "peak_reserved", "peak_resident", *_MACHINE]]
+    pass_table = pass_table.join(decode_rows[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
     for column, name in (("seconds", "{}_s"), ("peak_allocated", "peak_{}")):
         by_phase = table[table[column].notna()].pivot(index=_PASS, columns="phase", values=column)
-        wide = wide.join(by_phase.rename(columns=name.format))
-    wide["compress_s"] = wide.reindex(columns=_COMPRESSION).sum(axis=1, min_count=1)
-    steps = pd.to_numeric(decode["steps_s"].dropna().explode()).groupby(level=_PASS)
-    wide["tpot_s"] = steps.median().reindex(wide.index)
-    tokens = steps.size().reindex(wide.index) * wide.index.get_level_values("batch")
-    wide["tokens_s"] = tokens / wide["decode_s"] if "decode_s" in wide else float("nan")
-    return wide.reset_index()
+        pass_table = pass_table.join(by_phase.rename(columns=name.format))
+    pass_table["compress_s"] = pass_table.reindex(columns=_COMPRESSION).sum(axis=1, min_count=1)
+    steps = pd.to_numeric(decode_rows["steps_s"].dropna().explode()).groupby(level=_PASS)
+    pass_table["tpot_s"] = steps.median().reindex(pass_table.index)
+    tokens = steps.size().reindex(pass_table.index) * pass_table.index.get_level_values("batch")
+    pass_table["tokens_s"] = tokens / pass_table["decode_s"] if "decode_s" in pass_table else float("nan")
+    return pass_table.reset_index()

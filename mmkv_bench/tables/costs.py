@@ -21,10 +21,10 @@ from mmkv_bench.statistics.intervals import Medians, medians
 from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.rows import processor
 from mmkv_bench.store.schema import STATUSES
+from mmkv_bench.tables.context_cells import Sweep, sweeps
 from mmkv_bench.tables.cost_rows import KNOWN, Cost, CostRows, answer_costs, pass_costs
 from mmkv_bench.tables.rows import BASELINE, NO_ROWS, cells_of, choose_cells, latest, missing, open_store, with_limits
 from mmkv_bench.tables.score_table import Line
-from mmkv_bench.tables.sweep import Sweep, sweeps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,15 +157,15 @@ def cost_tables(
     if cells.empty:
         raise ConfigError(NO_ROWS.format(root))
     cells = with_limits(cells)
-    keep = choose_cells(cells, datasets, protocols, readings)
+    is_kept = choose_cells(cells, datasets, protocols, readings)
     names = list(cells["cell"])
     # rows of costs refer to the position of a cell among all cells of the store
-    cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))[keep]
+    cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))[is_kept]
     parts: list[_Part] = []
     for part in (read(store, names, [*costs, *beside]) for read in (answer_costs, pass_costs)):
         rows = part.frame[np.isin(part.frame["place"], cells["place"])]
-        shown = [c for c in (*costs, *beside) if (rows[c.key].notna() & ~(rows["group"] & c.shared)).any()]
-        parts.append((part, rows, tuple(shown)))
+        shown_costs = [c for c in (*costs, *beside) if (rows[c.key].notna() & ~(rows["group"] & c.shared)).any()]
+        parts.append((part, rows, tuple(shown_costs)))
     _refuse_unknown(parts, costs)
     return [table for part, rows, known in parts if known for table in _tables(cells, part, rows, known)]
 
@@ -184,10 +184,10 @@ def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known)
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
             table.roofline, batch = known(table.context), int(table.shape["batch"])
-            useful = {line: row[USEFUL].value for line, row in table.entries.items() if USEFUL in row}
+            useful_bytes = {line: row[USEFUL].value for line, row in table.entries.items() if USEFUL in row}
             if table.roofline is not None:
                 step_s = table.roofline.step_s
-                table.least = {line: step_s(value, batch) for line, value in useful.items() if value is not None}
+                table.least = {line: step_s(value, batch) for line, value in useful_bytes.items() if value is not None}
         table.costs = tuple(cost for cost in table.costs if cost in costs)
         for row in table.entries.values():
             for key in row.keys() - {cost.key for cost in table.costs}:
@@ -200,19 +200,20 @@ _Part = tuple[CostRows, "pd.DataFrame", tuple[Cost, ...]]
 
 
 def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
-    unknown = [cost for cost in costs if not any(cost in known for _, _, known in parts)]
-    if not unknown:
+    absent_costs = [cost for cost in costs if not any(cost in known for _, _, known in parts)]
+    if not absent_costs:
         return
-    groups = any(rows["group"].any() for _, rows, _ in parts)
-    shared = [cost.name for cost in unknown if cost.shared and groups]
-    if shared:
-        one = len(shared) == 1
+    has_groups = any(rows["group"].any() for _, rows, _ in parts)
+    shared_names = [cost.name for cost in absent_costs if cost.shared and has_groups]
+    if shared_names:
+        is_single = len(shared_names) == 1
         raise ConfigError(
-            f"{' and '.join(shared)} of these rows {'comes' if one else 'come'} from runs that share prefills, whose times and "
-            "peaks belong to a group of methods; run with sharing=off or scenario=efficiency for one method's times, "
-            f"or leave {'it' if one else 'them'} out"
+            f"{' and '.join(shared_names)} of these rows {'comes' if is_single else 'come'} from runs that share prefills, "
+            "whose times and peaks belong to a group of methods; "
+            "run with sharing=off or scenario=efficiency for one method's times, "
+            f"or leave {'it' if is_single else 'them'} out"
         )
-    first = unknown[0]
+    first = absent_costs[0]
     name = first.name if first.name == first.key else f"{first.name} ({first.key})"
     raise ConfigError(
         f"These rows have no {name}: it is null in all of them, or only scenario=efficiency measures it; leave it out"
@@ -240,23 +241,23 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
         group.refuse_twins()
     if rows.empty:
         return []
-    keys = list(sweep.groups)
-    number_of = {place: number for number, key in enumerate(keys) for place in sweep.groups[key].places}
-    full = next((n for n, (label, budget) in enumerate(keys) if label == BASELINE and not budget), None)
-    rows = rows.assign(line=rows["place"].map(number_of))
+    line_keys = list(sweep.groups)
+    line_number_of = {place: number for number, key in enumerate(line_keys) for place in sweep.groups[key].places}
+    full = next((n for n, (label, budget) in enumerate(line_keys) if label == BASELINE and not budget), None)
+    rows = rows.assign(line=rows["place"].map(line_number_of))
     fallbacks = part.fallbacks[np.isin(part.fallbacks["place"], sweep.places)]
-    fallbacks = fallbacks.assign(line=fallbacks["place"].map(number_of))
+    fallbacks = fallbacks.assign(line=fallbacks["place"].map(line_number_of))
     tables = []
     for shape, of_shape in rows.groupby("shape"):
-        by_cost = {cost.key: _entries(of_shape, cost, len(keys), full, part.per_pass) for cost in costs}
+        by_cost = {cost.key: _entries(of_shape, cost, len(line_keys), full, part.per_pass) for cost in costs}
         lines = sorted(of_shape["line"].unique().tolist())
-        entries = {keys[n]: {key: each[n] for key, each in by_cost.items()} for n in lines}
+        entries = {line_keys[n]: {key: each[n] for key, each in by_cost.items()} for n in lines}
         labels = {label for label, _ in entries}
         methods = tuple(method for method in sweep.methods if method.label in labels)
         counts = fallbacks[fallbacks["shape"] == shape].groupby(["reason", "line"]).size()
         reasons: dict[str, list[tuple[str, str, int]]] = {}
         for (reason, n), answers in counts.items():
-            reasons.setdefault(reason, []).append((*keys[n], int(answers)))
+            reasons.setdefault(reason, []).append((*line_keys[n], int(answers)))
         table = CostTable(sweep.context, part.shapes[shape], sweep.axis, costs, methods, entries, part.per_pass)
         table.fallbacks, table.disturbed = reasons, _disturbed(of_shape) if part.per_pass else ()
         table.random_weights, table.weights_files = sweep.random_weights, sweep.weights_files
@@ -270,19 +271,24 @@ def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_p
     rows: of one shape of the prompt. full: number of the line of `full`."""
     values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
     if per_pass:
-        expected = values.notna() | (rows["status"] > 0)
-        rows, values = rows[expected], values[expected]
-    line, unit, status, clusters = (rows[name].to_numpy() for name in ("line", "unit", "status", "cluster"))
-    failed = np.full(count, len(STATUSES))
-    np.minimum.at(failed, line[status > 0], status[status > 0])
-    line, unit, values, clusters = _over_seeds(line, unit, values.to_numpy(), clusters)
-    base = np.full(int(unit.max(initial=0)) + 1, np.nan)  # of `full`, by sample or repeat
-    base[unit[line == full]] = values[line == full]
+        has_row = values.notna() | (rows["status"] > 0)
+        rows, values = rows[has_row], values[has_row]
+    line_numbers, unit_numbers, status, clusters = (
+        rows[name].to_numpy() for name in ("line", "unit", "status", "cluster")
+    )
+    worst_status = np.full(count, len(STATUSES))
+    np.minimum.at(worst_status, line_numbers[status > 0], status[status > 0])
+    line_numbers, unit_numbers, values, clusters = _over_seeds(line_numbers, unit_numbers, values.to_numpy(), clusters)
+    full_values = np.full(int(unit_numbers.max(initial=0)) + 1, np.nan)  # of `full`, by sample or repeat
+    full_values[unit_numbers[line_numbers == full]] = values[line_numbers == full]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(base[unit] != 0, values / base[unit], np.nan)
-    cost_medians, ratio_medians = (medians(each, line, clusters, count) for each in (values, ratios))
-    n = np.bincount(line, minlength=count)
-    return [_entry(cost_medians, ratio_medians, number, int(n[number]), int(failed[number])) for number in range(count)]
+        ratios = np.where(full_values[unit_numbers] != 0, values / full_values[unit_numbers], np.nan)
+    cost_medians, ratio_medians = (medians(each, line_numbers, clusters, count) for each in (values, ratios))
+    n = np.bincount(line_numbers, minlength=count)
+    return [
+        _entry(cost_medians, ratio_medians, number, int(n[number]), int(worst_status[number]))
+        for number in range(count)
+    ]
 
 
 def _over_seeds(
@@ -291,26 +297,26 @@ def _over_seeds(
     """Average values over seeds: one value per line and unit (sample or repeat). The mean is NaN if one seed has no value.
 
     Return (line, unit, mean, cluster) of each average."""
-    width = int(unit.max(initial=0)) + 1
-    distinct, first, place, size = np.unique(
-        line * width + unit, return_index=True, return_inverse=True, return_counts=True
+    unit_count = int(unit.max(initial=0)) + 1
+    distinct, first, pair_numbers, seeds_per_pair = np.unique(
+        line * unit_count + unit, return_index=True, return_inverse=True, return_counts=True
     )
     if len(distinct) == len(line):
         return line, unit, values, clusters
-    mean = np.bincount(place.reshape(-1), weights=values, minlength=len(distinct)) / size
-    return distinct // width, distinct % width, mean, clusters[first]
+    mean = np.bincount(pair_numbers.reshape(-1), weights=values, minlength=len(distinct)) / seeds_per_pair
+    return distinct // unit_count, distinct % unit_count, mean, clusters[first]
 
 
 def _entry(own: Medians, paired: Medians, number: int, n: int, failed: int) -> CostEntry:
-    known = int(own.n[number])
+    value_count = int(own.n[number])
     arrays = (own.median, own.low, own.high, own.level, paired.median, paired.low, paired.high)
-    values = (float(array[number]) if n == known > 0 else np.nan for array in arrays)
+    values = (float(array[number]) if n == value_count > 0 else np.nan for array in arrays)
     value, low, high, level, ratio, below, above = (None if np.isnan(end) else end for end in values)
     status = STATUSES[failed] if failed < len(STATUSES) else None
-    return CostEntry(value, low, high, level, ratio, below, above, n, known, int(paired.n[number]), status)
+    return CostEntry(value, low, high, level, ratio, below, above, n, value_count, int(paired.n[number]), status)
 
 
 def _disturbed(rows: pd.DataFrame) -> tuple[str, ...]:
-    words = {word for found in rows["disturbed"] if isinstance(found, list | np.ndarray) for word in found}
-    other = load_warning(rows["load"].to_numpy(), rows["threads"].to_numpy())
-    return (*sorted(words), *([other] if other else []))
+    disturbances = {word for found in rows["disturbed"] if isinstance(found, list | np.ndarray) for word in found}
+    load_text = load_warning(rows["load"].to_numpy(), rows["threads"].to_numpy())
+    return (*sorted(disturbances), *([load_text] if load_text else []))

@@ -86,17 +86,17 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     with, or else a hue computed from the label. Its marker is the next that no shipped method and no earlier label has.
     """
     labels = set(labels)
-    given = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
-    for label in sorted(labels - set(given)):
-        start = zlib.crc32(label.encode())
-        begun = max((name for name in _LISTED if label.startswith(name)), key=len, default="")
-        hue = _LISTED[begun].colour if begun else COLOURS[_OTHERS[start % len(_OTHERS)]]
-        markers = [_MARKERS[(start // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
-        taken = {*_LISTED.values(), *given.values()}
-        given[label] = next(
-            (look for marker in markers if (look := Look(hue, marker)) not in taken), Look(hue, markers[0])
+    look_of = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
+    for label in sorted(labels - set(look_of)):
+        label_hash = zlib.crc32(label.encode())
+        listed_prefix = max((name for name in _LISTED if label.startswith(name)), key=len, default="")
+        hue = _LISTED[listed_prefix].colour if listed_prefix else COLOURS[_OTHERS[label_hash % len(_OTHERS)]]
+        markers = [_MARKERS[(label_hash // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
+        used_looks = {*_LISTED.values(), *look_of.values()}
+        look_of[label] = next(
+            (look for marker in markers if (look := Look(hue, marker)) not in used_looks), Look(hue, markers[0])
         )
-    return given
+    return look_of
 
 
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
@@ -166,9 +166,9 @@ def point_style(colour: str, shape: str) -> dict[str, Any]:
 
 def band(axes: Axes, points: Sequence[tuple[float, float | None, float | None]], colour: str) -> None:
     """Draw the intervals (x, low, high) of a line as a band; points without an interval are left out."""
-    bounded = [point for point in points if point[1] is not None and point[2] is not None]
-    if bounded:
-        axes.fill_between(*zip(*bounded, strict=True), color=colour, alpha=0.15, linewidth=0)
+    points_with_interval = [point for point in points if point[1] is not None and point[2] is not None]
+    if points_with_interval:
+        axes.fill_between(*zip(*points_with_interval, strict=True), color=colour, alpha=0.15, linewidth=0)
 
 
 def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
@@ -186,8 +186,8 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (("svg",) if plain else ("png", "svg"))]
     with rc_context({"svg.hashsalt": "mmkv_bench", "svg.fonttype": "none" if plain else "path"}):
         for path in paths:
-            dated = ("Software",) if path.suffix == ".png" else ("Date", "Creator")
-            figure.savefig(path, metadata=dict.fromkeys(dated))
+            dated_keys = ("Software",) if path.suffix == ".png" else ("Date", "Creator")
+            figure.savefig(path, metadata=dict.fromkeys(dated_keys))
     return paths
 
 
@@ -234,8 +234,10 @@ def _draw_scores(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], st
             continue
         entries = [(float(b), table.entries.get((method.label, b))) for b in table.budgets]
         points = [(x, entry) for x, entry in entries if entry is not None]
-        over = any(e.audit.over for t in tables for (label, _), e in t.entries.items() if label == method.label)
-        style = point_style(*styles[method.label]) | {"label": line_label(method) + f" {OVER}" * over}
+        is_over_budget = any(
+            e.audit.over for t in tables for (label, _), e in t.entries.items() if label == method.label
+        )
+        style = point_style(*styles[method.label]) | {"label": line_label(method) + f" {OVER}" * is_over_budget}
         axes.plot([x for x, _ in points], [e.value for _, e in points], markersize=7, linewidth=1.8, **style)
         band(axes, [(x, entry.low, entry.high) for x, entry in points], styles[method.label].colour)
     log2_axis(axes, [float(budget) for budget in table.budgets], table.budgets, AXES[table.axis])
@@ -254,10 +256,10 @@ def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
 
 def _caption(tables: Sequence[ScoreTable]) -> list[str]:
     parts = caption(tables[0], tables).split("; ")[1:]
-    shared = [part for part in parts if not part.startswith(_DIFFERS_BY_PANEL)]
+    shared_parts = [part for part in parts if not part.startswith(_DIFFERS_BY_PANEL)]
     if any(entry.audit.over for table in tables for entry in table.entries.values()):
-        shared.append(f"{OVER} more entries resident than the budget")
-    return [", ".join(f"{table.dataset} {size_text(table)}" for table in tables), *shared]
+        shared_parts.append(f"{OVER} more entries resident than the budget")
+    return [", ".join(f"{table.dataset} {size_text(table)}" for table in tables), *shared_parts]
 
 
 def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
@@ -267,18 +269,20 @@ def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
         tables: one per stretch, of one dataset and kind of budget.
         metric: name of the y axis.
     """
-    ends = [int(table.metric.rpartition("_")[2]) for table in tables]
+    last_tokens = [int(table.metric.rpartition("_")[2]) for table in tables]
     methods = [method for method in tables[0].methods if method.budgeted]
     budgets, styles = tables[0].budgets, looks(method.label for method in methods)
     figure, panels = canvas(1, len(budgets), (5.2 * max(len(budgets), 2) - 0.4, 4.8), sharey=True)
     for panel, budget in zip(panels, budgets, strict=True):
         for method in methods:
-            entries = [(end, table.entry(method.label, budget)) for end, table in zip(ends, tables, strict=True)]
+            entries = [(end, table.entry(method.label, budget)) for end, table in zip(last_tokens, tables, strict=True)]
             points = [(end, entry.value) for end, entry in entries if entry is not None and entry.value is not None]
             if points:
                 style = point_style(*styles[method.label])
                 panel.plot(*zip(*points, strict=True), **style, markersize=7, linewidth=1.6, label=line_label(method))
-        log2_axis(panel, ends, [str(end) for end in ends], "last token of the stretch of the continuation")
+        log2_axis(
+            panel, last_tokens, [str(end) for end in last_tokens], "last token of the stretch of the continuation"
+        )
         panel.set_title(f"{AXES[tables[0].axis]}: {budget}", fontsize=11)
     panels[0].set_ylabel(metric.replace("_", " "))
     legend_below(figure, panels)

@@ -52,15 +52,15 @@ def metrics_rows(
     metrics_of: dict[str, list[str]] = {}
     for cell, metric in scores:
         metrics_of.setdefault(cell, []).append(metric)
-    described = cells.to_dict("records")
-    differences = _differences(described, scores)
-    dataset_of = {row["cell"]: row["dataset"] for row in described}
+    cell_records = cells.to_dict("records")
+    differences = _differences(cell_records, scores)
+    dataset_of = {row["cell"]: row["dataset"] for row in cell_records}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}  # all cells of a dataset and metric at once
     for cell, metric in scores:
         groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
-    numbers: dict[tuple[str, str], dict[str, Any]] = {}
+    headline_of: dict[tuple[str, str], dict[str, Any]] = {}
     for (dataset, metric), keys in groups.items():
-        numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
+        headline_of |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
     rows = []
     for key in [(cell, metric) for cell in dataset_of for metric in metrics_of.get(cell, ())]:
         difference, aggregate = differences.get(key, Difference(0, None, None, None)), lmms_eval.get(key)
@@ -69,7 +69,7 @@ def metrics_rows(
                 "cell": key[0],
                 "dataset": dataset_of[key[0]],
                 "metric": key[1],
-                **numbers[key],
+                **headline_of[key],
                 "difference": difference.value,
                 "difference_low": difference.low,
                 "difference_high": difference.high,
@@ -96,11 +96,11 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
                 f"{dataset}: rows of {metric} lack the parts from which it is aggregated; score the answers again with "
                 "stage=score"
             )
-    complete = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
-    ends = iter(intervals(complete, dataset, aggregator, is_share(metric)))
+    complete_scores = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
+    interval_iterator = iter(intervals(complete_scores, dataset, aggregator, is_share(metric)))
     rows = []
     for cell in scores:
-        interval = next(ends) if cell.complete else NO_INTERVAL
+        interval = next(interval_iterator) if cell.complete else NO_INTERVAL
         value = aggregate(cell, aggregator) if cell.complete else None
         row: dict[str, Any] = {"n": cell.n, "n_ok": cell.n_ok, "value": value}
         row["value_failures_zero"] = value if cell.complete else _with_failures(cell, aggregator, metric)
@@ -138,14 +138,14 @@ def _differences(
     full_of: dict[tuple[str, ...], str] = {}
     for row in cells:
         if row["base"] == BASELINE and full_of.setdefault(context_key(row), row["cell"]) != row["cell"]:
-            other = full_of[context_key(row)]
+            earlier_cell = full_of[context_key(row)]
             raise StoreError(
-                f"Cells {other} and {row['cell']} are both `full` of the same context; keep only one of them."
+                f"Cells {earlier_cell} and {row['cell']} are both `full` of the same context; keep only one of them."
             )
-    full = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
+    full_cell_of = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
     groups: dict[tuple[str, str], list[str]] = {}
     for cell, metric in scores:
-        baseline = full[cell]
+        baseline = full_cell_of[cell]
         if baseline is not None and baseline != cell and (baseline, metric) in scores:
             groups.setdefault((baseline, metric), []).append(cell)
     differences: dict[tuple[str, str], Difference] = {}

@@ -22,7 +22,7 @@ from mmkv_bench.store.rows import processor
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
-from mmkv_bench.tables.agreement import agreeing
+from mmkv_bench.tables.score_consistency import agreeing
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -103,19 +103,21 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
     `paper` if both readings are in the column. If a method has no such line, all its presets compete. In an ablation (nearly all
     lines are presets of one method) all lines compete, because the reader wants to compare them.
     """
-    lines = [method for method in methods if method.base not in CONTROLS and not method.cheats]
+    competitors_and_presets = [method for method in methods if method.base not in CONTROLS and not method.cheats]
     groups: dict[tuple[Hashable, ...], list[Line]] = {}
-    for line in lines:
+    for line in competitors_and_presets:
         groups.setdefault(_method(line), []).append(line)
     presets: dict[str, str] = {}
     for name, group in groups.items():
-        if len(group) > 1 and len(group) >= _NEARLY_ALL * len(lines):
-            return ComparisonFamily(tuple(lines), {}, str(name[0]))
-        plain = [line for line in group if not line.tuned and line.name == line.base and line.base not in PRESETS]
-        declared = [line for line in plain if line.reading == "paper"] or plain
-        if declared:
-            presets |= {line.label: declared[0].label for line in group if line not in declared}
-    return ComparisonFamily(tuple(line for line in lines if line.label not in presets), presets)
+        if len(group) > 1 and len(group) >= _NEARLY_ALL * len(competitors_and_presets):
+            return ComparisonFamily(tuple(competitors_and_presets), {}, str(name[0]))
+        untuned_lines = [
+            line for line in group if not line.tuned and line.name == line.base and line.base not in PRESETS
+        ]
+        default_lines = [line for line in untuned_lines if line.reading == "paper"] or untuned_lines
+        if default_lines:
+            presets |= {line.label: default_lines[0].label for line in group if line not in default_lines}
+    return ComparisonFamily(tuple(line for line in competitors_and_presets if line.label not in presets), presets)
 
 
 @cache
@@ -132,8 +134,8 @@ def calibrations(parameters: str) -> dict[str, str]:
     parameters: the line's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was never read, because
     that variant of the method works without.
     """
-    named = json.loads(parameters).get("calibration")
-    return dict(named) if isinstance(named, Mapping) else {}
+    calibration_node = json.loads(parameters).get("calibration")
+    return dict(calibration_node) if isinstance(calibration_node, Mapping) else {}
 
 
 def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> tuple[str, ...]:
@@ -150,12 +152,12 @@ def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> t
     for config in configs:
         samples |= config_of(config).get("calibrations") or {}
     committed = {} if set(checksums.values()) <= set(samples) else _committed(conf_dir())
-    phrases = []
+    artefact_texts = []
     for name, checksum in sorted(checksums.items()):
         data = samples.get(checksum) or committed.get(checksum)
         count = f"{data['samples']} samples: " if data and data["samples"] else ""
-        phrases.append(f"{name} {checksum} ({count + data['dataset'] if data else 'unknown samples'})")
-    return tuple(phrases)
+        artefact_texts.append(f"{name} {checksum} ({count + data['dataset'] if data else 'unknown samples'})")
+    return tuple(artefact_texts)
 
 
 @cache
@@ -277,8 +279,8 @@ class ScoreTable:
     @cached_property
     def common_ids(self) -> np.ndarray:
         """Ids of the samples that are ok in every cell, ascending, object [m]."""
-        every = [entry.scores for entry in self.entries.values()]
-        return every[0].ids[common_samples(every)] if every else np.array([], dtype=object)
+        all_scores = [entry.scores for entry in self.entries.values()]
+        return all_scores[0].ids[common_samples(all_scores)] if all_scores else np.array([], dtype=object)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -329,13 +331,17 @@ class ScoreTable:
         """Return the presets at this budget that score better than a bold method. They do not compete, so they cannot be bold."""
         if budget not in self._above_at:
             sign = -1 if lower_is_better(self.metric) else 1
-            shown = {label: entry for (label, at), entry in self.entries.items() if at == budget}
-            bold = [sign * shown[name].headline for name in self.best(budget) if name in shown]
-            presets = [(label, shown[label]) for label in (self.family(budget).presets if bold else ())]
+            entries_at_budget = {label: entry for (label, at), entry in self.entries.items() if at == budget}
+            bold_headlines = [
+                sign * entries_at_budget[name].headline for name in self.best(budget) if name in entries_at_budget
+            ]
+            presets = [
+                (label, entries_at_budget[label]) for label in (self.family(budget).presets if bold_headlines else ())
+            ]
             self._above_at[budget] = frozenset(
                 label
                 for label, entry in presets
-                if entry.audit.comparable and entry.value is not None and sign * entry.value > min(bold)
+                if entry.audit.comparable and entry.value is not None and sign * entry.value > min(bold_headlines)
             )
         return self._above_at[budget]
 
@@ -349,5 +355,5 @@ class ScoreTable:
 
 
 def _comparable(entries: list[Entry]) -> bool:
-    same = all(np.array_equal(entry.scores.samples, entries[0].scores.samples) for entry in entries)
-    return same and all(entry.scores.complete for entry in entries)
+    same_samples = all(np.array_equal(entry.scores.samples, entries[0].scores.samples) for entry in entries)
+    return same_samples and all(entry.scores.complete for entry in entries)

@@ -72,11 +72,11 @@ class Scores:
 
 def common_samples(scores: Iterable[Scores]) -> np.ndarray:
     """Return the samples that are ok in all scores, ascending, int [m]."""
-    every = [own.samples[own.ok] for own in scores]
-    if not every:
+    ok_samples = [own.samples[own.ok] for own in scores]
+    if not ok_samples:
         return np.array([], dtype=np.int64)
-    counts = np.bincount(np.concatenate(every).astype(np.int64))
-    return np.flatnonzero(counts == len(every))
+    counts = np.bincount(np.concatenate(ok_samples).astype(np.int64))
+    return np.flatnonzero(counts == len(ok_samples))
 
 
 @dataclass(frozen=True)
@@ -109,34 +109,34 @@ class Sheet:
         Raises:
             StoreError: a sample has two scores of a metric in a cell.
         """
-        of_cell = placed(samples["cell"], cells)
-        metrics, of_metric = coded(samples["metric"])
-        ids, of_sample = coded(samples["sample_id"])
-        of_cluster = _clusters(samples)
-        key = (of_metric.astype(np.int64) * len(cells) + of_cell) * max(len(ids), 1) + of_sample
-        order = np.flatnonzero(of_cell >= 0)
-        if np.any(np.diff(key[order]) <= 0):
-            order = order[np.argsort(key[order], kind="stable")]
-        key = key[order]
-        twice = np.flatnonzero(np.diff(key) == 0)
-        if len(twice):
-            row = order[twice[0]]
-            sample, metric, cell = ids[of_sample[row]], metrics[of_metric[row]], cells[of_cell[row]]
+        cell_codes = placed(samples["cell"], cells)
+        metrics, metric_codes = coded(samples["metric"])
+        ids, sample_codes = coded(samples["sample_id"])
+        cluster_codes = _clusters(samples)
+        sort_keys = (metric_codes.astype(np.int64) * len(cells) + cell_codes) * max(len(ids), 1) + sample_codes
+        order = np.flatnonzero(cell_codes >= 0)
+        if np.any(np.diff(sort_keys[order]) <= 0):
+            order = order[np.argsort(sort_keys[order], kind="stable")]
+        sort_keys = sort_keys[order]
+        duplicate_places = np.flatnonzero(np.diff(sort_keys) == 0)
+        if len(duplicate_places):
+            row = order[duplicate_places[0]]
+            sample, metric, cell = ids[sample_codes[row]], metrics[metric_codes[row]], cells[cell_codes[row]]
             raise StoreError(
                 f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged; restore it from a copy."
             )
         edges = np.arange(len(metrics) * len(cells) + 1) * max(len(ids), 1)
         without_parts = "parts" not in samples or samples["parts"].isna().all()
-        bounds = np.searchsorted(key, edges)
-        at = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
+        bounds = np.searchsorted(sort_keys, edges)
+        edge_numbers = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
         return cls(
             cells=tuple(cells),
             metrics=tuple(metrics),
-            starts=bounds[at],
+            starts=bounds[edge_numbers],
             ids=ids,
-            sample=of_sample[order].astype(np.int32),
-            cluster=of_cluster[order].astype(np.int32),
-            value=capped(numbers(samples["value"])[order], metrics, of_metric[order]),
+            sample=sample_codes[order].astype(np.int32),
+            cluster=cluster_codes[order].astype(np.int32),
+            value=capped(numbers(samples["value"])[order], metrics, metric_codes[order]),
             answered=is_text(samples["status"], "ok")[order],
             parts=None if without_parts else lists_of(samples["parts"], pa.float64(), order),
         )
@@ -170,13 +170,13 @@ class Sheet:
         """
         slices = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
         if len(slices) == 1:
-            (at,) = slices
-            answered, value = self.answered[at], self.value[at]
-            good = answered & ~np.isnan(value)
-            values = np.where(good, value, np.nan)
-            parts = self._parts(at)
-            unjudged = int((answered & ~good).sum())
-            return Scores(self.sample[at], self.cluster[at], values, parts, unjudged, self.ids)
+            (score_slice,) = slices
+            answered, value = self.answered[score_slice], self.value[score_slice]
+            has_value = answered & ~np.isnan(value)
+            values = np.where(has_value, value, np.nan)
+            parts = self._parts(score_slice)
+            unjudged = int((answered & ~has_value).sum())
+            return Scores(self.sample[score_slice], self.cluster[score_slice], values, parts, unjudged, self.ids)
         return self._joined(slices)
 
     def _joined(self, slices: Sequence[slice]) -> Scores:
@@ -184,23 +184,23 @@ class Sheet:
         samples = np.unique(np.concatenate([self.sample[at] for at in slices]))
         n = len(samples)
         counts, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
-        total, lost, cluster = np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int32)
+        value_sums, rounding_errors, cluster = np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int32)
         parts_of = [self._parts(at) for at in slices]
         width = max((parts.shape[1] for parts in parts_of if parts is not None), default=0)
         parts = np.zeros((n, width))
         for at, of_cell in zip(slices, parts_of, strict=True):
-            where = np.searchsorted(samples, self.sample[at])
-            value, here = self.value[at], self.answered[at]
-            counts[where] += 1
-            answered[where] += here
-            ok[where] += here & ~np.isnan(value)
-            cluster[where] = np.where(cluster[where] < 0, self.cluster[at], cluster[where])
-            step = value - lost[where]
-            sums = total[where] + step
-            lost[where] = sums - total[where] - step
-            total[where] = sums
-            parts[where] += np.nan if of_cell is None else of_cell
-        values = np.where(ok == counts, total / counts, np.nan)
+            sample_places = np.searchsorted(samples, self.sample[at])
+            value, is_answered = self.value[at], self.answered[at]
+            counts[sample_places] += 1
+            answered[sample_places] += is_answered
+            ok[sample_places] += is_answered & ~np.isnan(value)
+            cluster[sample_places] = np.where(cluster[sample_places] < 0, self.cluster[at], cluster[sample_places])
+            added = value - rounding_errors[sample_places]
+            sums = value_sums[sample_places] + added
+            rounding_errors[sample_places] = sums - value_sums[sample_places] - added
+            value_sums[sample_places] = sums
+            parts[sample_places] += np.nan if of_cell is None else of_cell
+        values = np.where(ok == counts, value_sums / counts, np.nan)
         unjudged = int(((answered == counts) & (ok < counts)).sum())
         return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
 
@@ -210,21 +210,21 @@ class Sheet:
         if lists is None or lists.null_count == len(lists):
             return None
         present = lists.is_valid().to_numpy(zero_copy_only=False)
-        flat = lists.flatten().to_numpy(zero_copy_only=False)
-        width = len(flat) // int(present.sum())
+        flat_parts = lists.flatten().to_numpy(zero_copy_only=False)
+        width = len(flat_parts) // int(present.sum())
         if set(lists.value_lengths().drop_null().unique().to_pylist()) != {width}:
             raise StoreError(
                 "samples: the parts of one metric have different lengths: the store is damaged; restore a copy."
             )
         parts = np.full((len(lists), width), np.nan)
-        parts[present] = flat.reshape(-1, width)
+        parts[present] = flat_parts.reshape(-1, width)
         return parts
 
 
 def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
     """Limit values, float64 [rows], to the caps of their metrics. of_metric: int [rows], positions in `metrics`."""
-    caps = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
-    return np.minimum(values, caps[of_metric])
+    cap_of_metric = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
+    return np.minimum(values, cap_of_metric[of_metric])
 
 
 def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
@@ -234,10 +234,10 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
     names, codes = categories.cat.categories.to_numpy(object), categories.cat.codes.to_numpy()
-    used = np.zeros(len(names) + 1, dtype=bool)
-    used[codes] = True  # the last element stands for -1
+    is_used = np.zeros(len(names) + 1, dtype=bool)
+    is_used[codes] = True  # the last element stands for -1
     order = np.argsort(names.astype(str), kind="stable")
-    order = order[used[order]]
+    order = order[is_used[order]]
     rank = np.full(len(names) + 1, -1, dtype=np.int64)
     rank[order] = np.arange(len(order))
     return names[order], rank[codes]
@@ -245,9 +245,9 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
     """Return the position of each row's text in `names`, int64 [n]; -1 for null and for other texts."""
-    places = {name: position for position, name in enumerate(names)}
+    position_of = {name: position for position, name in enumerate(names)}
     distinct, codes = coded(column)
-    return np.array([*(places.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
+    return np.array([*(position_of.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
 
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:

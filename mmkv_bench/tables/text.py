@@ -62,8 +62,8 @@ def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
     sizes = _UNITS.get(unit)
     if sizes is None:
         return 1.0, unit
-    most = max(values, default=0.0)
-    return next((size for size in sizes if most >= size[0]), sizes[-1])
+    largest_value = max(values, default=0.0)
+    return next((size for size in sizes if largest_value >= size[0]), sizes[-1])
 
 
 # Context that a caption names only if it differs between tables; the value names what must be equal in these tables.
@@ -102,11 +102,13 @@ def context_words(
     if context["limits"]:
         parts.append(context["limits"])
     for column in _QUIET:
-        within = _WITHIN.get(column)
-        others = [other for other in contexts if within is None or other[within] == context[within]]
-        if len({other[column] for other in others}) > 1:
+        grouping_column = _WITHIN.get(column)
+        comparable_contexts = [
+            other for other in contexts if grouping_column is None or other[grouping_column] == context[grouping_column]
+        ]
+        if len({other[column] for other in comparable_contexts}) > 1:
             value = context[column]
-            parts.append(f"{column}={value[:12] if within else value}")
+            parts.append(f"{column}={value[:12] if grouping_column else value}")
     return parts
 
 
@@ -120,10 +122,10 @@ def line_label(method: Line) -> str:
     """Return the method's name for the table. Append `ceiling` if the method cheats, `calibrated` if it reads a calibration, and
     `tuned` if its parameters are not the defaults."""
     flags = {"ceiling": method.cheats, "calibrated": method.calibrated, "tuned": method.tuned}
-    words = ", ".join(word for word, true in flags.items() if true)
-    if not words:
+    flag_text = ", ".join(word for word, true in flags.items() if true)
+    if not flag_text:
         return method.label
-    return f"{method.label[:-1]}, {words})" if method.label.endswith(")") else f"{method.label} ({words})"
+    return f"{method.label[:-1]}, {flag_text})" if method.label.endswith(")") else f"{method.label} ({flag_text})"
 
 
 def cell_words(label: str, budget: str) -> str:

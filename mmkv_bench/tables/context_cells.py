@@ -38,8 +38,8 @@ def gates_of(config: str) -> bool:
     """Tell whether a cell's configuration (JSON) states scores that `full` should reach: a list in the model's file, or
     `gate.expected`."""
     values = config_of(config)
-    stated = (values.get("gate") or {}).get("expected")
-    return stated is not None or (values.get("model") or {}).get("gates") is not None
+    expected_score = (values.get("gate") or {}).get("expected")
+    return expected_score is not None or (values.get("model") or {}).get("gates") is not None
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
@@ -52,12 +52,12 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
         return None
     values = config_of(config)
     gate_node = values.get("gate") or {}
-    printed = _printed(values, dataset=dataset, metric=metric)
+    printed_gate = _printed(values, dataset=dataset, metric=metric)
     if gate_node.get("expected") is None or (dataset, metric) != _of_expected(values):
-        return printed
+        return printed_gate
     tolerance = gate_node.get("tolerance")
     if tolerance is None:
-        tolerance = printed.tolerance / printed.scale if printed else 0.01
+        tolerance = printed_gate.tolerance / printed_gate.scale if printed_gate else 0.01
     return FullCacheGate(float(gate_node["expected"]), float(tolerance), 1.0, "gate.expected")
 
 
@@ -86,11 +86,12 @@ def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformer
     """
     if gate is None:
         return "Full-cache gate not run: no paper prints a full-cache score for this model, dataset and metric."
-    goal = f"{gate.expected:g} +- {gate.tolerance:g} ({gate.source})"
+    expected_text = f"{gate.expected:g} +- {gate.tolerance:g} ({gate.source})"
     if value is None:
-        return f"Full-cache gate not run: full has no score here to compare with {goal}."
+        return f"Full-cache gate not run: full has no score here to compare with {expected_text}."
     word = "passed" if gate.passes(value) else "failed"
-    return f"Full-cache gate {word}: full scores {gate.scale * value:.4g}, expected {goal}; n={n}, transformers {transformers}."
+    scores_text = f"full scores {gate.scale * value:.4g}, expected {expected_text}"
+    return f"Full-cache gate {word}: {scores_text}; n={n}, transformers {transformers}."
 
 
 def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -151,24 +152,24 @@ class Sweep:
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
         """Collect what the tables of these cells have in common. cells: rows of one context and kind of budget (`axis`)."""
-        every = cells[[name for name in _READ if name in cells]].to_dict("records")
-        rows = [row for row in every if row["latest"]]
+        all_rows = cells[[name for name in _READ if name in cells]].to_dict("records")
+        rows = [row for row in all_rows if row["latest"]]
         methods = _methods(rows)
         label_of = {method.variant: method.label for method in methods}
-        by_key: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        rows_by_key: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in rows:
-            by_key.setdefault((label_of[_variant(row)], _budget(row)), []).append(row)
+            rows_by_key.setdefault((label_of[_variant(row)], _budget(row)), []).append(row)
         groups = {}
         for method in methods:
-            for key in sorted(key for key in by_key if key[0] == method.label):
-                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in by_key[key])
-                places, names = (tuple(row[name] for row in by_key[key]) for name in ("place", "cell"))
+            for key in sorted(key for key in rows_by_key if key[0] == method.label):
+                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in rows_by_key[key])
+                places, names = (tuple(row[name] for row in rows_by_key[key]) for name in ("place", "cell"))
                 groups[key] = SeedGroup(places, names, seeds)
         configs = [row["config"] for row in sorted(rows, key=lambda row: row["base"] != BASELINE)]
         configs_of: dict[str, dict[str, None]] = {}
         for row in rows:
             configs_of.setdefault(row["parameters"], {})[row["config"]] = None
-        calibrated = [line for line in methods if line.calibrated]
+        calibrated_lines = [line for line in methods if line.calibrated]
         return cls(
             context=dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True)),
             axis=axis,
@@ -178,9 +179,9 @@ class Sweep:
             full=tuple(row["cell"] for row in rows if row["base"] == BASELINE),
             calibrations={
                 line.label: calibration_words(configs_of[line.parameters], calibrations(line.parameters))
-                for line in calibrated
+                for line in calibrated_lines
             },
-            versions=_versions(every, label_of),
+            versions=_versions(all_rows, label_of),
             cpus=dict(Counter(row["cpu"] for row in rows if not missing(row.get("cpu")))),
             random_weights="weights" in cells and bool((cells["weights"] == "random").any()),
             weights_files=tuple(sorted({row["weights_file"] for row in rows if not missing(row.get("weights_file"))})),
@@ -219,16 +220,16 @@ def _versions(
     cells: Sequence[Mapping[str, Any]], label_of: Mapping[tuple[str, str, str | None, str], str]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """Map label and budget to the versions of the method's numbers, newest first, for lines with more than one version."""
-    versions: dict[str, dict[str, set[int]]] = {}
+    version_sets: dict[str, dict[str, set[int]]] = {}
     for row in cells:
         version: Any = row.get("method_version")
         if (label := label_of.get(_variant(row))) is not None:
-            by_budget = versions.setdefault(label, {}).setdefault(_budget(row), set())
+            by_budget = version_sets.setdefault(label, {}).setdefault(_budget(row), set())
             by_budget.add(1 if missing(version) else int(version))
     return {
-        label: {budget: tuple(sorted(numbers, reverse=True)) for budget, numbers in versions[label].items()}
+        label: {budget: tuple(sorted(numbers, reverse=True)) for budget, numbers in version_sets[label].items()}
         for label in label_of.values()
-        if label in versions and len(set().union(*versions[label].values())) > 1
+        if label in version_sets and len(set().union(*version_sets[label].values())) > 1
     }
 
 
@@ -239,16 +240,25 @@ def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
     readings, the released lines are labelled.
     """
     variants = {_variant(row): row for row in cells}
-    values = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
-    mixed = len({reading for _, _, reading, _ in variants if reading}) > 1
+    settings_by_variant = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
+    has_several_readings = len({reading for _, _, reading, _ in variants if reading}) > 1
     lines = []
     for variant, row in variants.items():
         name, base, reading, parameters = variant
-        mine = values[variant]
-        namesakes = [values[other] for other in variants if (other[0], other[2]) == (name, reading)]
-        differing = sorted({key for other in namesakes for key in other | mine if other.get(key) != mine.get(key)})
-        words = [f"{key}={mine.get(key)}" for key in differing]
-        words += ["released"] * (mixed and reading == "released")
-        label = name + (f" ({', '.join(words)})" if words else "")
+        own_values = settings_by_variant[variant]
+        values_of_namesakes = [
+            settings_by_variant[other] for other in variants if (other[0], other[2]) == (name, reading)
+        ]
+        differing = sorted(
+            {
+                key
+                for other in values_of_namesakes
+                for key in other | own_values
+                if other.get(key) != own_values.get(key)
+            }
+        )
+        differing_settings = [f"{key}={own_values.get(key)}" for key in differing]
+        differing_settings += ["released"] * (has_several_readings and reading == "released")
+        label = name + (f" ({', '.join(differing_settings)})" if differing_settings else "")
         lines.append(Line(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
     return tuple(sorted(lines, key=lambda line: (line.base != BASELINE, line.base != "random", line.label)))

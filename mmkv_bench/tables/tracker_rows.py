@@ -40,7 +40,7 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
     scores: dict[str, list[dict[str, Any]]] = {}
     for row in store.metrics(names).to_pylist():
         scores.setdefault(row["cell"], []).append(row)
-    lines = []
+    tracked = []
     for place, row in enumerate(cells.to_dict("records")):
         identity = {"cell": row["cell"]}
         for name in (*IDENTITY, "device"):
@@ -50,13 +50,13 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
         identity["budget"] = None if missing(budget) else float(budget)
         if place in by_cell:
             totals = _totals(by_cell[place])
-            shape: dict[str, Any] = {"prompt_tokens": None, "batch": None}
-            lines += [identity | shape | score | totals for score in _scores(row, scores.get(row["cell"], []))]
+            shape_fields: dict[str, Any] = {"prompt_tokens": None, "batch": None}
+            tracked += [identity | shape_fields | score | totals for score in _scores(row, scores.get(row["cell"], []))]
         for number, prompt in enumerate(passes.shapes):
             if (place, number) in by_shape:
-                shape = {name: prompt[name] for name in ("prompt_tokens", "batch")}
-                lines.append(identity | shape | _NO_SCORE | _totals(by_shape[place, number]))
-    return lines
+                shape_fields = {name: prompt[name] for name in ("prompt_tokens", "batch")}
+                tracked.append(identity | shape_fields | _NO_SCORE | _totals(by_shape[place, number]))
+    return tracked
 
 
 _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "difference"))
@@ -69,18 +69,22 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
     rows: the cell's `metrics` rows."""
     if cell.get("weights") == "random":
         return [_NO_SCORE]
-    wanted = dataset_node(config_of(cell["config"]), cell["dataset"]).get("metrics")
-    shown = [row for row in rows if (row["metric"] in wanted if wanted else row["metric"] not in _BESIDE)]
-    return [{name: row["value" if name == "score" else name] for name in _NO_SCORE} for row in shown] or [_NO_SCORE]
+    headline_metrics = dataset_node(config_of(cell["config"]), cell["dataset"]).get("metrics")
+    shown_rows = [
+        row for row in rows if (row["metric"] in headline_metrics if headline_metrics else row["metric"] not in _BESIDE)
+    ]
+    return [{name: row["value" if name == "score" else name] for name in _NO_SCORE} for row in shown_rows] or [
+        _NO_SCORE
+    ]
 
 
 def _totals(rows: pd.DataFrame) -> dict[str, Any]:
     """Return counts, medians, and the largest peak; values of shared runs have separate keys (`GROUP_COSTS`)."""
     totals: dict[str, Any] = {"answers": len(rows), "failures": int((rows["status"] > 0).sum())}
     for names, shared in ((COSTS, False), (GROUP_COSTS, True)):
-        of = rows[rows["group"] == shared]
+        shared_or_single_rows = rows[rows["group"] == shared]
         for key, name in names.items():
-            values = of[name].dropna()
+            values = shared_or_single_rows[name].dropna()
             total = values.max() if key.endswith("peak_bytes") else values.median()
             totals[key] = float(total) if len(values) else None
     return totals

@@ -49,8 +49,8 @@ def budget_words(axis: str, budget: str) -> str:
 
 def byte_words(count: float) -> str:
     """Format a number of bytes: `256.0 KiB`."""
-    power = min(3, max(0, math.floor(math.log2(max(count, 1)) / 10)))
-    return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+    unit_power = min(3, max(0, math.floor(math.log2(max(count, 1)) / 10)))
+    return f"{count / 1024**unit_power:.{min(unit_power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[unit_power]}"
 
 
 def number_words(value: float) -> str:
@@ -60,7 +60,7 @@ def number_words(value: float) -> str:
 
 Field = tuple[str, Any]
 """A text or markup, and its sort key; None comes first."""
-_LINK = (
+_LINK_RENDERER = (
     "function (name, type) { return type !== 'display' ? name : "
     "`<a href=\"%s${name}.html\">${name.split('-')[1].slice(0, 12)}</a>`; }"
 )
@@ -91,8 +91,8 @@ def datatable(
     frame = pd.DataFrame({str(escape(header)): _ranked(fields) for header, fields in columns.items()})
     if link:
         frame[frame.columns[0]] = frame[frame.columns[0]].astype(str)
-    pages = {"bottomStart": "pageLength", "bottomEnd": "paging"} if len(frame) > 50 else {}
-    lists = [place for place, header in enumerate(columns) if header in filtered]
+    paging_layout = {"bottomStart": "pageLength", "bottomEnd": "paging"} if len(frame) > 50 else {}
+    filtered_columns = [place for place, header in enumerate(columns) if header in filtered]
     arguments = get_itable_arguments(
         frame,
         table_id=name,
@@ -104,19 +104,21 @@ def datatable(
         columnControl=["order"],
         columnDefs=[
             {"targets": "_all", "type": "num", "className": "dt-left"},
-            *([{"targets": 0, "type": "string", "render": JavascriptFunction(_LINK % link)}] if link else []),
-            {"targets": lists, "columnControl": ["order", ["searchList"]]},
+            *([{"targets": 0, "type": "string", "render": JavascriptFunction(_LINK_RENDERER % link)}] if link else []),
+            {"targets": filtered_columns, "columnControl": ["order", ["searchList"]]},
         ],
         ordering={"indicators": False, "handler": False},
-        layout={"topStart": "info", "topEnd": "search"} | dict.fromkeys(("bottomStart", "bottomEnd"), None) | pages,
+        layout={"topStart": "info", "topEnd": "search"}
+        | dict.fromkeys(("bottomStart", "bottomEnd"), None)
+        | paging_layout,
         lengthMenu=[25, 50, 100, 500],
         pageLength=50,
         stateSave=True,
         stateDuration=-1,  # as long as the tab is open, so filters survive when a reader comes back
     )
     arguments["data_json"] = json.dumps(json.loads(arguments["data_json"]), separators=(",", ":"), ensure_ascii=False)
-    plain: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _OF_NOTEBOOKS}
-    return Markup(html_table_from_template(name, "", False, False, plain))  # type: ignore[arg-type]  # noqa: S704
+    options: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _OF_NOTEBOOKS}
+    return Markup(html_table_from_template(name, "", False, False, options))  # type: ignore[arg-type]  # noqa: S704
 
 
 def _ranked(fields: Sequence[Field]) -> pd.Categorical:
