@@ -70,8 +70,11 @@ class Audit:
 
     @property
     def comparable(self) -> bool:
-        """True if the cells may be compared by entries: entries describe their storage, the budget holds, and no sample was
-        requested by id."""
+        """True if this table cell (a method at a budget) may be compared with others that keep as many entries.
+
+        It may if its entries are neither quantised nor offloaded, no answer exceeds the budget, and no sample was requested by
+        id.
+        """
         return not (self.packed or self.retrievable or self.over or self.chosen)
 
 
@@ -107,12 +110,17 @@ class Audits:
                 self._add(block, sheet)
 
     def unscored(self, cell: int) -> int:
-        """Count a cell's answers that have no score of any metric. One metric alone would not tell, because a dataset may score
-        each kind of question with another metric."""
+        """Return the number of answers of one cell (a method at a budget, with one seed) that have no score of any metric.
+
+        cell: position of the cell in the sheet's list of cells.
+        """
         return int(self._unscored[cell])
 
     def audit(self, cells: Sequence[int], metric: str) -> Audit:
-        """Audit the answers behind a metric's scores, over cells that differ only by seed; failed answers are left out."""
+        """Count the facts of the answers that have a score of `metric`, and return them summed over `cells`.
+
+        cells: positions of cells that differ only by seed. Failed answers are left out.
+        """
         counts = [self._counts[cell, metric] for cell in cells if (cell, metric) in self._counts]
         sums = dict(zip(_SUMS, np.sum([each.sums for each in counts], axis=0), strict=True)) if counts else {}
         if not sums or not sums["n"]:
@@ -158,9 +166,12 @@ class Audits:
 
 
 def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the facts of `_SUMS` for each answer, float64 [rows, facts], and kept / allowed entries - 1 of each answer.
+    """Return (facts, excess) of the answers in `block`, one row per answer.
 
-    order: int [rows], rows of `block`. A fact that needs a null column is false, and so is "over" without a budget."""
+    facts: float64 [answers, len(_SUMS)], one column per name in `_SUMS`; a fact is 0 where a column that it needs is null.
+    excess: kept / allowed entries - 1 of each answer; NaN without a budget.
+    order: int [answers], the rows of `block` to use, in this order.
+    """
     absent = np.full(len(order), np.nan)
     column = {name: numbers(block[name])[order] if name in block else absent for name in COLUMNS}
     resident, asked = column["entries_resident"], column["entries_asked"]
@@ -195,9 +206,10 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """List the fallbacks of all answers in arrays, because a Python object per row would be slow.
+    """List all fallbacks (replacements that a method reported, such as another scorer) of the answers in `order`.
 
-    Return (distinct names, position of each fallback's name among them, position of its answer in `order`)."""
+    Return (distinct names, number of the name of each fallback, position in `order` of the answer of each fallback).
+    """
     lists = lists_of(block["fallback"], pa.string(), order)
     coded_reasons = lists.flatten().dictionary_encode()
     rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
@@ -205,14 +217,15 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
-    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes none from there.
+    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes no token from
+    there.
 
-    The end token is left out. So are the closing tokens that all answers share, if the answers differ: text that is in
-    every answer tests nothing. An answer with no tokens left counts as wholly free.
+    The end token is not counted. Closing tokens that all answers share are not counted either, unless all answers are equal. An
+    answer without any other token counts as coming wholly from the prefill.
 
     Args:
-        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are used because they are the
-            same for every method of a table.
+        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Any method of the table would give the same share.
+        name: name of the protocol.
     """
     free_tokens = protocol(name).from_prefill
     answers = answers[answers["status"] == "ok"]
@@ -233,9 +246,9 @@ def _closing(texts: Sequence[list[int]]) -> int:
 
 
 def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask the answers to samples that were requested by id and lie beyond the samples that their cell answered in order.
+    """Mask the answers to samples that the user requested by id and that the run would not have reached in dataset order.
 
-    Cells with such samples are not compared. Return None if there are none.
+    Cells with such samples are not compared with others. Return None if there are no such answers.
 
     Args:
         answers: table of `Store.responses`, with `cell` and `chosen`.

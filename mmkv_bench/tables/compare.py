@@ -64,18 +64,21 @@ class Pair:
 
     @property
     def compete(self) -> bool:
-        """True if both lines are in the family that is corrected together."""
+        """True if both lines are compared for bold and ranks, so that their p-value is corrected together with the others."""
         return self.level is not None
 
     @property
     def turned(self) -> Pair:
-        """The same pair with a and b exchanged."""
+        """Return the same pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
         return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
 
 
 def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
-    """Join the scores of several cells of one sheet into one array over all samples that any of the cells has."""
+    """Collect the scores of several cells in one array [cells, samples]; NaN where a cell lacks a sample.
+
+    scores: one item per cell, all of one sheet. The samples are all that any of the cells has.
+    """
     sample_ids, clusters = scores[0].samples, scores[0].clusters
     same_samples = all(np.array_equal(cell.samples, sample_ids) for cell in scores)
     if not same_samples:
@@ -95,11 +98,12 @@ def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
 
 
 def columns(table: ScoreTable) -> dict[str, Column]:
-    """Test the competing lines (`family`) of a table against each other at each budget. Return budget -> tested column; the key
-    is "" if the table has no budgets.
+    """Run paired tests between the competing methods of a table, and return budget -> tested column.
 
-    Left out are cells that exceed their budget, cells with quantised or offloaded entries, whose size the number of entries does
-    not tell, and cells with samples that were requested by id."""
+    The key is "" if the table has no budgets. Three kinds of table cells are left out: cells over their budget, cells with
+    quantised
+    or offloaded entries, and cells with samples that were requested by id.
+    """
     columns_of = {}
     for budget in table.budgets or ("",):
         entries = {line.label: table.entries[line.label, budget] for line in table.family(budget).competitors}
@@ -120,7 +124,7 @@ def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]
 
 
 def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -> np.ndarray:
-    """Mask a column's pairs [P] whose two lines are in the table; with `against`, only pairs with that line."""
+    """Mask the pairs [P] of `column` whose two lines are both shown in the table; with `against`, only pairs with that line."""
     in_table = np.isin(column.names, [line.label for line in table.methods])
     in_against = np.isin(column.names, [line.label for line in table.methods if against in _names(line)])
     is_asked = in_table[column.a] & in_table[column.b]
@@ -128,8 +132,10 @@ def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -
 
 
 def every_pair(table: ScoreTable) -> list[Pair]:
-    """Return all pairs of lines at every budget, in the table's order, whether they compete or not. A line without a budget is
-    part of every column."""
+    """Return all pairs of table lines (methods) at every budget, in the table's order, including pairs that do not compete.
+
+    A line without a budget is paired with the others at every budget.
+    """
     pairs_of_budgets = []
     for budget in table.budgets or ("",):
         entries = {m.label: entry for m in table.methods if (entry := table.entry(m.label, budget)) is not None}
@@ -179,13 +185,14 @@ def narrowed(
     budgets: Sequence[str] | None = None,
     against: str | None = None,
 ) -> list[ScoreTable]:
-    """Reduce the tables to the given lines and budgets, and leave out tables that have none of these. Lines without a budget
-    stay. Bold and ranks stay those of the whole tables, because choosing lines afterwards must not change a verdict.
+    """Return copies of the tables with only the given methods and budgets; tables without any of them are left out.
+
+    Lines without a budget stay. Bold and ranks stay those of the whole tables.
 
     Args:
-        methods: names or labels of lines; None = all.
-        budgets: budgets as text; None = all.
-        against: name or label of one more line.
+        methods: names or labels of table lines; None: all.
+        budgets: budgets as text; None: all.
+        against: name or label of one more line to keep.
 
     Raises:
         ConfigError: no table has a line or a budget of that name.
@@ -224,14 +231,15 @@ def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[st
 
 
 def _names(line: Line) -> set[str]:
-    """Return the names by which a user may request a line."""
+    """Return the names that a user may write for this line of a table."""
     return {line.label, line.name}
 
 
 def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Compare all pairs of lines at every budget, and set each pair's p-value `asked`, corrected over these pairs.
+    """Return all pairs of table lines (methods) at every budget, with `asked`, the p-value corrected over only these pairs.
 
-    against: name or label of a line. Then only pairs of this line with others are compared, as its score minus theirs."""
+    against: name or label of a line. Then only pairs with this line are returned, as its score minus the other's.
+    """
     labels_against = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & labels_against) == 1]
     pairs = [pair.turned if pair.b in labels_against else pair for pair in pairs]
@@ -244,7 +252,8 @@ def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
 
 
 def better(pair: Pair, p: float | None, falling: bool) -> str:
-    """Name the line that is better at the corrected p-value `p`, or say that none is. falling: smaller values are better."""
+    """Return the label of the line that is better at the corrected p-value `p`, or a text for "none". falling: smaller is
+    better."""
     if p is None:
         return "no rivals"
     if p > ALPHA:

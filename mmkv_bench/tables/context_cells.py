@@ -30,23 +30,29 @@ class FullCacheGate:
     source: str
 
     def passes(self, value: float) -> bool:
-        """Tell whether the score `value` of `full` is within the tolerance, compared in the printed unit and up to rounding."""
+        """Return True if `value`, the measured score of `full`, is within the tolerance of the expected score.
+
+        Both are compared in the unit that the paper prints, up to rounding.
+        """
         return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
 
 
 def gates_of(config: str) -> bool:
-    """Tell whether a cell's configuration (JSON) states scores that `full` should reach: a list in the model's file, or
-    `gate.expected`."""
+    """Return True if a configuration (JSON) contains expected scores of the full cache.
+
+    These are a list `gates` in the model's file, or the run's `gate.expected`.
+    """
     values = config_of(config)
     expected_score = (values.get("gate") or {}).get("expected")
     return expected_score is not None or (values.get("model") or {}).get("gates") is not None
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
-    """Return the score that `full` should reach on a dataset's metric (the gate), or None if none is stated.
+    """Return the score that the full cache is expected to reach on a dataset's metric; None if no score is configured.
 
-    It is `gate.expected` of the run, or else the entry of the model's file. `gate.expected` is one number, so it applies only to
-    the first metric of a run with one dataset. Fixture data have no gate.
+    `gate.expected` of the run is used first, then the entry in the model's file. `gate.expected` is one number, so it applies
+    only to
+    the first metric of a run with one dataset. Fixture data have no expected score.
     """
     if dataset.endswith(FIXTURE):
         return None
@@ -62,13 +68,18 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """Return the mean score that `full` should reach on a group of datasets (`MileBench T-1`), from the model's file; None if the
-    file states none."""
+    """Return the mean score that the full cache is expected to reach on a group of datasets; None if the model's file has none.
+
+    config: configuration (JSON). group: benchmark and name, such as `MileBench T-1`.
+    """
     return _printed(config_of(config), group=group)
 
 
 def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
-    """Return the gate of the model's file with these keys, in the paper's unit, with the run's own tolerance if it has one."""
+    """Return the expected full-cache score in the model's file whose fields equal `keys`; None without such an entry.
+
+    The score is in the paper's unit. A tolerance of the run replaces that of the file.
+    """
     gates = (values.get("model") or {}).get("gates") or []
     entry = next((gate for gate in gates if all(gate.get(key) == value for key, value in keys.items())), None)
     if entry is None:
@@ -79,10 +90,12 @@ def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
-    """Say in one sentence, for the notes of a table, whether `full` reaches its expected score, and on how many samples.
+    """Return one sentence on whether the full cache reaches its expected score, for the notes of a table.
 
     Args:
-        value: score of `full`; None if there is none (no `full` in the table, or not every sample is ok).
+        value: score of `full`; None if there is no `full`, or a sample of it failed.
+        n: number of its samples.
+        transformers: version of transformers.
     """
     if gate is None:
         return "Full-cache gate not run: no paper prints a full-cache score for this model, dataset and metric."
@@ -151,7 +164,10 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        """Collect what the tables of these cells have in common. cells: rows of one context and kind of budget (`axis`)."""
+        """Collect what all tables of these cells have in common.
+
+        cells: frame of cells of one context (model, dataset, protocol). axis: their kind of budget, entries or fraction.
+        """
         all_rows = cells[[name for name in _READ if name in cells]].to_dict("records")
         rows = [row for row in all_rows if row["latest"]]
         methods = _methods(rows)
@@ -193,7 +209,8 @@ class Sweep:
 
 
 def sweeps(cells: pd.DataFrame) -> Iterator[Sweep]:
-    """Yield the sweeps of these cells, context by context; budgets in entries and in fractions make separate sweeps."""
+    """Yield one `Sweep` per context (model, dataset, protocol) and kind of budget (entries or fraction of the prompt) of the
+    cells."""
     for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
         for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
             yield Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
@@ -219,7 +236,7 @@ def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
 def _versions(
     cells: Sequence[Mapping[str, Any]], label_of: Mapping[tuple[str, str, str | None, str], str]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Map label and budget to the versions of the method's numbers, newest first, for lines with more than one version."""
+    """Return label -> budget -> versions of the method's code, newest first, for table lines with more than one version."""
     version_sets: dict[str, dict[str, set[int]]] = {}
     for row in cells:
         version: Any = row.get("method_version")
@@ -234,10 +251,11 @@ def _versions(
 
 
 def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
-    """Return the table's lines: `full`, `random`, then the others by name.
+    """Return the lines (rows) of a table: `full`, `random`, then the other methods by name.
 
-    The labels of lines with the same name and reading give the parameters in which the lines differ. If the table has both
-    readings, the released lines are labelled.
+    If lines have the same name, their labels contain the parameters in which they differ. If the table has both readings of
+    methods
+    (`paper` and `released`), the labels of the released ones contain it.
     """
     variants = {_variant(row): row for row in cells}
     settings_by_variant = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}

@@ -82,7 +82,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
 
 
 def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
-    """Map (label, budget) to the method's colour, a marker and a line style, such that no two lines of the figure look alike."""
+    """Return (label, budget) -> colour, marker and line style, such that no two lines of the figure look alike."""
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
@@ -134,7 +134,12 @@ def _draw_lengths(
 def _intervals(
     axes: Axes, points: Sequence[tuple[int, CostEntry, CostTable]], size: float, colour: str, number: int, lines: int
 ) -> None:
-    """Draw one line's intervals: as a band, or as bars side by side if a panel has many lines. points: (length, entry, table)."""
+    """Draw the intervals of one line: as a band, or as shifted bars if the panel has many lines.
+
+    points: (prompt length, cost, table) of each point. size: number by which costs are divided for the axis. number, lines:
+        position
+    of the line in the panel, and number of lines.
+    """
     interval_ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
     if interval_ends and lines <= _BANDS:
         band(axes, interval_ends, colour)
@@ -147,7 +152,8 @@ def _intervals(
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
-    """Name the cells whose measurement failed, with line, length, batch and status. The figure has no points for them."""
+    """Return one text per failed measurement of the cost: table line, prompt length, batch and status. The figure has no such
+    points."""
     failure_texts = [
         f"{line_label(method)} {budget} at {table.shape['prompt_tokens']} x {table.shape['batch']}: {entry.failed}"
         for table in tables
@@ -208,17 +214,17 @@ def fronts(
     batch: int | None = None,
     prompts: str | None = None,
 ) -> list[Front]:
-    """Join the scores of each table with each cost of the same cells.
+    """Join the scores of each table with each cost, cell by cell, for figures of score against cost.
 
-    Costs come from answers to the table's dataset, or else from timed passes of `scenario=efficiency`; all `roots` are
-    searched. Cells match by model, method, reading, parameters, protocol and budget.
+    Costs come from the answers to the table's dataset, or else from timed passes (`scenario=efficiency`). Cells match by
+    model, method, reading (`paper` or `released`), parameters, protocol and budget.
 
     Args:
-        roots: folders of rows with costs.
-        tokens, batch, prompts: shape of the passes; needed if the passes have several shapes.
+        roots: folders of rows with costs; all are searched.
+        tokens, batch, prompts: prompt length, batch and kind of prompt of the passes; needed if they differ among the passes.
 
     Raises:
-        ConfigError: no cell of a table has the cost, or the passes have several shapes.
+        ConfigError: no cell of a table has the cost, or the passes differ in length, batch or prompt.
     """
     known_tables = [table for root in roots for table in cost_tables(root, (), beside=costs)]
     answers = [table for table in known_tables if not table.per_pass]
@@ -232,10 +238,13 @@ def fronts(
 
 
 def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
-    """Return the tables of passes at one shape of the prompt (dataset, length, batch).
+    """Return the tables of timed passes with one dataset, prompt length and batch.
 
-    wanted: (command-line flag, key of `CostTable.shape`) -> value to keep; None if the user gave no value, which is allowed
-    only if all passes have the same value. Raises ConfigError otherwise."""
+    wanted: (command-line flag, key of `CostTable.shape`) -> value to keep; None if the user gave no value.
+
+    Raises:
+        ConfigError: the user gave no value, and the passes have several.
+    """
     passes = list(tables)
     for (flag, name), value in wanted.items():
         present = sorted({table.shape[name] for table in passes}, key=lambda value: (str(type(value)), value))
@@ -295,7 +304,7 @@ def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], sou
 
 
 def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
-    """Sort the points from the cheapest on, and set `best`; of two equal points both can be best."""
+    """Return the points, cheapest first, with `best` set for those on the Pareto front. Equal points are all best."""
     rate = -1.0 if cost.unit == "tokens/s" else 1.0  # for a rate, more is better
     sign = -1.0 if falling else 1.0
     marked_points: list[Point] = []

@@ -74,20 +74,20 @@ KNOWN = _all_costs()
 
 
 def _key(name: str) -> str:
-    """Return the full name of a cost: `prefill` is prefill_s, and `peak` and the other short names are in `_OTHER_NAMES`."""
+    """Return the full name of a cost for a short one: `prefill` -> `prefill_s`, and those in `_OTHER_NAMES` such as `peak`."""
     name = _OTHER_NAMES.get(name, name)
     return f"{name}_s" if name in PHASES else name
 
 
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
-    """Split the names into (other names, costs), each in their given order."""
+    """Split metric names into (names that are no costs, costs), each in the given order."""
     cost_names = dict.fromkeys(metrics)
     costs = [replace(KNOWN[_key(name)], name=name) for name in cost_names if _key(name) in KNOWN]
     return [name for name in cost_names if _key(name) not in KNOWN], costs
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
-    """Raise ConfigError for the first name that is neither a score of the rows nor a cost."""
+    """Raise ConfigError for the first of `names` that is neither in `scored` (metrics with scores) nor the name of a cost."""
     usual_names = [*scored, *_OTHER_NAMES]
     for name in names:
         if name not in usual_names:
@@ -134,7 +134,10 @@ class CostRows:
 
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of a store's answers. cells: hashes of the cells; the column `place` has positions in this list."""
+    """Return the costs of a store's answers, sorted by cell.
+
+    cells: hashes of the cells; the column `place` of the result contains positions in this list.
+    """
     columns = [name for cost in costs for name in cost.columns]
     table = frame(store.responses(None, dict.fromkeys([*_ANSWERS, *columns]), coded=True))
     unit, cluster = coded(table["sample_id"])[1], coded(table["cluster"])[1]
@@ -149,7 +152,10 @@ def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> C
 
 
 def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of a store's timed passes (`scenario=efficiency`). cells: as in `answer_costs`."""
+    """Return the costs of a store's timed passes (`scenario=efficiency`), sorted by cell.
+
+    cells: hashes of the cells; the column `place` of the result contains positions in this list.
+    """
     table = passes(store.timings())
     shapes = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
     unit = (table["repeat"] - MEMORY).to_numpy()
@@ -188,11 +194,13 @@ def _rows(
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:
-    """Join the rows of `timings` (one per phase of a pass) into one row per pass, failed passes included.
+    """Join the rows of `timings` (one per phase of a pass) into one row per timed pass, failed passes included.
 
-    Passes that were made only to find the largest batch are left out. The columns are the columns of `timings` that describe
-    a whole pass, and `<phase>_s` [s], `peak_<phase>` [bytes], compress_s [s], tpot_s (median over decode steps) [s], tokens_s
-    (tokens per second of the whole batch).
+    Passes that only searched for the largest batch are left out. The columns are:
+    - the columns of `timings` that describe a whole pass;
+    - `<phase>_s` [s] and `peak_<phase>` [bytes] of each phase;
+    - `compress_s` [s], and `tpot_s` [s], the median over decode steps;
+    - `tokens_s`, the tokens per second of the whole batch.
     """
     import pandas as pd
 

@@ -17,7 +17,10 @@ OVER_FULL = "/ full"
 
 
 def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Table]:
-    """Return every table with caption and notes: one row per method and budget, one column per cost and its ratio to full."""
+    """Return every table as text cells, with caption and notes.
+
+    A row is a method at a budget. Each cost has two columns: its median, and its ratio to the full cache.
+    """
     return [
         Table(
             _title(table),

@@ -109,11 +109,12 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does)."""
+        """Return the readings of the table's methods: `paper` (as the paper's text describes a method) before `released` (as
+        its code does)."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
-        """Return the table's lines in order, each method with its budgets."""
+        """Return the table's lines in order, as (method, budget)."""
         budgets: dict[str, list[str]] = {}
         for label, budget in sorted(self.entries, key=lambda key: Decimal(key[1] or 0)):
             budgets.setdefault(label, []).append(budget)
@@ -125,9 +126,10 @@ Key = tuple[str, str, str, str, str, str]
 
 
 def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    """Return a cell's identity without its dataset and store: by it, costs are joined to scores of the same cell.
+    """Return the identity of a cell without its dataset and store, by which costs and scores of one cell are joined.
 
-    method: the cell's table line. axis: kind of its budget."""
+    context: model, protocol and the other columns of `CONTEXT`. method: the cell's table line. axis: its kind of budget.
+    """
     kind = axis if budget else "none"
     names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
     return *names, f"{kind} {budget}"
@@ -142,15 +144,16 @@ def cost_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[CostTable]:
-    """Return the tables of a store, tables of answers first. The filters name what to keep.
+    """Return the tables of costs of a store: first those of answers, then those of timed passes.
 
     Args:
         costs: costs that the rows must have.
         beside: costs that the rows may lack; a table needs at least one known cost.
+        datasets, protocols, readings: values to keep; None: all.
 
     Raises:
-        ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times of
-            runs that share prefills, which belong to no single method.
+        ConfigError: there is no store, a filter matches nothing, the rows lack a cost, or times are of runs that share a
+            prefill.
     """
     store = open_store(root)
     cells = cells_of(store)
@@ -171,16 +174,21 @@ def cost_tables(
 
 
 def needed(costs: Sequence[Cost]) -> list[Cost]:
-    """Return the costs that must be read in addition to `costs`: if the time per token is among them, the bytes read, from which
-    the time's lower bound is computed."""
+    """Return the costs that must be read in addition to `costs`.
+
+    This is the number of bytes read per step, from which the roofline is computed, if the time per token is among `costs`.
+    """
     keys = {cost.key for cost in costs}
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 
 
 def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
-    """Set the roofline of the tables, and drop the costs that were read only for it. Return the tables with a cost left.
+    """Set the roofline (fewest seconds of a decode step) of the tables, and return the tables that still have a cost.
 
-    costs: the costs to show. known: function that returns the limit for a table's context."""
+    Costs that were read only for the roofline are dropped.
+
+    costs: the costs to show. known: function that returns the limit for a table's context, or None.
+    """
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
             table.roofline, batch = known(table.context), int(table.shape["batch"])
@@ -234,9 +242,11 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 
 
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """Return the tables of one context and kind of budget: one table for answers, or one per shape of the prompt for passes.
+    """Return the tables of one context and kind of budget: one for answers, or one per prompt length and batch for timed
+    passes.
 
-    part: costs of all cells. rows: the costs of this context's cells."""
+    part: costs of all cells. rows: the costs of this context's cells.
+    """
     for group in sweep.groups.values():
         group.refuse_twins()
     if rows.empty:
@@ -266,9 +276,10 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
 
 
 def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_pass: bool) -> list[CostEntry]:
-    """Return one cost's entry for each of `count` lines, ordered by the number in the column `line` of `rows`.
+    """Return the median cost of each of `count` table lines, in the order of the line numbers in column `line` of `rows`.
 
-    rows: of one shape of the prompt. full: number of the line of `full`."""
+    rows: costs at one prompt shape. full: line number of `full`; None without it.
+    """
     values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
     if per_pass:
         has_row = values.notna() | (rows["status"] > 0)
@@ -294,9 +305,10 @@ def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_p
 def _over_seeds(
     line: np.ndarray, unit: np.ndarray, values: np.ndarray, clusters: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Average values over seeds: one value per line and unit (sample or repeat). The mean is NaN if one seed has no value.
+    """Average values over seeds: one mean per table line and unit (sample or repeat); NaN if a seed has no value.
 
-    Return (line, unit, mean, cluster) of each average."""
+    Return arrays (line, unit, mean, cluster) with one item per mean.
+    """
     unit_count = int(unit.max(initial=0)) + 1
     distinct, first, pair_numbers, seeds_per_pair = np.unique(
         line * unit_count + unit, return_index=True, return_inverse=True, return_counts=True

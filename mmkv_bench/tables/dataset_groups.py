@@ -87,7 +87,8 @@ class GroupTable:
 
 
 def groups_of(rows: Rows) -> list[DatasetGroup]:
-    """Return the groups with at least one dataset in the rows, sorted by benchmark and name.
+    """Return the groups of a benchmark (such as MileBench T-1) with at least one dataset in the rows, sorted by benchmark and
+    name.
 
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
@@ -109,10 +110,11 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
 
 
 def group_tables(tables: Sequence[ScoreTable], rows: Rows) -> list[GroupTable]:
-    """Return tables by benchmark, context, kind of budget and budget, from the datasets' tables (see `build`).
+    """Return tables of mean scores over groups of datasets, one per benchmark, context, kind of budget and budget.
 
     Args:
-        rows: the rows of the tables, whose configurations state the groups and the scores that `full` should reach.
+        tables: the datasets' own tables of scores.
+        rows: the rows of these tables. Their configurations contain the groups and the expected scores of `full`.
 
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
@@ -148,7 +150,7 @@ def _context(table: ScoreTable) -> tuple[tuple[str, str], ...]:
 
 
 def _by_dataset(tables: Sequence[ScoreTable], axis: str) -> dict[str, ScoreTable]:
-    """Map each dataset to its table with this kind of budget, or else to its table without budgets."""
+    """Return dataset -> its table whose budgets are of the kind `axis`, or else its table without budgets."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in sorted(tables, key=lambda table: table.axis == axis):
         earlier_table = by_dataset.get(table.dataset)
@@ -217,7 +219,7 @@ def _group_table(
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
-    """Return the method's table cells on these datasets; None unless it has a complete score (every sample ok) on each."""
+    """Return the method's table cells on the datasets `names`; None if a cell is absent or has a failed sample."""
     entries = [tables[name].entry(label, budget) for name in names]
     complete = [entry for entry in entries if entry is not None and entry.value is not None]
     return complete if len(complete) == len(entries) else None
@@ -230,7 +232,7 @@ def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
 
 
 def mean(parts: Sequence[Mean]) -> Mean:
-    """Return the mean of independent scores, each counting once."""
+    """Return the mean of independent scores with equal weights, with a combined interval."""
     value = float(np.mean([part.value for part in parts]))
     half_widths = [(p.value - p.low, p.high - p.value) for p in parts if p.low is not None and p.high is not None]
     if len(half_widths) < len(parts):
@@ -240,7 +242,7 @@ def mean(parts: Sequence[Mean]) -> Mean:
 
 
 def tables_of_groups(tables: Sequence[GroupTable], *, intervals: bool = True) -> list[Table]:
-    """Return the tables with their captions; below each table are the differences to `full`."""
+    """Return the tables as text cells with captions. Below each are the differences to `full`."""
     return [_table(table, intervals) for table in tables]
 
 
@@ -295,18 +297,22 @@ class TaskRanks:
 
     @property
     def means(self) -> np.ndarray:
-        """Ends of the mean rank over the tasks, float64 [m, 2]."""
+        """Mean over the tasks of each method's lowest and highest possible rank, float64 [m, 2]."""
         return self.ranks.mean(axis=0)
 
 
 def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Return the ranks of every family of tasks, at every budget at which two methods compete on at least two tasks."""
+    """Return the ranks of methods over several tasks, for each family of tasks and each budget with at least two common
+    methods.
+
+    A family is a set of tables that differ only in the dataset.
+    """
     all_ranks = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
     return [ranks for ranks in all_ranks if len(ranks.tables) > 1]
 
 
 def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
-    """Group the tables into families: tables of tasks that differ only in the dataset."""
+    """Group the tables that differ only in the dataset (one dataset is one task)."""
     groups: dict[tuple[object, ...], list[ScoreTable]] = {}
     for table in tables:
         groups.setdefault((table.axis, *_context(table)), []).append(table)
@@ -314,7 +320,7 @@ def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
 
 
 def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
-    """Return one table per dataset, of its first metric."""
+    """Return one table per dataset: the table of its first metric."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in family:
         by_dataset.setdefault(table.dataset, table)
@@ -324,7 +330,8 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
     """Rank the methods that compete on all tasks, at every budget with at least two such methods.
 
-    tasks: one table per dataset. At a budget, a task is left out if competing methods have failed samples there."""
+    tasks: one table per dataset. A task is left out at a budget if methods have failed samples there.
+    """
     ranks_by_budget = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
         ranked_tables = [t for t in tasks if budget in t.columns and budget not in t.unranked()]
@@ -341,7 +348,7 @@ def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
 
 
 def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:
-    """Return one table per budget, the best mean first.
+    """Return one table of mean ranks per family of tasks and budget, the method with the best mean first.
 
     Raises:
         ConfigError: no two tasks have the same methods at a budget.
@@ -380,7 +387,7 @@ def _rank_table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
 
 
 def predicts_nothing(model: str) -> list[str]:
-    """Return the sentence that stands beside every ranking of the embedded model; nothing for other models."""
+    """Return the warning to print beside each ranking of the embedded model; an empty list for other models."""
     text = (
         "Rankings of the embedded model predict no paper's: mean Kendall's tau -.15 to the orders that papers print (87 "
         "settings, at 10 %)."

@@ -74,11 +74,11 @@ class Option:
 
     @property
     def known(self) -> dict[str, Estimate]:
-        """The estimates that are not None, by name."""
+        """Return the estimates of this option that are not None, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Estimate)}
 
     def over(self, other: Option | None) -> Option:
-        """Return this option with the missing estimates taken from `other`."""
+        """Return this option with its missing estimates taken from `other`."""
         estimates: dict[str, Any] = {} if other is None else other.known | self.known
         return replace(self, **estimates)
 
@@ -118,14 +118,17 @@ class ScoreLoss:
 
     @property
     def title(self) -> str:
-        """Dataset and metric, as a title."""
+        """Return dataset and metric as a title."""
         return f"{self.dataset} {self.metric.replace('_', ' ')}"
 
 
 # ---------------------------------------------------------------------- measured
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
-    """Read the timed passes (`scenario=efficiency`) of a rows folder: setting -> its measured options, full first at each batch.
-    The result is empty if the folder has no passes."""
+    """Read the timed passes (`scenario=efficiency`) of a rows folder, and return setting -> measured methods, budgets and
+    batches.
+
+    A setting is a model, device and prompt. `full` comes first at each batch. The result is empty if the folder has no passes.
+    """
     tables_of: dict[Setting, list[CostTable]] = {}
     for table in cost_tables(root, (), beside=[KNOWN[key] for key in _COSTS]):
         if table.per_pass:
@@ -164,9 +167,12 @@ def _estimate(entry: CostEntry | None) -> Estimate | None:
 
 # ---------------------------------------------------------------------- scores
 def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLoss]:
-    """Return the scores lost in every table that has `full`, in the order of datasets; a dataset's first metric counts.
+    """Return for each dataset the score that each method loses against `full`, from tables that have `full`.
 
-    root: folder of the rows from which the tables were made."""
+    A dataset's first metric counts.
+
+    root: folder of the rows from which the tables were made.
+    """
     prompt_tokens_of = {
         table.context["dataset"]: entry.value
         for table in cost_tables(root, (), beside=[KNOWN["prompt_tokens"]])
@@ -209,11 +215,15 @@ def deployment_table(
     memory: float | None = None,
     notes: Sequence[Note] = (),
 ) -> Table:
-    """Return the table of one setting, one line per method, budget and batch. Methods with equal numbers share a line.
+    """Return the table of one setting (model, device, prompt): one line per method, budget and batch.
+
+    Methods with equal numbers share a line.
 
     Args:
-        options: the options, full first at each batch.
-        memory: device memory in bytes, for which the largest batches hold.
+        options: the methods, budgets and batches with their numbers, `full` first at each batch.
+        losses: scores lost, one column per dataset.
+        memory: device memory [bytes] for which the largest batches hold.
+        notes: further notes below the table.
     """
     losses = [loss for loss in losses if any(option.key in loss.lost for option in options)]
     memory_text = "" if memory is None else f" on {memory / GIB:,.4g} GiB"
@@ -243,7 +253,7 @@ def deployment_table(
 
 
 def deployment_tables(root: Path | str, losses: Sequence[ScoreLoss] = ()) -> list[Table]:
-    """Return the tables of the measured passes in a rows folder, one per setting."""
+    """Return the deployment tables of the timed passes in a rows folder, one per setting (model, device, prompt)."""
     return [
         deployment_table(setting, measured.options, losses, notes=measured.notes)
         for setting, measured in measured_options(root).items()

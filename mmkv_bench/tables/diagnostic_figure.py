@@ -52,7 +52,7 @@ class Panel:
 
     @property
     def layers(self) -> list[int]:
-        """Layers with numbers, in order."""
+        """Numbers of the layers that have values, ascending."""
         return sorted(int(layer) for layer in self.rows["layer"].dropna().unique())
 
 
@@ -67,7 +67,9 @@ class Drawing:
 
 
 def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list[Panel]:
-    """Return the panels of an analysis in a store, one per model, dataset and setting.
+    """Return the panels of one analysis in a store, one per model, dataset and setting.
+
+    name: name of the analysis. datasets: datasets to draw; None: all.
 
     Raises:
         ConfigError: the store has no rows of the analysis, or none of these datasets.
@@ -82,7 +84,7 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
 
 
 def panels_of(every: pd.DataFrame, name: str) -> list[Panel]:
-    """Return the panels of an analysis in rows of the table `diagnostics`."""
+    """Return the panels of the analysis `name` from `every`, rows of the table `diagnostics`."""
     rows = every[every["name"].isin([name, BESIDE.get(name, name)])]
     settings = {text: json.loads(text) for text in rows["settings"].unique()}
     methods = {text: values.pop("method", {}) for text, values in settings.items()}
@@ -108,7 +110,7 @@ def _title(rows: pd.DataFrame, key: Sequence[str], every: Sequence[Sequence[str]
 
 
 def diagnostic_figure(panels: Sequence[Panel]) -> Figure:
-    """Draw the panels of one analysis."""
+    """Draw all panels of one analysis as one figure."""
     drawing = DRAWINGS[panels[0].name]
     axes_in_row = drawing.axes > 1
     n_columns = drawing.axes if axes_in_row else min(len(panels), _COLUMNS)
@@ -149,7 +151,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: str) -> None:
-    """Draw numbers against layers: one line per group of `column`, heads averaged, with a band over the middle half of
+    """Draw values against layers: one line per value of `column`, averaged over heads, with a band over the middle half of
     samples."""
     for place, (name, group) in enumerate(rows.groupby(column, observed=True, sort=True)):
         samples = group.groupby(["layer", "sample_id"], observed=True)["value"].mean().groupby(level="layer")
@@ -242,7 +244,7 @@ def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw four layers from the first to the last, with the densities of prompt and answer."""
+    """Draw the densities of hidden-state values of prompt and answer, in up to four layers from the first to the last."""
     rows = panel.rows[panel.rows["quantity"] == "density"]
     layer_places = np.unique(np.linspace(0, len(panel.layers) - 1, len(axes)).round().astype(int))
     used_axes = axes[: len(layer_places)]
@@ -264,7 +266,7 @@ def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _heads(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw one curve per KV head, and highlight the two heads with the smallest and the largest mean."""
+    """Draw one curve per KV head. The heads with the smallest and the largest mean are highlighted."""
     (each,), rows = axes, panel.rows
     curves = _grid(rows, ["layer", "head"])
     for (layer, _), curve in curves.iterrows():
@@ -301,7 +303,7 @@ def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
 def _heat(
     axes: Axes, grid: pd.DataFrame, layers: Sequence[int], ends: tuple[float, float], label: str, **colours: Any
 ) -> None:
-    """Draw a heat map with a row per layer and a labelled colour bar. ends: left and right end of the x axis."""
+    """Draw a heat map with a row per layer and a labelled colour bar. ends: smallest and largest value of the x axis."""
     edges = (*ends, layers[-1] + 0.5, layers[0] - 0.5)
     heat = axes.imshow(grid, aspect="auto", extent=edges, cmap=_MAP, interpolation="nearest", **colours)
     axes.set_yticks(_some(layers))

@@ -80,10 +80,11 @@ _OTHERS = ("brown", "pink", "gold", "sky")  # hues for methods that are not ship
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Map each label to its colour and marker. No two labels get the same ones while a hue has markers left.
+    """Return label -> colour and marker. Labels get different ones as long as a hue has markers left.
 
-    A shipped method always has its own colour and marker. Another label gets the hue of the shipped method whose name it begins
-    with, or else a hue computed from the label. Its marker is the next that no shipped method and no earlier label has.
+    A shipped method always has its own colour and marker. Another label gets the hue of the shipped method with whose name it
+    begins,
+    or else a hue computed from the label, and a marker that is still free.
     """
     labels = set(labels)
     look_of = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
@@ -104,7 +105,7 @@ _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 @cache
 def _picture() -> type[Figure]:
-    """Return the class of all figures: matplotlib's, which notebooks show even if pyplot was never imported."""
+    """Return matplotlib's class of figures, which notebooks show even if pyplot was never imported."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -119,7 +120,10 @@ def _picture() -> type[Figure]:
 def canvas(
     down: int, across: int, size: tuple[float, float], used: int | None = None, **axes: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `size` inches and its panels, row by row. Panels after the first `used` are hidden."""
+    """Return (figure, panels) with `down` rows and `across` columns of panels, row by row.
+
+    size: inches. used: number of panels that are shown; the others are hidden. axes: options of `Figure.subplots`.
+    """
     figure = _picture()(figsize=size, dpi=150, layout="constrained")
     panels = list(figure.subplots(down, across, squeeze=False, **axes).ravel())
     for panel in panels[used if used is not None else len(panels) :]:
@@ -128,7 +132,7 @@ def canvas(
 
 
 def legend_below(figure: Figure, panels: Iterable[Axes], size: float = 9.5) -> None:
-    """Draw one legend below all panels, each label once."""
+    """Draw one legend below all panels, with each label once."""
     handles: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -158,7 +162,7 @@ def plain(axes: Axes) -> None:
 
 
 def point_style(colour: str, shape: str) -> dict[str, Any]:
-    """Return colour and marker of a line's points, with a white edge if the marker has an area."""
+    """Return matplotlib's options for a line's points: colour, marker, and a white edge if the marker has an area."""
     stroke = shape == "x"
     edge = {"markeredgecolor": colour if stroke else "white", "markeredgewidth": 1.6 if stroke else 0.8}
     return {"color": colour, "marker": shape, **edge}
@@ -172,9 +176,9 @@ def band(axes: Axes, points: Sequence[tuple[float, float | None, float | None]],
 
 
 def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
-    """Write `<stem>.png` and `<stem>.svg`, and return the paths. The same figure always gives the same SVG.
+    """Write `<stem>.png` and `<stem>.svg`, and return their paths. The same figure always gives the same SVG bytes.
 
-    plain: write only the SVG, with its text as text, so that the file is small and can be searched.
+    plain: write only the SVG, with text as text, so that the file is small and searchable.
     """
     from matplotlib import rc_context
     from matplotlib.text import Text
@@ -263,10 +267,10 @@ def _caption(tables: Sequence[ScoreTable]) -> list[str]:
 
 
 def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
-    """Draw fidelity against the position in a continuation: one panel per budget, one point at the end of each stretch of tokens.
+    """Draw fidelity (agreement with the full cache's tokens) against the position in a continuation, one panel per budget.
 
     Args:
-        tables: one per stretch, of one dataset and kind of budget.
+        tables: one per stretch of tokens, of one dataset and kind of budget. Each gives the point at the end of its stretch.
         metric: name of the y axis.
     """
     last_tokens = [int(table.metric.rpartition("_")[2]) for table in tables]

@@ -22,7 +22,10 @@ LONG = 10
 
 
 def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
-    """Return a whole document: a linked list of contents, then every table. notes: which notes are open, one of `NOTES`."""
+    """Return a whole HTML document: a linked list of contents, then every table.
+
+    notes: one of `NOTES`: which notes are shown open.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(  # noqa: S701 - every text goes through a filter that escapes it
@@ -95,7 +98,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records with equal keys as csv: the keys are the header, and null is an empty field."""
+    """Return records with equal keys as csv. The keys are the header, and null is an empty field."""
     text_buffer = io.StringIO()
     if records:
         writer = csv.DictWriter(text_buffer, list(records[0]), lineterminator="\n")
@@ -105,7 +108,7 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def inert(value: Any) -> Any:
-    """Protect a field from spreadsheets: a text that begins like a formula gets a quote before it; numbers stay."""
+    """Return a csv field that no spreadsheet runs: a text that begins like a formula gets a quote before it; numbers stay."""
     if not isinstance(value, str) or len(value) < 2 or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:

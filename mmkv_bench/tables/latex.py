@@ -80,7 +80,10 @@ def escape(text: str) -> str:
 
 
 def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
-    """Return all tables, after a line with the packages that they need. notes: which notes stand below, one of `NOTES`."""
+    """Return all tables as LaTeX; the first line is a comment with the packages that they need.
+
+    notes: one of `NOTES`: which notes stand below a table.
+    """
     has_colours = any(cell.look for table in tables for grid in table.grids for row in grid.cells for cell in row)
     used_colours = {look.colour for look in VERDICTS.values()} if has_colours else set()
     texts = [_table(table, notes) for table in tables]
@@ -118,7 +121,10 @@ def _table(table: Table, how: str) -> str:
 
 
 def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
-    """Choose the largest typesetting in which every grid fits the page's width. Return it and the grids, split if none fits."""
+    """Choose the largest typesetting in which every grid fits the page's width. Return (typesetting, grids).
+
+    If a grid fits in none, it is split by columns.
+    """
     for turned, stacked, (size, command) in product((False, True), (False, True), _SIZES):
         setting = _Setting(size, command, turned, stacked)
         if all(sum(_widths(group, setting)) <= setting.across for group in _joined(grids)):
@@ -143,8 +149,10 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
 
 
 def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridCell:
-    """Return the row's cell at `column`, for a grid reduced to the columns `part`. Its span is cut to these columns. If an
-    earlier cell spans the first of them, that cell is returned, so that its text is not lost."""
+    """Return the row's cell at `column` for a grid that is reduced to the columns `part`.
+
+    The cell's span is cut to these columns. If an earlier cell spans the first of them, that cell is returned.
+    """
     if column not in part:
         return row[column]
     covering_columns = (at for at in range(column) if at + row[at].span > column)
@@ -154,7 +162,7 @@ def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridC
 
 
 def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
-    """Group the grids that share one tabular: grids whose columns are among the first grid's columns."""
+    """Group the grids that are typeset in one tabular: grids whose columns are among the first grid's columns."""
     groups: list[list[Grid]] = []
     for grid in grids:
         starts_group = bool(groups and grid.heading and not grid.groups and grid.labels == groups[-1][0].labels)
@@ -208,7 +216,7 @@ def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
 
 
 def _broken(name: str, width: float, size: int) -> list[str]:
-    """Break a name between words into lines of at most `width` points."""
+    """Break a header between words into lines of at most `width` points."""
     lines = [""]
     for word in _words(name):
         if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:
@@ -245,7 +253,7 @@ def _rows(grids: Sequence[Grid]) -> Iterator[str]:
 
 
 def _in_columns(first: Grid, grid: Grid) -> list[list[GridCell]]:
-    """Return the rows of a grid in the columns of `first`; columns that the grid lacks are empty."""
+    """Return the rows of `grid` arranged in the columns of `first`; columns that `grid` lacks are empty."""
     if list(grid.header) == list(first.header):
         return grid.cells
     columns = {name: at for at, name in enumerate(grid.header)}
@@ -305,7 +313,7 @@ def _height(grids: Sequence[Grid], setting: _Setting) -> float:
 
 
 def _width(text: str, size: int) -> float:
-    """Return an upper estimate of a text's width in points, from widths of kinds of letters in Computer Modern."""
+    """Return an upper estimate of a text's width in points, from letter widths of Computer Modern."""
     narrow_letters = sum(text.count(letter) for letter in "ijl.,:;'!|")
     wide_letters = sum(character.isupper() or character in "mw%+=<>±@_†‡§¶◊∥✓✗○" for character in text)
     return _EM[size] * (0.3 * narrow_letters + 0.8 * wide_letters + 0.53 * (len(text) - narrow_letters - wide_letters))

@@ -68,14 +68,14 @@ class NoQuestionsError(StoreError):
 def question_tables(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[Table]:
-    """Return a table per model, dataset and metric of a store with rows of several questions per document.
+    """Return one table per model, dataset and metric of a store whose documents have several questions.
 
     Args:
         datasets: names of datasets; None: all.
         metrics: names of metrics; None: all except fidelity.
 
     Raises:
-        NoQuestionsError: the store has no such rows.
+        NoQuestionsError: the store has no scores of several questions per document.
     """
     return [table for table, _ in tables_with_scores(root, datasets, metrics)]
 
@@ -83,7 +83,11 @@ def question_tables(
 def tables_with_scores(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[tuple[Table, pd.DataFrame]]:
-    """Return the tables of `question_tables`, each with its rows of `paired_scores`. Raises the errors of `question_tables`."""
+    """Return (table, scores) for each table of `question_tables`; the scores are its rows of `paired_scores`.
+
+    Raises:
+        NoQuestionsError: the store has no scores of several questions per document.
+    """
     scores = paired_scores(root)
     if datasets:
         scores = scores[scores["dataset"].isin(datasets)]
@@ -94,16 +98,19 @@ def tables_with_scores(
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return the scores of all questions, with the protocols side by side so that they can be paired.
+    """Return one row per question, method, budget and seed, with the scores under all protocols side by side.
 
-    A row is one question answered by one line: the cells that differ only in the protocol (`LINE`). The columns named in `KNOWN`
-    have the scores by what the cache was compressed for. `same` is the score under `query_first` if the cache was compressed
-    for this very question. `place` is the question's position in its document's order, from 1; the order begins with the question
-    that `query_first` and `turns` ask first. Missing scores are NaN.
+    Columns:
+    - those of `LINE`, `cluster` (the document) and `sample_id`;
+    - those of `KNOWN`: the score by what the cache was compressed for, such as `joint` for all questions; NaN if missing;
+    - `same`: the score under `query_first` if the cache was compressed for this very question;
+    - `place`: position of the question in its document's order, from 1. The order begins with the question that `query_first`
+    and
+    `turns` ask first.
 
     Raises:
-        NoQuestionsError: the store has no rows of several questions per document.
-        StoreError: two cells belong to one line, such as cells of two versions.
+        NoQuestionsError: the store has no scores of several questions per document.
+        StoreError: two cells differ in nothing but the method's version, or in something that no column shows.
     """
     store = Store(root)
     cells = store.cells().to_pandas()
@@ -138,8 +145,11 @@ def paired_scores(root: Path) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each question's position in its document's order, from 1. The order starts at the question that was asked first; if
-    no row states that question, the position is the question's number + 1."""
+    """Return each question's position in its document's order, from 1.
+
+    The order starts at the question that was asked first. If no row names that question, the position is the question's number
+    + 1.
+    """
     sample = ["dataset", "sample_id"]
     question_rows = rows.drop_duplicates(sample)
     question_rows = question_rows.assign(
@@ -164,14 +174,16 @@ def _places(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_place(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean score of each mode (what the cache was compressed for) by the question's position in its document.
+    """Return the mean score by the question's position in its document, for each thing that the cache was compressed for.
 
     Args:
         scores: result of `paired_scores`.
 
     Returns:
-        A row per line (`LINE`), mode of `MODES` and place, with the columns `label` (of the method), `mode`, `place`, `value`,
-        `low` and `high` (95 %, over documents; NaN for fewer than `LEAST` documents), `documents`.
+        One row per line (`LINE`), mode of `MODES` (what the cache was compressed for) and position, with these columns:
+        label: the method. mode, place: mode and position.
+        value: mean score. low, high: 95 % interval over documents; NaN for fewer than `LEAST` documents.
+        documents: number of documents.
     """
     import pandas as pd
 
@@ -200,14 +212,14 @@ def label(method: str, reading: str, seed: str) -> str:
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
-    """Return loss -> (mean over documents, interval, number of documents), for each loss of `LOSSES`.
+    """Return name of a loss -> (mean over documents, interval, number of documents), for each loss of `LOSSES`.
 
-    A loss is the difference of two columns of scores. It is positive if the second column is worse, also if smaller scores are
-    better.
+    A loss is the difference of two score columns, positive if the second column is worse.
 
     Args:
-        line: samples of one line of `paired_scores`; samples with both columns count.
+        line: rows of `paired_scores` for one method, budget and seed; rows with both columns count.
         dataset: name of the dataset, which seeds the bootstrap.
+        metric: name of the metric, which decides whether smaller scores are better.
     """
     sign, loss_of = (-1 if lower_is_better(metric) else 1), {}
     for name, (first, second) in LOSSES.items():
@@ -219,7 +231,10 @@ def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[flo
 
 
 def _interval(values: pd.Series, clusters: pd.Series | pd.Index, dataset: str, share: bool = True) -> Interval:
-    """Return the interval of a mean; none for fewer than `LEAST` documents. clusters: the document of each value."""
+    """Return the confidence interval of the mean of `values`; an empty one for fewer than `LEAST` documents.
+
+    clusters: the document of each value. share: the values are shares from 0 to 1.
+    """
     if clusters.nunique() < LEAST:
         return NO_INTERVAL
     return intervals([(values.to_numpy(np.float64), clusters.to_numpy(str))], dataset, share=share)[0]
@@ -259,7 +274,10 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
 
 
 def _notes(rows: pd.DataFrame, documents: int, turns: bool, paired: bool) -> Iterator[Note]:
-    """Yield the notes of a table. paired: the table has losses."""
+    """Yield the notes of a table of questions.
+
+    documents: number of documents. turns: the table has a grid by turn. paired: the table has losses.
+    """
     text = (
         "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
         "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; agnostic: for "
@@ -296,13 +314,15 @@ def _count(number: int, noun: str) -> str:
 
 
 def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
-    """Return a line's sort key: `full` first, then by name and size, independent of the store's order."""
+    """Return a sort key for table lines: `full` first, then by method and budget, independent of the store's order."""
     return method != "full", method, reading, float(budget.rstrip("%") or 0), seed
 
 
 def _at_turn(line: pd.DataFrame) -> GridCell:
-    """Return the mean score of one turn's questions. The mean of the same questions under `query_aware` (column `each`) follows
-    in brackets if it exists."""
+    """Return a grid cell with the mean score of the questions of one turn.
+
+    The mean of the same questions, each compressed for anew (`query_aware`), follows in brackets if it exists.
+    """
     paired_rows = line[line["turns"].notna() & line["each"].notna()]
     if paired_rows.empty:
         return _number(line["turns"].mean())
@@ -339,20 +359,22 @@ _ASIDE = 0.07
 
 
 def aside(mode: str, modes: Sequence[str]) -> float:
-    """Return the horizontal shift of the points of `mode`, one of the drawn `modes`, so that equal points stay visible."""
+    """Return the horizontal shift of the points of `mode`, so that equal points of several modes stay visible.
+
+    modes: all drawn modes (what the cache was compressed for).
+    """
     return _ASIDE * (modes.index(mode) - (len(modes) - 1) / 2)
 
 
 def question_figure(
     points: pd.DataFrame, methods: Sequence[str] | None = None, budgets: Sequence[str] | None = None
 ) -> Figure:
-    """Draw scores against the position of a question among its document's questions.
+    """Draw scores against the position of a question among its document's questions, one panel per method and budget.
 
-    There is one panel per method and budget, and in it one line with intervals per mode (what the cache was compressed for).
-    The full cache is the dashed line.
+    A panel has one line with intervals per mode (what the cache was compressed for). The full cache is the dashed line.
 
     Args:
-        points: result of `tables.questions.by_place` for one table.
+        points: result of `by_place` for one table.
         methods, budgets: methods, in this order, and budgets to draw; None: all.
 
     Raises:

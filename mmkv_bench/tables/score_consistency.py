@@ -25,10 +25,11 @@ _METRICS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "answ
 
 
 def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
-    """Return `samples` without the scores of stale cells. The answers of stale cells then count as not scored.
+    """Return `samples` without the scores of stale cells, whose answers then count as not scored.
 
-    A cell is stale if its answers were made again after scoring, if its metrics were computed from another number of scores, or
-    if it has scores without metrics.
+    A cell (a method, budget, dataset and seed of a model) is stale in three cases: its answers were made again after scoring,
+    its
+    metrics were computed from another number of scores, or it has scores without metrics.
 
     Args:
         samples: per-sample scores of all metrics, or of some. Text columns are dictionary-encoded.
@@ -90,8 +91,12 @@ class Sum:
     parts: np.ndarray | None = None
 
     def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
-        """Describe how these scores contradict the cell's `metrics` row, or how their clusters contradict those of the answers.
-        Return "" if nothing contradicts. clusters: the answers' `Tally.clusters`; None: not compared."""
+        """Return a text on how these sums contradict the cell's `metrics` row; "" if they do not.
+
+        row: the `metrics` row. clusters: hash of the answers' clusters (`Tally.clusters`), compared with that of the scores;
+            None: not
+        compared.
+        """
         if self.ok != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"
         if clusters is not None and self.clusters is not None and self.clusters != clusters:
@@ -116,7 +121,7 @@ Sums = dict[tuple[str, str], Sum]
 
 
 def sums_of(samples: pa.Table) -> Sums:
-    """Sum the scores of each cell and metric, block by block."""
+    """Return (cell, metric) -> sums over its scores (`Sum`). samples: per-sample scores, read block by block."""
     table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
     with_clusters = "cluster" in samples.column_names
     for name in ("sample_id", "cluster") if with_clusters else ():  # their dictionaries may differ from chunk to chunk
@@ -151,8 +156,10 @@ def sums_of(samples: pa.Table) -> Sums:
 
 
 def cells_beside(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the cells whose number of scores differs from the number in their `metrics` row, for at least one metric. Metrics
-    without any score in `sums` are not compared."""
+    """Return the cells whose number of scores differs from the number `n` in their `metrics` row, for at least one metric.
+
+    Metrics without any score in `sums` are not compared.
+    """
     metrics_with_scores = {metric for _, metric in sums}
     stated_counts = {(row["cell"], row["metric"]): row["n"] for row in metrics if row["metric"] in metrics_with_scores}
     return {

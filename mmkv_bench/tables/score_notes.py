@@ -35,7 +35,7 @@ _ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
 
 
 def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[str]:
-    """Return the marks behind a cell's number, in a fixed order."""
+    """Return the marks behind the number of one table cell, such as `†` for over the budget, in a fixed order."""
     audit = entry.audit
     flags = {
         OVER: audit.over > 0,
@@ -50,28 +50,28 @@ def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[st
 
 
 def _letters(table: ScoreTable) -> dict[str, str]:
-    """Map each fallback reason to its letter in the table."""
+    """Return fallback (replacement that a method reported) -> its letter in the table."""
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
 def _mostly_prefill(method: Line, entry: Entry) -> bool:
-    """Tell whether most answers come from the full prefill, so that the cell cannot tell methods apart."""
+    """Return True if most answers of a table cell come from the full prefill, so that the cell cannot tell methods apart."""
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 
 
 def gate_note(verdict: str) -> Note:
-    """Return a sentence of `sweep.verdict` as a note: a warning if the check failed."""
+    """Return a sentence of `context_cells.verdict` as a note; it is a warning if the full cache missed its expected score."""
     return Note(verdict, Rank.WARNING if " failed:" in verdict else Rank.READING)
 
 
 def score_notes(table: ScoreTable) -> list[Note]:
-    """Return the notes of a table of scores."""
+    """Return all notes of a table of scores."""
     parts = (_data_notes, _failure_notes, _bold_notes, _mark_notes, _free_notes, _state_notes, _line_notes)
     return [note for part in (*parts, _version_notes, _origin_notes) for note in part(table)]
 
 
 def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
-    """Return every cell of the table once, line by line: (name such as `snapkv at 64`, method, entry)."""
+    """Return every cell of the table once, line by line, as (name such as `snapkv at 64`, method, entry)."""
     return [(cell_words(method.label, budget), method, entry) for method, budget, entry in table.cells]
 
 
@@ -171,7 +171,10 @@ def _at(budgets: Sequence[str]) -> str:
 
 
 def _resolution(table: ScoreTable, columns: Mapping[str, Column]) -> Iterator[Note]:
-    """Yield a note on the smallest difference that each column could have separated, unless no column is decidable."""
+    """Yield a note on the smallest difference that the paired tests of each budget could have found.
+
+    There is no note if no budget can be tested.
+    """
     aggregator = aggregate_of(table.metric)
     ratio = aggregator is not None and aggregator.ratio
     gap_texts = [
@@ -197,7 +200,7 @@ def _study_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> Iterator[Note]:
-    """Yield notes on the lines that are shown but not compared."""
+    """Yield notes on the lines that are shown but take no part in the comparison (controls, presets, marked cells)."""
     families = [table.family(budget) for budget in budgets]
     presets = {label: of for family in families for label, of in family.presets.items()}
     controls = [method.label for method in table.methods if method.base in CONTROLS and method.base != BASELINE]
@@ -270,9 +273,10 @@ def _mark_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _listed(cells: Sequence[tuple[str, int, int]]) -> str:
-    """List the affected answers of each cell: `snapkv at 64 (3 of 500)`. For many cells give only the range of counts.
+    """Return cells with their affected answers as text: `snapkv at 64 (3 of 500)`. Many cells give only the range of counts.
 
-    cells: (name of the cell, affected answers, all answers)."""
+    cells: (name of the cell, affected answers, all answers).
+    """
     if len(cells) > _MANY:
         counts = sorted(count for _, count, _ in cells)
         return f"{len(cells)} cells, {counts[0]} to {counts[-1]} answers each of {max(n for *_, n in cells)}"
@@ -280,8 +284,10 @@ def _listed(cells: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _bytes(entry: Entry) -> str:
-    """Describe a cell's bytes as shares of the full cache's bytes: all bytes that the cache holds, or for older rows, which lack
-    that number, the bytes of entries and metadata on the device and on the host."""
+    """Return a text on the bytes of a cell's cache, as shares of the full cache's bytes.
+
+    These are all bytes held; for older rows, which lack that number, the bytes of entries and metadata on device and host.
+    """
     audit = entry.audit
     host = f"{audit.host:.0%} on the host" if audit.host else ""
     if audit.held is not None:
@@ -295,7 +301,7 @@ def _some(cells: Sequence[str]) -> str:
 
 
 def _free_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield the protocol's caveat, or the share of answer tokens that no method can affect; nothing for `full` alone."""
+    """Yield the protocol's caveat, or the share of answer tokens that no method can affect. A table of only `full` gets none."""
     name = table.context["protocol"]
     caveat = protocol(name).caveat
     if table.compressed and caveat is not None:
@@ -309,7 +315,7 @@ def _free_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _state_notes(table: ScoreTable) -> Iterator[Note]:
-    """If only some layers of the model are compressed, yield a note on the share of the whole state that each budget leaves."""
+    """Yield a note on the share of the model's whole state that each budget leaves, if only some layers are compressed."""
     shares: dict[str, list[float]] = {}
     for _, budget, entry in table.cells:
         if budget and entry.audit.of_all:
@@ -344,8 +350,8 @@ def _line_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _version_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield notes on numbers of older versions of a method, which are left out, and on lines that show different versions of
-    their method at different budgets."""
+    """Yield notes on numbers of older method versions, which are left out, and on methods shown in different versions by
+    budget."""
     for label, budgets in table.versions.items():
         older_versions = [
             f"{budget or 'all budgets'} (version {', '.join(map(str, versions[1:]))}, shown: {versions[0]})"

@@ -45,13 +45,13 @@ def tables_of_scores(
     compare: bool = False,
     against: str | None = None,
 ) -> list[Table]:
-    """Return every table with caption and notes.
+    """Return every table of scores as text cells, with caption and notes.
 
     Args:
         intervals: print intervals and ranks.
-        pairs: list the separated pairs below each table; the records are then all pairs.
-        compare: list all comparisons of the shown lines (`comparisons`), beside the whole table's verdict.
-        against: list only the pairs and comparisons with this line.
+        pairs: list the pairs of methods that are proven different below each table; the csv records are then all pairs.
+        compare: list all comparisons of the shown lines, each beside the result in the whole table.
+        against: list only pairs and comparisons with this line.
     """
     return [
         _table(table, tables, intervals, pairs, comparisons(table, against) if compare else None, against)
@@ -111,7 +111,7 @@ def _table(
 
 
 def row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[GridCell | str]:
-    """Return the method's label and its cell at each budget."""
+    """Return one table row: the method's label, then its cell at each budget of `columns`."""
     if method.budgeted:
         return [line_label(method), *(_cell(table, method, budget, intervals) for budget in columns)]
     single_cell = _cell(table, method, "", intervals, span=len(columns))
@@ -175,7 +175,7 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Yield the number of comparisons, and a warning about differences proven here but not in the whole table."""
+    """Return notes on the number of comparisons, and a warning about differences proven among them but not in the whole table."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     pairs_per_budget = {budget: len(column.p) for budget, column in table.columns.items()}
@@ -199,7 +199,8 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]
 
 
 def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
-    """Join dataset, metric, protocol, readings and axis into a name; add a number if several tables would have the same name."""
+    """Return a name for links: dataset, metric, protocol, readings and kind of budget, with a number if another table has the
+    same name."""
     names = ["-".join(filter(None, (t.dataset, t.metric, t.context["protocol"], *t.readings, t.axis))) for t in tables]
     table_number = next(i for i, other in enumerate(tables) if other is table)
     return names[table_number] + (
@@ -212,7 +213,7 @@ def _records(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
-    """Return the csv record of a table cell."""
+    """Return the csv record of one table cell."""
     audit = entry.audit
     rank = table.rank(method.label, budget) or (None, None)
     return {
@@ -248,8 +249,12 @@ _PAIR_FIELDS = ("a", "b", "n", "difference", "low", "high", "p", "test", "compet
 
 
 def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return one record per pair of lines at a budget. If the pair is compared, `low` and `high` are at Holm's level. Otherwise
-    they are at 95 %, and `holm_level` and the following columns do not apply."""
+    """Return one csv record per pair of table lines at a budget.
+
+    If both lines compete, `low` and `high` are at Holm's level. Otherwise they are at 95 %, and `holm_level` and the following
+    columns
+    are empty.
+    """
     return [
         {
             **table.context,
@@ -285,12 +290,12 @@ COLUMNS = {
 
 
 def among(metrics: Sequence[str]) -> set[str]:
-    """Return the metrics of fidelity that a list of metrics names; the name `fidelity` stands for all of them."""
+    """Return the fidelity metrics that occur in `metrics`; the name `fidelity` means all of them."""
     return set(FIDELITY) if GROUP in metrics else set(FIDELITY).intersection(metrics)
 
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
-    """Replace the name `fidelity` in a list of metrics by the metrics of fidelity that the rows have."""
+    """Return `metrics` with the name `fidelity` replaced by all fidelity metrics of the rows; None stays None."""
     if metrics is None:
         return None
     names_present = [name for name in FIDELITY if name in rows.names] or [GROUP]
@@ -303,10 +308,12 @@ def fidelity_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[Table]:
-    """Return one table per dataset, protocol and kind of budget: a line per method and budget, a column per metric.
+    """Return tables of fidelity (agreement with the full cache's tokens), one per dataset, protocol and kind of budget.
+
+    A row is a method at a budget, a column a metric.
 
     Raises:
-        ConfigError: the rows have no metric of fidelity.
+        ConfigError: the rows have no fidelity metric.
     """
     fidelity_metrics = [name for name in COLUMNS if name in rows.names]
     if not fidelity_metrics:
@@ -342,7 +349,7 @@ def _fidelity_table(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable
 
 
 def _fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> Iterator[Note]:
-    """Yield the notes of a table of fidelity. table: one of its metrics. metrics: all its metrics."""
+    """Yield the notes of a table of fidelity. table: the score table of one of its metrics. metrics: all its metrics."""
     included_text = "without token 1, which the full prefill gives to all methods"
     if not protocol(table.context["protocol"]).from_prefill:
         included_text = "token 1 included"
@@ -376,7 +383,8 @@ def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
 
 
 def joined_tables(tables: Sequence[ScoreTable], *, intervals: bool = True) -> list[Table]:
-    """Join tables that differ only in dataset and metric into one. A note that applies to only some of them names them."""
+    """Join tables that differ only in dataset and metric. A note that applies to only some of the tables begins with their
+    names."""
     return [_joined(family, tables, intervals, number) for number, family in enumerate(families(tables), 1)]
 
 

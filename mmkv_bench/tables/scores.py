@@ -43,7 +43,7 @@ class Scores:
 
     @property
     def sample_ids(self) -> np.ndarray:
-        """Sample ids, object [n]."""
+        """Ids of the samples, object [n]."""
         return self.ids[self.samples]
 
     @property
@@ -60,18 +60,18 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """True if every sample is ok; only then do tables print a score."""
+        """True if every sample is ok, so that tables print a score."""
         return self.n > 0 and self.n_ok == self.n
 
     def among(self, samples: np.ndarray) -> Scores:
-        """Return the scores of the samples that are in `samples`, int [m]."""
+        """Return only the scores of the samples in `samples`, int [m] of positions in `ids`."""
         keep = np.isin(self.samples, samples)
         parts = None if self.parts is None else self.parts[keep]
         return Scores(self.samples[keep], self.clusters[keep], self.values[keep], parts, ids=self.ids)
 
 
 def common_samples(scores: Iterable[Scores]) -> np.ndarray:
-    """Return the samples that are ok in all scores, ascending, int [m]."""
+    """Return the samples that are ok in all of `scores`: positions in `ids`, ascending, int [m]."""
     ok_samples = [own.samples[own.ok] for own in scores]
     if not ok_samples:
         return np.array([], dtype=np.int64)
@@ -104,7 +104,9 @@ class Sheet:
 
     @classmethod
     def of(cls, samples: pd.DataFrame, cells: Sequence[str]) -> Sheet:
-        """Make a sheet of the rows of `cells`, in their order; rows of other cells are left out.
+        """Make a sheet of the rows of `cells`; rows of other cells are left out.
+
+        samples: frame of per-sample scores. cells: hashes, whose positions number the cells of the sheet.
 
         Raises:
             StoreError: a sample has two scores of a metric in a cell.
@@ -142,7 +144,7 @@ class Sheet:
         )
 
     def metrics_of(self, cells: Sequence[int]) -> list[str]:
-        """Return the names of the metrics with a score in any of these cells, in order. cells: positions."""
+        """Return the names of the metrics that have a score in any of `cells` (positions), sorted."""
         sizes = np.diff(self.starts, axis=1)[:, list(cells)]
         return [self.metrics[number] for number in np.flatnonzero(sizes.any(axis=1))]
 
@@ -164,9 +166,9 @@ class Sheet:
                 yield int(cell), metric, slice(int(self.starts[number, cell]), int(self.starts[number, cell + 1]))
 
     def scores(self, cells: Sequence[int], metric: str) -> Scores:
-        """Return the scores of a cell, or of several cells that differ only by seed. cells: positions.
+        """Return the scores by sample of one cell, or of several cells that differ only by seed, averaged over them.
 
-        A sample is ok if each of its rows has status ok and a value; its value is then the mean over its rows.
+        cells: positions of the cells. A sample is ok if each of its rows has status ok and a value.
         """
         slices = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
         if len(slices) == 1:
@@ -180,7 +182,10 @@ class Sheet:
         return self._joined(slices)
 
     def _joined(self, slices: Sequence[slice]) -> Scores:
-        """Average over cells within each sample, by compensated summation in the order of the cells' names."""
+        """Average the rows of several cells within each sample, by compensated summation in the order of the cells' names.
+
+        slices: rows of each cell.
+        """
         samples = np.unique(np.concatenate([self.sample[at] for at in slices]))
         n = len(samples)
         counts, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
@@ -205,7 +210,7 @@ class Sheet:
         return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
 
     def _parts(self, at: slice) -> np.ndarray | None:
-        """Return the column `parts` of these rows, float64 [n, k], NaN for a row without parts; None if no row has any."""
+        """Return the column `parts` of the rows `at`, float64 [n, k], NaN for a row without parts; None if no row has any."""
         lists = None if self.parts is None else self.parts[at]
         if lists is None or lists.null_count == len(lists):
             return None
@@ -222,14 +227,16 @@ class Sheet:
 
 
 def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
-    """Limit values, float64 [rows], to the caps of their metrics. of_metric: int [rows], positions in `metrics`."""
+    """Return values, float64 [rows], limited to the cap of each row's metric. of_metric: int [rows], positions in `metrics`."""
     cap_of_metric = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
     return np.minimum(values, cap_of_metric[of_metric])
 
 
 def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Code a column by its values. Return (distinct values, ascending, object; position of each row's value among them,
-    int [n], -1 for null)."""
+    """Return (distinct values, codes) of a column.
+
+    distinct values: object, ascending. codes: int [n], position of each row's value among them; -1 for null.
+    """
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
@@ -251,7 +258,7 @@ def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
 
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
-    """Return the positions of the clusters in the order of their labels; a sample without a cluster is a cluster by itself."""
+    """Return each sample's cluster as a number, in the order of cluster labels; a sample without a cluster forms its own."""
     clusters = samples["cluster"]
     if clusters.isna().any():
         clusters = clusters.astype(object).where(clusters.notna(), samples["sample_id"].astype(object))
@@ -259,7 +266,7 @@ def _clusters(samples: pd.DataFrame) -> np.ndarray:
 
 
 def numbers(column: pd.Series) -> np.ndarray:
-    """Return a column as float64 [n], NaN for null. A column of nulls has no type and works too."""
+    """Return a column as float64 [n], NaN for null; a column of nulls, which has no type, gives NaN."""
     if column.dtype == np.float64:
         return column.to_numpy()
     return column.to_numpy(np.float64, na_value=np.nan)
@@ -271,6 +278,6 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
-    """Return the lists of a column in the given order of rows."""
+    """Return the lists of a column as an arrow array, in the order of rows `order`. kind: type of the lists' items."""
     lists = pa.array(column, type=pa.list_(kind), from_pandas=True)
     return (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))

@@ -59,7 +59,7 @@ class DatasetStatus:
 
     @property
     def planned(self) -> int:
-        """Number of rows that the cells will have."""
+        """Number of answers that all cells will have."""
         return self.cells * self.samples
 
 
@@ -92,12 +92,16 @@ class Status:
 
     @property
     def left(self) -> float | None:
-        """Seconds that the missing answers take at `rate`; None if there is no rate, or nothing is missing."""
+        """Seconds that the missing answers take at `rate`; None if the rate is unknown or nothing is missing."""
         return self.missing / self.rate if self.rate and self.missing else None
 
 
 def status(store: Store) -> Status:
-    """Count a store's rows. Raises StoreError for damaged rows."""
+    """Return the progress of a store, counted from its rows.
+
+    Raises:
+        StoreError: rows are damaged.
+    """
     # Cells are read last: a process writes cells before their rows.
     answer_tally = tally(store)
     metrics = remembered(store, "metrics", ("cell", "n", "answers_digest"))
@@ -178,7 +182,10 @@ def status(store: Store) -> Status:
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:
-    """Count the distinct samples that some cells have answered. own: bool mask over the rows of `found.counts`."""
+    """Return the number of distinct samples that some cells have answered.
+
+    found: the counted answers. own: bool mask over the rows of `found.counts`, those of these cells.
+    """
     digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
     return len(set().union(*(found.sets[digest] for digest in digests)))
 
@@ -186,8 +193,9 @@ def _seen(found: Tally, own: np.ndarray) -> int:
 def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tuple[float | None, float | None]:
     """Return (answers per second in the last hour, time of the newest answer); None for what is unknown.
 
-    n, first, last: for each counted batch of answers, their number and the times of the first and the last answer; the answers
-    are taken as evenly spread between. now: Unix time, in seconds."""
+    n: number of answers in each counted batch. first, last: times of its first and last answer; the others are taken as evenly
+    spread between. now: Unix time [s].
+    """
     if not len(n):
         return None, None
     window_start = max(now - _LATELY, first[last > now - _LATELY].min(initial=now))
@@ -198,7 +206,10 @@ def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tup
 
 
 def failed_rows(store: Store) -> list[dict[str, Any]]:
-    """Return the failed rows: dataset, sample_id, cell's label and hash, status and message, sorted by dataset and sample."""
+    """Return the failed answers as dicts, sorted by dataset and sample.
+
+    Keys are dataset, sample_id, label and hash of the cell, status and message.
+    """
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()
     cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _LABEL).to_pylist()}
@@ -224,14 +235,16 @@ def label(cell: Mapping[str, Any]) -> str:
 
 
 def asked_at(cell: Mapping[str, Any]) -> list[str]:
-    """Return the label's part on the position in a video stream at which the question is asked: `at=0.5`. The list is empty for
-    a cell that asks at the end, or without streams."""
+    """Return the label's part on the position in a video stream at which the question is asked: `["at=0.5"]`.
+
+    The list is empty if the question comes at the end, or without streams.
+    """
     share = (json.loads(cell["generation"] or "{}").get("stream") or {}).get("ask_at")
     return [] if share is None else [f"at={share:g}"]
 
 
 def _stated(cells: pa.Table) -> np.ndarray:
-    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not state it."""
+    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not contain it."""
     configs = cells["config"].combine_chunks()
     configurations = [json.loads(text) for text in configs.dictionary.to_pylist()]
     keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))

@@ -64,7 +64,7 @@ VERDICTS = {
 
 
 def signed(word: str) -> str:
-    """Put a verdict word's sign before it, if it has one."""
+    """Return a verdict word with its sign (such as ✓) before it, or the word alone if it has none."""
     return f"{VERDICTS[word].sign} {word}" if word in VERDICTS else word
 
 
@@ -163,14 +163,15 @@ class Table:
 
     @property
     def entry(self) -> str:
-        """Line of the table in a list of contents."""
+        """Line of this table in a list of contents."""
         return ": ".join(filter(None, (self.title, self.short or self.caption)))
 
     def split_notes(self, how: str = "short") -> tuple[list[str], list[str]]:
-        """Return the texts of the printed notes, the most important first, and of the hidden notes, for one of `NOTES`.
+        """Return (texts of printed notes, texts of hidden notes), the most important first.
 
-        Short notes always include all warnings and meanings of marks, even if these are more than `MOST_NOTES`. `none` returns
-        no notes at all.
+        how: one of `NOTES`. `short` always prints all warnings and meanings of marks, even if these are more than `MOST_NOTES`.
+            `none`
+        returns two empty lists.
         """
         if how == "none":
             return [], []
@@ -186,11 +187,12 @@ class Table:
 
 
 def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """Return the tables with other names for some rows, wherever a row's name is printed. The tables' records keep the ids.
+    """Return the tables with other names for some rows, wherever a row's name is printed. The csv records keep the old names.
 
     Args:
-        names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
-            new name gets this ending.
+        names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the new
+            name
+        gets this ending.
 
     Raises:
         ConfigError: no line has that name, or another line has the new name.
@@ -214,7 +216,11 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
 
 
 def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
-    """Replace title and caption by `caption`. Raises ConfigError unless there is exactly one table."""
+    """Return the table with its title and caption replaced by `caption`; None changes nothing.
+
+    Raises:
+        ConfigError: there is more than one table.
+    """
     if caption is None:
         return list(tables)
     if len(tables) != 1:

@@ -22,12 +22,17 @@ GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "gr
 
 
 def tracked_rows(store: Store) -> list[dict[str, Any]]:
-    """Return the rows in the order of the cells; only the latest version of a method has rows.
+    """Return one row per cell (a method, budget, dataset and seed of a model) and headline metric, in the order of the cells.
 
-    A row has the cell's identity (`budget` as a number, entries or a fraction), `score` with its interval and `difference`
-    to full, `answers` and `failures`. It has medians of `ttft_s` and `tpot_s` [s] and the largest `peak_bytes` if the cell
-    ran by itself, otherwise null. `group_prefill_s` and `group_decode_s` [s] are medians, and `group_peak_bytes` is the largest,
-    of the shared runs of the cell. Cells of scenario=efficiency have a row per length and batch, without a score.
+    Only the latest version of a method has rows. Cells of `scenario=efficiency` have a row per prompt length and batch, without
+    a
+    score. The keys of a row:
+
+    cell, ...: identity of the cell; `budget` is a number of entries or a fraction.
+    score, low, high, difference: score, its interval, and the difference to `full`.
+    answers, failures: numbers of answers and of failed ones.
+    ttft_s, tpot_s, peak_bytes: medians [s], and the largest peak, if the cell ran by itself; otherwise null.
+    group_prefill_s, group_decode_s, group_peak_bytes: the same for runs that shared a prefill among methods.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
@@ -63,10 +68,13 @@ _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "di
 
 
 def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one record per headline metric of the cell: the metrics in its dataset's configuration, or else all metrics that are
-    not measures. Return one record of nulls if there is no score.
+    """Return one dict per headline metric of the cell: metric, score, interval and difference to `full`; one of nulls without
+    scores.
 
-    rows: the cell's `metrics` rows."""
+    Headline metrics are those in the dataset's configuration, or else all metrics that are not measures.
+
+    rows: the cell's `metrics` rows.
+    """
     if cell.get("weights") == "random":
         return [_NO_SCORE]
     headline_metrics = dataset_node(config_of(cell["config"]), cell["dataset"]).get("metrics")
@@ -79,7 +87,10 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
 
 
 def _totals(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return counts, medians, and the largest peak; values of shared runs have separate keys (`GROUP_COSTS`)."""
+    """Return numbers of answers and failures, median times and the largest peak of `rows`, all of one cell.
+
+    Values of runs that shared a prefill have keys of their own (`GROUP_COSTS`).
+    """
     totals: dict[str, Any] = {"answers": len(rows), "failures": int((rows["status"] > 0).sum())}
     for names, shared in ((COSTS, False), (GROUP_COSTS, True)):
         shared_or_single_rows = rows[rows["group"] == shared]
