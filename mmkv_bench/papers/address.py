@@ -59,7 +59,9 @@ class MethodSettings:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any] | None = None, calibration: Any = None) -> MethodSettings:
-        """Describe a method by its settings; a setting at its default counts as not set.
+        """Return the method `name` with the settings that differ from the defaults in its file.
+
+        calibration: source of its calibration: "auto", null, or a mapping with keys of `CALIBRATED`.
 
         Raises:
             ConfigError: no such method, a parameter that the method does not have, or an incomplete calibration.
@@ -85,37 +87,43 @@ class MethodSettings:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """Settings that differ from the defaults."""
+        """Settings that differ from the defaults: name -> value."""
         return dict(json.loads(self.settings))
 
     def setting(self, key: str) -> Any:
-        """Return the value of one parameter."""
+        """Return the value of one parameter of the method, the default if it was not changed."""
         return self.changed.get(key, flat_parameters(_file(self.name))[key])
 
     @property
     def calibrated(self) -> dict[str, Any]:
-        """Source of the calibration; empty if none is stated."""
+        """Source of the calibration (data, samples, instruction); empty if none was given."""
         return dict(json.loads(self.calibration)) if self.calibration else {}
 
     @property
     def base(self) -> str:
-        """Base method, by its name in the rows."""
+        """Name of the base method, as result rows contain it."""
         return str(_file(self.name)["base"])
 
     @property
     def unbudgeted(self) -> bool:
-        """True for a method that keeps every entry and takes no budget."""
+        """True if the method keeps every entry and so takes no budget."""
         allocator = _file(self.name).get("allocator")
         keeps_all = isinstance(allocator, Mapping) and ".keep_all." in str(allocator.get("_target_"))
         return self.base == "full" or keeps_all
 
     def parameters(self, reading: str) -> str:
-        """Return the parameters that differ from the base method's defaults (`canonical`). reading: `paper` or `released`."""
+        """Return the parameters that differ from the base method's defaults, as sorted JSON.
+
+        reading: `paper` or `released`, the version of the method's rules.
+        """
         return "{}" if self.base == "full" else _resolved(self, reading)
 
     def version(self, reading: str) -> int:
-        """Return the version of the method in this code, with which the column `method_version` of rows is compared (null counts
-        as 1). reading: `paper` or `released`."""
+        """Return the number of this method's version in the installed code. Rows store it as `method_version` (null counts as
+        1).
+
+        reading: `paper` or `released`, the version of the method's rules.
+        """
         return _version(self, reading)
 
     def __str__(self) -> str:
@@ -156,13 +164,13 @@ class Address:
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """The fields that a paper's table states, as texts. By this key, table cells and printed numbers are matched."""
+        """The fields that a paper's table also contains, as texts. Table cells and printed numbers are matched by these."""
         texts = (self.model, self.dataset, self.metric, str(self.method), str(self.minus or ""), self.budget_kind)
         return *texts, self.budget, *(str(n or "") for n in (self.length, self.new_tokens, self.batch))
 
     @property
     def runs(self) -> bool:
-        """True unless the model is one that cannot be run (`config/unavailable.yaml`)."""
+        """True unless the model cannot be run, which `config/unavailable.yaml` records."""
         return self.model not in UNAVAILABLE
 
     def __str__(self) -> str:
@@ -172,7 +180,7 @@ class Address:
 
 
 def address(parts: Mapping[str, Any]) -> Address:
-    """Make the description of a number from a mapping with keys of `KEYS`, as table layouts state it.
+    """Return the `Address` of a number from a mapping with keys of `KEYS`, as the files of table layouts contain.
 
     Raises:
         ConfigError: a key is missing or unknown, or names something that does not exist.
@@ -215,10 +223,12 @@ def address(parts: Mapping[str, Any]) -> Address:
 
 
 def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (kind, text) of a budget: a whole number is entries per KV head, any other number is the fraction kept.
+    """Return (kind, text) of a budget. A whole number means entries per KV head, any other number the fraction kept.
+
+    value: the budget. parts: the address's keys, for the message.
 
     Raises:
-        ConfigError: no budget, or neither entries nor a fraction.
+        ConfigError: there is no budget, or it is neither entries nor a fraction.
     """
     if isinstance(value, bool) or value is None:
         raise ConfigError(f"an address needs a budget; this one has {_listed(parts)}")
@@ -235,10 +245,11 @@ def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
 
 @cache
 def canonical(base: str, parameters: str) -> str:
-    """Reduce a row's parameters (JSON) to those that differ from the defaults of the method `base`, as sorted JSON.
+    """Return the parameters (JSON) of a row that differ from the defaults of the method `base`, as sorted JSON.
 
-    A parameter that an old row lacks counts as default, because it was added later. Entries of `parameters` that are no
-    parameters of the method, such as checksums of calibrations, are left out.
+    A parameter that an old row lacks counts as default. Items that are no parameters of the method, such as checksums of
+    calibrations,
+    are left out.
     """
     settings = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
     if base in _options("method"):
@@ -249,21 +260,21 @@ def canonical(base: str, parameters: str) -> str:
 
 
 def file_of(dataset: str) -> str:
-    """Return the name of a data set's file in conf/dataset. Rows name pages with their size, such as `pages_walk_small`."""
+    """Return the name of a data set's file in conf/dataset. Rows append the size to the names of pages: `pages_walk_small`."""
     name, _, size = dataset.rpartition("_")
     return name if size in _SIZE_SUFFIXES and name in _options("dataset") else dataset
 
 
 @cache
 def samples_of(dataset: str) -> int:
-    """Return the number of samples that a data set's file states; 0 if it states none, or only an approximate number."""
+    """Return the number of samples in a data set's file; 0 if the file has none or only an approximate number."""
     stated_size = (content("dataset", dataset).get("about") or {}).get("samples")
     leading_number = re.match(r"\d[\d,]*", str(stated_size))
     return int(leading_number[0].replace(",", "")) if leading_number else 0
 
 
 def members(group: str) -> list[tuple[str, str]]:
-    """Return (dataset, first metric) of each member of a benchmark's group, such as `MileBench T`.
+    """Return (dataset, first metric) of each data set in a benchmark's group, such as `MileBench T`.
 
     Raises:
         ConfigError: no data set belongs to such a group.
@@ -274,7 +285,7 @@ def members(group: str) -> list[tuple[str, str]]:
 
 
 def is_group(dataset: str) -> bool:
-    """Tell whether a name is the name of a benchmark's group."""
+    """Return True if `name` is the name of a benchmark's group of data sets."""
     return dataset in _groups()
 
 

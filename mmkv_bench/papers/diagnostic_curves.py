@@ -40,8 +40,11 @@ class DiagnosticEvidence:
 
     @classmethod
     def of(cls, evidence: Evidence) -> DiagnosticEvidence:
-        """Select the stored diagnostics of real weights and data. If the evidence is for a stand-in table, select those of the
-        embedded model instead."""
+        """Select the stored diagnostics (`mmkv-bench diagnose`) of real weights and data.
+
+        If the evidence is for a stand-in table, which the embedded model fills, those of the embedded model are selected
+        instead.
+        """
         if not len(evidence.diagnostics):
             return cls(evidence, evidence.diagnostics)
         table = evidence.diagnostics.drop_duplicates("measurement").set_index("measurement")
@@ -51,9 +54,10 @@ class DiagnosticEvidence:
         return cls(evidence, table[has_pretrained_weights & ~table["dataset"].str.endswith(FIXTURE)])
 
     def measured(self, address: Address, whole: int) -> Measurement:
-        """Return the measured diagnostic that `address` describes: its curves by layer, and the mean over layers.
+        """Return the measured diagnostic for `address`: its curves with one value per layer, and the mean over layers.
 
-        whole: number of samples of the whole data set; with fewer, the measurement is marked as a part."""
+        whole: number of samples of the whole data set; with fewer, the measurement is marked as a part.
+        """
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
             return Measurement(State.NOT_RUN)
@@ -92,7 +96,7 @@ class DiagnosticEvidence:
 
 
 def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -> bool:
-    """Tell whether a measurement is of the analysis, model, data and method that `address` states. row: the measurement."""
+    """Return True if a stored measurement has the analysis, model, data and method of `address`. row: the measurement."""
     if (row["name"], row["model"], row["dataset"]) != (diagnostic.name, address.model, address.dataset):
         return False
     method = row["settings"].get("method")
@@ -109,8 +113,10 @@ def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -
 
 
 def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Select the measurements with the answer length and frames that `address` states. If there are none, return all
-    measurements, and sentences on how they differ."""
+    """Return (measurements, differences): the rows of `table` with the answer length and number of frames of `address`.
+
+    If there are none, all rows are returned, with texts on how they differ; otherwise the second item is empty.
+    """
     mismatches = []
     for name, wanted, values in (
         ("max_new_tokens", address.max_new_tokens, table["settings"].map(lambda settings: settings.get("tokens"))),
@@ -137,9 +143,11 @@ def _differences(table: pd.DataFrame) -> str:
 
 
 def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str], address: Address) -> Curve | None:
-    """Average the values of one line of a figure, first over heads within a layer, then over layers within a sample.
+    """Return one line of a figure: its value per layer, averaged over heads, and the mean over layers with an interval over
+    samples.
 
-    line: (label, quantity, part) as in `Diagnostic.lines`. Return None if the rows have no values of the line."""
+    line: (label, quantity, part) as in `Diagnostic.lines`. The result is None if the rows have no such values.
+    """
     label, quantity, part = line
     points = rows[(rows["quantity"] == quantity) & ((rows["part"] == part) | (part == "*"))]
     stretch = diagnostic.stretch(address)

@@ -72,7 +72,9 @@ class Evidence:
 
     @classmethod
     def of(cls, roots: Sequence[Path], stand_in: bool = False) -> Evidence:
-        """Read the cells below these folders. Each folder is a store or contains stores.
+        """Read the stored cells below `roots`. Each folder is a store or contains stores.
+
+        stand_in: read the cells of the embedded model, to fill stand-in tables, and no others.
 
         Raises:
             ConfigError: a folder does not exist or has no rows.
@@ -93,7 +95,7 @@ class Evidence:
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """Rows of `mmkv-bench diagnose` in all stores, with the position of their store; copies count once."""
+        """Rows of `mmkv-bench diagnose` in all stores, with the number of their store; copies in several stores count once."""
         import pandas as pd
 
         from mmkv_bench.store.store import Store
@@ -107,12 +109,15 @@ class Evidence:
         return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
     def match(self, wanted: Address, like: Shared | None = None) -> Measurement:
-        """Find the rows from which the number `wanted` is computed. If several runs measured it, choose one (`_rank`).
+        """Return the rows from which the number `wanted` is computed, as a measurement without value.
 
-        like: consider only rows with exactly these facts, so that two numbers can be compared.
+        If several runs measured the number, one is chosen (`_rank`). The state of the result is:
+        - `measured`, or `part` if a required seed has no row;
+        - `ambiguous` if candidates differ;
+        - `not run` if there are no rows.
 
-        Return a measurement without its value: `measured`, or `part` if a required seed has no row; `ambiguous` if candidates
-        differ; `not run` if there are no such rows."""
+        like: facts (such as dtype or weights) that the rows must have exactly; None: any.
+        """
         rows = self.candidates(wanted)
         if not len(rows):
             return Measurement(State.NOT_RUN)
@@ -160,7 +165,8 @@ class Evidence:
     def candidates(self, wanted: Address) -> np.ndarray:
         """Return the positions of all rows with the model, data, method, protocol and budget of `wanted`, int [n].
 
-        Rows whose conditions contradict the paper's are included; `match` sorts them out."""
+        Rows whose other conditions contradict the paper's are included.
+        """
         base, reading = wanted.method.base, wanted.reading
         method = base, wanted.method.parameters(reading), "" if base == "full" else reading
         key = (wanted.model, wanted.dataset, *method, wanted.protocol, wanted.budget_kind, wanted.budget)
@@ -168,9 +174,10 @@ class Evidence:
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
-        """Return the sort key of one run that measured the number `wanted`. The run with the greatest key is used.
+        """Return the sort key of one run of the number `wanted`; the run with the greatest key is used.
 
-        key: facts of the run. rows: positions of its rows."""
+        key: facts of the run. rows: positions of its rows.
+        """
         size = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
         answers_of_store: dict[str, float] = {}
         for record in (self._records[row] for row in rows.tolist()):
@@ -180,29 +187,30 @@ class Evidence:
         return -len(key.mismatches), key.version, sum(answers_of_store.values()), newest_time
 
     def cell(self, row: int) -> tuple[int, str]:
-        """Return the index of a cell's store, and the cell's hash."""
+        """Return (number of the store, hash) of the cell in a row."""
         return int(self.cells["store"].iloc[row]), str(self.cells["cell"].iloc[row])
 
     def source(self, row: int) -> str:
-        """Return the rows folder and the hash of a cell: the arguments of `mmkv-bench show`."""
+        """Return the rows folder and the hash of the cell in a row: the arguments of `mmkv-bench show`."""
         store, name = self.cell(row)
         return f"{self.folder(store)} {name}"
 
     def folder(self, store: int) -> Path:
-        """Return the rows folder of a store, relative to the working folder if it is below that."""
+        """Return the rows folder of a store, relative to the working folder if it lies below that."""
         root = self.roots[store].resolve()
         return root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root
 
     def versions(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
-        """Return the versions behind these cells: column -> its distinct values."""
+        """Return column of versions -> its distinct values in `rows`, such as torch -> ("2.6.0",)."""
         cells = self.cells.iloc[list(rows)]
         return {name: tuple(sorted({str(value) for value in cells[name]})) for name in VERSIONS if name in cells}
 
     def _has_calibration(self, row: int, wanted: Mapping[str, Any]) -> bool:
-        """Tell whether a row was made with the calibration that an address states.
+        """Return True if a row was made with the calibration that an address requires.
 
-        wanted: the stated source (data, samples, instruction); if it is empty, the row must have used no calibration or the
-        model's default one."""
+        wanted: required source (data, samples, instruction). If it is empty, the row must have no calibration or the model's
+            default one.
+        """
         calibration_checksums = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
         if not isinstance(calibration_checksums, Mapping):
             return not wanted
@@ -220,7 +228,7 @@ class Evidence:
         )
 
     def _differences(self, rows: np.ndarray) -> str:
-        """Describe how cells that measured the same number differ, and name their stores."""
+        """Return a text on how rows that measured the same number differ, with the names of their stores."""
         cells = self.cells.iloc[rows]
         parameters = [json.loads(text) for text in cells["parameters"]]
         columns = {name: [str(value) for value in cells[name]] for name in _MAY_DIFFER}
@@ -263,7 +271,7 @@ class Evidence:
 
     @cached_property
     def _answers(self) -> list[Mapping[str, int]]:
-        """For each store a mapping: cell -> upper bound of its number of answers."""
+        """One mapping per store: hash of a cell -> upper bound of its number of answers."""
         from mmkv_bench.store.store import Store
 
         return [Store(root).counts("responses") for root in self.roots]
@@ -280,8 +288,10 @@ def _stores(root: Path) -> list[Path]:
 
 
 def _stand_ins(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells that must not be compared with any paper: random weights (unless only times count), the embedded model, or
-    fixture data."""
+    """Mask the cells that are never compared with a paper.
+
+    These have fixture data, the embedded model, or random weights (unless only times are measured).
+    """
     weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
     paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
     uses_embedded_model = cells["config"].map(
@@ -310,9 +320,10 @@ _LONGEST = 60  # printed characters of a value
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a row of `cells`, by name; None for a fact that the row does not state.
+    """Return the facts of a row of `cells` (such as weights, dtype, pixel limits) by name; None for a fact that is not
+    recorded.
 
-    row: columns of a cell, null as None.
+    row: columns of the cell, null as None.
     """
     config = config_of(row["config"])
     model, data = config.get("model") or {}, (config.get("datasets") or {}).get(row["dataset"]) or {}
@@ -334,10 +345,11 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that rows must have to measure the number `address`: name -> value, from the paper (`address`), from the
-    files of `conf`, or from a rule.
+    """Return the facts that rows must have to measure the number `address`: name -> value.
 
-    actual: the facts of the row; the row's commit determines the fingerprint that its weights must have.
+    They come from the address, the files of `conf`, or a rule.
+
+    actual: the facts of the row; its commit determines the fingerprint that its weights must have.
     """
     model, data = _file("model", address.model), _file("dataset", file_of(address.dataset))
     is_timed = address.dataset in SYNTHETIC
@@ -368,7 +380,7 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
 
 
 def requirements(address: Address) -> str:
-    """List, as text, the facts that rows must have so that their number can be compared with the paper's at `address`."""
+    """Return a text that lists the facts which rows must have to be compared with the paper's number at `address`."""
     all_requirements = required_facts(address, {"weights": HUB, "commit": None})
     requirement_texts = [
         f"{name} {_text(value)}"
@@ -379,9 +391,10 @@ def requirements(address: Address) -> str:
 
 
 def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
-    """List the facts of a row that contradict the required facts, as `max_pixels 50176, the table has none`.
+    """Return texts on the facts of a row that differ from the required ones, such as `max_pixels 50176, the table has none`.
 
-    actual: facts of the row. only: names of the facts to check; None: all."""
+    actual: facts of the row. only: names of the facts to check; None: all.
+    """
     required = required_facts(address, actual).items()
     contradicted_facts = {
         name: value for name, value in required if actual.get(name) != value and (only is None or name in only)
@@ -392,7 +405,7 @@ def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[s
 
 
 def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the facts of a row that neither the paper nor a file of `conf` states."""
+    """Return texts on the facts of a row that are given neither by the paper nor by a file of `conf`."""
     required, unstated_texts = required_facts(address, actual), []
     if "commit" not in required and actual["weights"] != RANDOM:
         unstated_texts.append(f"weights {actual['path']} at {_text(actual['commit'])}")
@@ -402,8 +415,10 @@ def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that timed passes with random weights must share: the model's shape, and its processor. The number of
-    positions is left out, because it may be raised for longer prompts."""
+    """Return the facts that timed passes with random weights must share: the model's shape, and its processor.
+
+    The number of positions is left out, because it may be raised for longer prompts.
+    """
     shape = json.loads(json.dumps(model.get("shape") or {}))
     (shape.get("text_config") or {}).pop("max_position_embeddings", None)
     return {"shape": shape, "processor": model.get("processor")}

@@ -47,12 +47,12 @@ class EvidenceReader:
     def measured(
         self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()
     ) -> Measurement:
-        """Return the measured number that an address describes, or the reason why there is none.
+        """Return the measured number at `address`, or a measurement with the reason why there is none.
 
         Args:
-            address: description of the number.
+            address: model, data, metric, method and conditions of the number.
             parts: for a mean, the addresses whose numbers are averaged.
-            like: facts that the rows must have, one entry per part (or one for `address`); None: any rows.
+            like: facts that the rows must have, one item per part (or one for `address`); None: any rows.
         """
         if parts:
             return average([self._one(*one) for one in zip(parts, like or [None] * len(parts), strict=True)])
@@ -100,9 +100,9 @@ class EvidenceReader:
         return [self.evidence.cell(row)[1] for row in match.rows]
 
     def _kept(self, match: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return what the answers report about kept entries: (mismatches, remarks).
+        """Return (mismatches, remarks) on the entries that the answers of `match` kept.
 
-        More entries than asked for are a mismatch, unless the paper's formula or code keeps them.
+        More entries than the budget are a mismatch, unless the paper's formula or code keeps them.
         """
         counts: Counter[str] = Counter()
         for cell in self._hashes(match):
@@ -231,8 +231,7 @@ class EvidenceReader:
         return Measurement(State.MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Subtract the number of the method `address.minus` from `minuend`. Both must be measured under the same conditions
-        (`minuend.shared`)."""
+        """Return `minuend` minus the number of the method `address.minus`, measured under the same conditions."""
         (base,) = _operands(address)
         subtrahend_number = self._number(base, *minuend.shared)
         if minuend.value is not None and subtrahend_number.state == State.NOT_RUN:
@@ -247,8 +246,10 @@ class EvidenceReader:
 
 
 def _without_rows(address: Address, one: Measurement) -> Measurement:
-    """Fill in a number that was not run: computed from shapes or counted in a dry run, if either is possible. Otherwise state as
-    its reason what a run would need. A number that was run is returned unchanged."""
+    """Return the number of a measurement that was not run, if it can be computed from shapes or was counted in a dry run.
+
+    Otherwise return the measurement with what a run would need as its reason. A number that was run is returned unchanged.
+    """
     if one.state != State.NOT_RUN or one.why:
         return one
     for state, number in ((State.COMPUTED, cache_size(address)), (State.PLANNED, planned_peak(address))):
@@ -258,14 +259,16 @@ def _without_rows(address: Address, one: Measurement) -> Measurement:
 
 
 def _whole_size(address: Address) -> int:
-    """Return how many samples must be answered for a complete number; 0 if this is unknown, or if a stand-in table of the
-    embedded model is filled, for which any number is enough."""
+    """Return how many samples a complete measurement needs; 0 if this is unknown, or for a stand-in table of the embedded
+    model."""
     return 0 if address.model == STAND_IN else samples_of(address.dataset)
 
 
 def _operands(address: Address) -> tuple[Address, ...]:
-    """Return the addresses of the other numbers from which the number at `address` is computed: the number that is subtracted,
-    or the layer profile to which a distance is measured. Most numbers need none."""
+    """Return the addresses of further numbers that the number at `address` is computed from.
+
+    This is the number to subtract, or the layer profile to which a distance is measured. Most numbers need none.
+    """
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
@@ -278,7 +281,7 @@ def _completeness(answers: int, of: int, match: Measurement) -> tuple[State, str
 
 
 def _ratios(answers: pd.DataFrame) -> np.ndarray:
-    """Return each layer's kept entries as a share of the prompt's, float64 [n, layers]; heads are averaged."""
+    """Return each layer's kept entries as a share of the prompt's entries, float64 [answers, layers], averaged over heads."""
     kept_ratios = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
     return np.array(kept_ratios) / answers["context_tokens"].to_numpy(np.float64)[:, None]
 
@@ -303,14 +306,16 @@ class StoreTables:
             self._cells.setdefault(evidence.roots[store], []).append(cell)
 
     def sheet(self, cells: Sequence[str], metric: str) -> tuple[Sheet, list[int]] | None:
-        """Return the sheet of all scores, and the positions of `cells` in it. Return None if two stores have different scores of
-        one of these cells, because it is then unknown which to use."""
+        """Return (sheet of all scores, positions of `cells` in it).
+
+        Return None if two stores have different scores of one of these cells, because it is then unknown which are right.
+        """
         if any((cell, metric) in self._contradictions for cell in cells):
             return None
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
     def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
-        """Apply `read` to one store after the other, with the hashes of its cells that are needed, and yield the results."""
+        """Yield read(store, hashes) for each store, with the hashes of its cells that some number needs."""
         from mmkv_bench.store.store import Store
 
         yield from (read(Store(root), cells) for root, cells in self._cells.items())
@@ -320,7 +325,11 @@ class StoreTables:
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
-        """Scores of complete cells. StoreError if scores, metrics and answers contradict each other."""
+        """Scores of the needed cells, all samples of a cell or none.
+
+        Raises:
+            StoreError: scores, metrics and answers contradict each other.
+        """
         import pandas as pd
 
         def read(store: Store, cells: list[str]) -> pd.DataFrame:
@@ -344,12 +353,12 @@ class StoreTables:
 
     @cached_property
     def scored(self) -> Mapping[str, int]:
-        """Cell -> number of its samples with a score of any metric."""
+        """Hash of a cell -> number of its samples with a score of any metric."""
         return self._samples.groupby("cell", observed=True)["sample_id"].nunique().to_dict()
 
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
-        """Cell -> sorted digests of (sample id, prompt hash) of its answers. Equal digests mean equal questions."""
+        """Hash of a cell -> sorted digests of (sample id, prompt hash) of its answers. Equal digests mean equal questions."""
         from pandas.util import hash_pandas_object
 
         columns = ["cell", "sample_id", "prompt_hash"]
@@ -362,7 +371,7 @@ class StoreTables:
 
     @cached_property
     def scorers(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """(cell, metric) -> judge and scorer of its scores."""
+        """(cell, metric) -> judge and scorer of its scores, as texts."""
         columns = ["cell", "metric", *_SCORER]
         return self._first(
             lambda store, cells: {
@@ -373,19 +382,22 @@ class StoreTables:
 
     @cached_property
     def responses(self) -> Mapping[str, pd.DataFrame]:
-        """Cell -> its answers, with the columns that metrics reduce."""
+        """Hash of a cell -> its answers, with the columns from which metrics other than scores are computed."""
         columns = ["cell", "sample_id", "cluster", "status", "measured", "context_tokens"]
         columns += dict.fromkeys(one.column for one in REDUCTIONS.values())
         return self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
 
     @cached_property
     def timings(self) -> Mapping[str, pd.DataFrame]:
-        """Cell -> its timed passes."""
+        """Hash of a cell -> its timed passes."""
         return self._first(lambda store, cells: _by_cell(passes(store.timings(cells))))
 
     @cached_property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Cell -> number of its answers, and of those that kept more than asked for, fell back or saw text before a cut."""
+        """Hash of a cell -> reason -> number of answers.
+
+        The reasons are `ANSWERS` (all), `OVER` (kept more than the budget), fallbacks, and question text before a cut.
+        """
         columns = ("cell", "fallback", "entries_asked", "entries_resident", "question_text_before_cut")
         answers = self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
         return {cell: _counts(of_cell) for cell, of_cell in answers.items()}
@@ -396,7 +408,7 @@ def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _counts(answers: pd.DataFrame) -> Counter[str]:
-    """Count the answers of one cell (`StoreTables.counts`)."""
+    """Count the answers of one cell by the reasons that `StoreTables.counts` lists."""
     counts = Counter(f"fallback {reason}" for reasons in answers["fallback"].dropna() for reason in reasons)
     counts[ANSWERS] = len(answers)
     counts[OVER] = int((answers["entries_resident"] > answers["entries_asked"]).sum())

@@ -32,7 +32,7 @@ _ACROSS = 4  # panels side by side
 
 
 def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
-    """Save the pictures of a table, if it has numbers to draw, and return their files."""
+    """Save the pictures of a table and return their paths; none if the table has no number to draw."""
     drawn_figures = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
     drawn_figures |= (
         {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
@@ -46,8 +46,9 @@ def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
 
 
 def pictures(table: FilledTable) -> dict[str, Figure]:
-    """Draw a paper's figure (`TableLayout.figure`). Map the suffix of the file's name to the picture; cells without a number are
-    left out.
+    """Draw a paper's figure in the form `TableLayout.figure`. Return suffix of the file name -> figure.
+
+    Cells without a number are left out.
 
     Raises:
         ConfigError: the table is no figure, or none of its cells has a number.
@@ -104,7 +105,7 @@ def against_printed(table: FilledTable) -> Figure:
 
 
 def _is_point(one: FilledCell) -> bool:
-    """Tell whether a cell has a number to draw. A dry run's forecast is not drawn beside measured numbers."""
+    """Return True if a cell has a measured number to draw. A number from a dry run is not drawn."""
     return one.measured.value is not None and one.measured.state != State.PLANNED
 
 
@@ -113,7 +114,7 @@ def _word(one: FilledCell) -> str:
 
 
 def _analyses(table: FilledTable) -> dict[str, Figure]:
-    """Draw each analysis as `mmkv-bench plot` does, but only from the rows of these cells."""
+    """Return name of an analysis -> its figure, drawn as by `mmkv-bench plot`, from only the rows of these cells."""
     import pandas as pd
 
     from mmkv_bench.tables.diagnostic_figure import BESIDE, diagnostic_figure, panels_of
@@ -126,10 +127,12 @@ def _analyses(table: FilledTable) -> dict[str, Figure]:
 
 
 def _curves(table: FilledTable) -> dict[str, Figure]:
-    """Draw numbers as lines, one line per row of the table.
+    """Draw the numbers as curves, one curve per table row. Return {"": figure}.
 
-    The x axis has the values of `across`, with a panel per block and column. If the layout has no `across`, the x axis has the
-    columns, with a panel per block. Return {"": figure}."""
+    The x axis has the values of `across` (such as budgets), with a panel per block and column. Without `across` it has the
+    columns,
+    with a panel per block.
+    """
     layout = table.layout
     has_columns_across = len(layout.across) > 1
     panels: dict[tuple[int, int], list[FilledCell]] = {}
@@ -165,7 +168,7 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
 
 
 def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, Look]) -> None:
-    """Draw one row as a line with its band of intervals; a single cell without a budget becomes a level."""
+    """Draw one table row as a curve with a band of intervals. A single cell without a budget becomes a horizontal line."""
     colour, shape = styles[label]
     points = [(_place(one.cell.address)[0], one.measured) for one in cells]
     if len(points) == 1 and points[0][0] is None:
@@ -229,14 +232,15 @@ def _caption(table: FilledTable, figure: Figure) -> None:
 
 
 def _styles(table: FilledTable) -> dict[str, Look]:
-    """Map each row label to the plotting style of its method. Papers spell a method's name differently, so its name decides."""
+    """Return label of a table row -> plotting style of its method. Papers spell names differently, so our name of the method
+    decides."""
     names = {table.layout.rows[one.cell.row].label: one.cell.address.method.name for one in table.cells}
     styles_by_method = looks(names.values())
     return {label: styles_by_method[name] for label, name in names.items()}
 
 
 def _place(at: Address) -> tuple[float | None, str]:
-    """Return (position on the axis, its label); the position is None for a number that holds at every budget."""
+    """Return (position on the x axis, tick label) of a number; the position is None if the number holds at every budget."""
     if at.length is not None:
         return float(at.length), f"{at.length:,}"
     return None if at.budget_kind == NONE else float(at.budget), at.budget

@@ -97,19 +97,23 @@ class _PairedFull:
 
 
 def is_full(cell: TableCell) -> bool:
-    """Tell whether a cell is of the full cache."""
+    """Return True if a table cell has a number of the full cache."""
     return cell.address.method.base == FULL
 
 
 def column_of(address: Address) -> _Key:
-    """Return what a method's number has in common with the full cache's number in the same column: model, data, metric, and
-    the shape of timed passes."""
+    """Return the key that a method's number shares with the full cache's number in the same column of a table.
+
+    It consists of model, data and metric, and for timed passes also of lengths and batch.
+    """
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
 def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[_Key, PrintedFull]:
-    """Collect the numbers of the full cache that a table prints. The key has all that a method's number must share with the
-    full cache's to be compared with it: model, data, metric, conditions, protocol, and the parts of a mean."""
+    """Return the numbers of the full cache that a table prints, by what a method's number must share to be compared with one.
+
+    The key has model, data, metric, conditions, protocol, and the parts of a mean.
+    """
     full_cells: dict[_Key, PrintedFull] = {}
     for cell in layout.cells:
         printed_value = printed.get(cell.address.printed)
@@ -133,8 +137,10 @@ def _place(cell: TableCell) -> _Key:
 
 @cache
 def _fulls_of_paper(paper: str) -> Mapping[_Key, PrintedFull]:
-    """Return `fulls_of` all tables of a paper. If several tables print the same full cache, the first whose printed number may
-    be compared with ours is taken."""
+    """Return the full cache's numbers of all tables of a paper, by the key of `fulls_of`.
+
+    If several tables print a number, the first one that may be compared with ours is taken.
+    """
     layouts = [layout for layout in map(load, table_ids()) if layout.paper == paper]
     full_cells = [one for layout in layouts for one in fulls_of(layout, of_table(layout.id)).values()]
     full_cells.sort(key=lambda one: one.printed.status not in (COMPARABLE, OPEN, RATIOS))
@@ -142,7 +148,7 @@ def _fulls_of_paper(paper: str) -> Mapping[_Key, PrintedFull]:
 
 
 def _filled(cell: TableCell, printed: Printed | None, layout: TableLayout, reader: EvidenceReader) -> FilledCell:
-    """Fill a cell with its numbers, without verdicts."""
+    """Return a table cell with its measured and printed numbers and the tolerance, without verdicts."""
     readings = {name: reader.measured(at, parts) for name, (at, parts) in cell.readings.items()}
     is_judged = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
     tolerance = margins.tolerance(layout, cell, printed) if printed is not None and is_judged else None
@@ -150,7 +156,7 @@ def _filled(cell: TableCell, printed: Printed | None, layout: TableLayout, reade
 
 
 def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -> FilledCell:
-    """Add the verdicts to a cell. full: the printed full cache for it."""
+    """Return the cell with verdicts added. full: the full cache's printed number for this cell; None if there is none."""
     if one.printed is None:
         return one
     if not has_numbers(one.cell.address.metric):
@@ -173,9 +179,10 @@ def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -
 
 
 def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _PairedFull:
-    """Find the full cache's number that was measured under the same conditions as `number`, and judge it.
+    """Return the full cache's number measured under the same conditions as `number`, with the verdict on it.
 
-    full: the printed number of the full cache."""
+    full: the full cache's printed number.
+    """
     full_address, parts = full.cell.address, full.cell.parts
     measured, why = reader.measured(full_address, parts, number.shared), ""
     if number.shared and measured.value is None:
@@ -191,8 +198,10 @@ def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader)
 
 
 def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
-    """Return the verdict on a method. If our score of the full cache differs from the paper's, it is `not comparable`; if that is
-    undecided, so is the verdict."""
+    """Return the verdict on a method after the check of the full cache.
+
+    It becomes `not comparable` if our score of the full cache differs from the paper's, and `undecided` if that is undecided.
+    """
     gate = pair.gate
     full_passes = gate is not None and gate.word in (margins.AGREES, margins.UNINFORMATIVE) and not pair.why
     if full_passes or verdict.word in (margins.NOT_COMPARABLE, margins.UNINFORMATIVE):
@@ -205,7 +214,7 @@ def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
 
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
-    """Judge one measured number of a table cell beside the printed one; None if there is nothing to judge yet."""
+    """Return the verdict on one measured number beside the printed one; None if there is nothing to judge yet."""
     if one.printed is None or measured.value is None or measured.state not in (*WHOLE, State.PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
@@ -219,7 +228,7 @@ def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
 
 
 def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
-    """Judge the difference to `full`; None if it cannot be judged."""
+    """Return the verdict on the method's difference to the full cache; None if it cannot be judged."""
     full, numbers = pair.full, (one.measured, pair.full.measured)
     states_of_both = {each.state for each in numbers}
     if one.shown is None or full.shown is None or one.tolerance is None or full.tolerance is None:
@@ -236,7 +245,8 @@ def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
 
 
 def _ratio(one: FilledCell, pair: _PairedFull) -> FilledCell:
-    """Judge the ratio to `full` for times and peaks that a paper measured on another device."""
+    """Return the cell with a verdict on its ratio to the full cache, for times and peaks that a paper measured on another
+    device."""
     method, full = one.shown, pair.full.shown
     if one.measured.value is not None and (pair.why or full is None):
         return replace(one, verdict=Verdict(margins.NOT_COMPARABLE, why=pair.why or _NOT_RUN))
@@ -274,11 +284,12 @@ class FilledTable:
 
     @property
     def states(self) -> Counter[str]:
-        """Number of cells by state."""
+        """Number of table cells by state, such as measured or not run."""
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, proposed: bool) -> Counter[str]:
-        """Count verdicts on the numbers themselves (not drops), for the paper's proposed method or for all others.
+        """Count the verdicts on numbers (not on differences to full). proposed: only the paper's own method, or only all
+        others.
 
         Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
         """
@@ -287,7 +298,10 @@ class FilledTable:
 
 
 def fill(layout: TableLayout, evidence: Evidence) -> FilledTable:
-    """Fill a table from evidence, beside the printed numbers of results/reference; no paper prints those of a stand-in."""
+    """Return a table filled with measured numbers, beside the printed numbers of results/reference.
+
+    A stand-in table, filled by the embedded model, has no printed numbers.
+    """
     printed = {} if layout.stands_for else of_table(layout.id)
     fulls = {**(_fulls_of_paper(layout.paper) if layout.paper else {}), **fulls_of(layout, printed)}
     full_of_cell = [
@@ -305,7 +319,7 @@ def fill(layout: TableLayout, evidence: Evidence) -> FilledTable:
 
 
 def _leads(layout: TableLayout, cells: Sequence[FilledCell], reader: EvidenceReader) -> Iterator[Verdict]:
-    """Judge the printed leads of the paper's method over the strongest baseline, one per column and budget."""
+    """Yield verdicts on the printed lead of the paper's method over the strongest baseline, one per column and budget."""
     for group in _columns(cells):
         proposed = [one for one in group if layout.proposes(one.cell)]
         baselines = [one for one in group if not layout.proposes(one.cell)]
@@ -323,8 +337,10 @@ def _leads(layout: TableLayout, cells: Sequence[FilledCell], reader: EvidenceRea
 
 
 def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
-    """Yield the cells that a paper compares with each other: at least two methods with printed scores in one column and at one
-    budget. The full cache, differences and costs are left out."""
+    """Yield groups of cells that a paper compares: at least two methods with printed scores in one column and at one budget.
+
+    The full cache, differences and costs are left out.
+    """
     groups: dict[tuple[object, ...], list[FilledCell]] = {}
     for one in cells:
         cell_address = one.cell.address
@@ -336,7 +352,10 @@ def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
 
 
 def _paired(reader: EvidenceReader, a: FilledCell, b: FilledCell, sign: int) -> Mean | None:
-    """Return our difference a - b, paired by sample; above 0 is better. For means, return the mean of the parts' differences."""
+    """Return our difference a - b, paired by sample; above 0 means that a is better. None if one was not measured.
+
+    sign: -1 if smaller values are better. For means, the result is the mean of the parts' differences.
+    """
     differences = []
     for left, right in zip(a.cell.needed, b.cell.needed, strict=True):
         left_measurement, right_measurement = reader.measured(left), reader.measured(right)

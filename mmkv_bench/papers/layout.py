@@ -83,7 +83,7 @@ class TableCell:
 
     @property
     def needed(self) -> tuple[Address, ...]:
-        """Addresses from which the cell's number is made."""
+        """Addresses of the numbers that the cell is made from."""
         return self.parts or (self.address,)
 
 
@@ -116,12 +116,12 @@ class TableLayout:
         return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
     def proposes(self, cell: TableCell) -> bool:
-        """Tell whether a cell is of the paper's proposed method, not of a baseline; a stand-in has no proposed method."""
+        """Return True if a cell is of the paper's proposed method, False for a baseline or in a stand-in table."""
         name = cell.address.method.name
         return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
 
     def labels(self, cell: TableCell) -> dict[str, str]:
-        """Return the labels of a cell's `block`, `row`, `column` and `across`, by these keys; "" if `across` is None."""
+        """Return the labels of a cell's `block`, `row`, `column` and `across`, by these names; "" if `across` is None."""
         items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
         across_label = "" if cell.across is None else self.across[cell.across].label
         return dict(
@@ -130,7 +130,7 @@ class TableLayout:
 
     @property
     def needed(self) -> list[Address]:
-        """Addresses of all numbers that the table needs, those of further readings and of parts of means included."""
+        """Addresses of all numbers that the table needs, including parts of means and further readings of methods."""
         readings = [parts or (at,) for cell in self.cells for at, parts in cell.readings.values()]
         return [one for each in (*(cell.needed for cell in self.cells), *readings) for one in each]
 
@@ -141,18 +141,18 @@ def table_ids() -> tuple[str, ...]:
 
 
 def stand_in_ids() -> tuple[str, ...]:
-    """Return the ids of all stand-ins, sorted."""
+    """Return the ids of all stand-in tables (filled by the embedded model), sorted."""
     return tuple(f"{STAND_INS}.{layout}" for layout in options(f"{TABLES}/{STAND_INS}"))
 
 
 def is_stand_in(name: str) -> bool:
-    """Tell whether an id belongs to a stand-in, for which no paper prints a number."""
+    """Return True if `name` is the id of a stand-in table: filled by the embedded model, without printed numbers."""
     return name.startswith(f"{STAND_INS}.")
 
 
 @cache
 def load(name: str) -> TableLayout:
-    """Read a table's layout.
+    """Return the layout of the table `name` from its file in conf/table.
 
     Raises:
         ConfigError: unknown name, or a mistake in the table's file.
@@ -169,7 +169,11 @@ def load(name: str) -> TableLayout:
 
 
 def parse(name: str, content: Any) -> TableLayout:
-    """Parse a table's layout from the content of its file. Raises the errors of `load`."""
+    """Return a table's layout from the content of its file.
+
+    Raises:
+        ConfigError: a mistake in the content.
+    """
     if not isinstance(content, Mapping):
         raise ConfigError("a table's file must be a mapping of keys; see mmkv_bench/papers/layout.py")
     names = ("stands_for", "stores") if is_stand_in(name) else ("paper", "number")
@@ -217,7 +221,7 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
 
 
 def _label(parts: Mapping[str, Any]) -> str:
-    """Make a label for a row or column from the keys and values that it adds to its cells."""
+    """Return a label for a row or column, made from the keys and values that it adds to its cells."""
     label_parts = []
     for key, value in parts.items():
         if key == "with":
@@ -272,10 +276,16 @@ def _parts(
     row: Sequence[TableCell],
     reading: str = "",
 ) -> tuple[Address, ...]:
-    """Return the addresses that a cell averages, if it is a mean; otherwise (). They are other columns of its row, addresses that
-    the layout's file lists, or the data sets of a group.
+    """Return the addresses whose numbers a cell averages; () if the cell is no mean.
 
-    keys, at: keys and address of the cell. column: its column. row: the row's cells. reading: name of a further reading."""
+    They are other columns of its row, addresses in the layout's file, or the data sets of a group.
+
+    Args:
+        keys, at: keys and address of the cell.
+        column: its column.
+        row: the cells of its row.
+        reading: name of a further reading (version of a method's rules); "": the table's own.
+    """
     if not column.mean:
         if at.metric != MEAN:
             return ()
@@ -323,7 +333,13 @@ def _readings(
 
 
 def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
-    """Join the keys that table, block, row, column and `across` state for one cell. Two values for one key are an error."""
+    """Return the keys that table, block, row, column and `across` give for one cell, joined.
+
+    mean: the cell is a mean, so its column may replace keys.
+
+    Raises:
+        ConfigError: a key has two values.
+    """
     merged_keys: dict[str, Any] = {}
     for parts in all_parts:
         for key, value in parts.items():

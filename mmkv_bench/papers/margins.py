@@ -77,7 +77,7 @@ class MarginsVersion:
 
 @cache
 def margin(dataset: str, metric: str) -> Margin:
-    """Return the margin of a metric; for a mean, the margin of the averaged metric.
+    """Return the margin (allowed difference to a printed number) of a metric; for a mean, that of the averaged metric.
 
     Raises:
         ConfigError: margins.yaml has no margin for it.
@@ -91,13 +91,13 @@ def margin(dataset: str, metric: str) -> Margin:
 
 @cache
 def versions() -> tuple[MarginsVersion, ...]:
-    """Return all versions of the margins; the last one judges."""
+    """Return all versions of the margins, oldest first. Verdicts use the last."""
     return tuple(MarginsVersion(**{**one, "fixed": str(one["fixed"])}) for one in _here()["versions"])
 
 
 @cache
 def unjudged(commit: str | None) -> str:
-    """Say why rows of a commit are not judged; "" if they are."""
+    """Return the reason why rows of a commit are not judged; "" if they are judged."""
     margins_here, latest_version = _here(), versions()[-1]
     text = committed(FILE, commit) if commit else None
     if text is None:
@@ -113,7 +113,7 @@ def unjudged(commit: str | None) -> str:
 
 
 def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Tolerance:
-    """Return the tolerance of a cell whose printed value is a number."""
+    """Return the tolerance of a table cell whose printed value is a number."""
     cell_address, number = cell.address, printed.known
     fixed_margin = margin(cell_address.dataset, cell_address.metric)
     half_digit_width = log1p(printed.half / number) if fixed_margin.relative else printed.half
@@ -135,8 +135,10 @@ def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Toleran
 
 
 def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
-    """Return the tolerance of the ratio of a method's time or memory peak to full's. It allows for the rounding of both printed
-    numbers. Its rival is a ratio of 1, no effect."""
+    """Return the tolerance of the ratio of a method's time or memory peak to that of the full cache.
+
+    It includes the rounding of both printed numbers, `method` and `full`, and keeps the ratio distinguishable from 1.
+    """
     half_digit_width = sum(log1p(one.half / one.known) for one in (method, full))
     fixed_margin = margin(cell.address.dataset, cell.address.metric)
     return _within_gap(
@@ -151,7 +153,7 @@ def _within_gap(most: Tolerance, rival: str, gap: float | None) -> Tolerance:
 
 
 def _one_answer(cell: TableCell) -> float:
-    """Return how much one answer changes a cell's number [printed unit]; 0 if the number of questions is unknown."""
+    """Return how much a single answer changes a cell's number [printed unit]; 0 if the number of questions is unknown."""
     question_counts = [
         (one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC
     ]
@@ -161,15 +163,22 @@ def _one_answer(cell: TableCell) -> float:
 
 @cache
 def _questions(dataset: str, metric: str) -> int:
-    """Return the number of questions behind a number: for `favor_acc_NSM` the number that the data set's file states as `NSM
-    64`."""
+    """Return the number of questions behind a number, from the data set's file.
+
+    For the metric `favor_acc_NSM` this is the number after `NSM` in the file.
+    """
     stated_samples = str((content("dataset", dataset).get("about") or {}).get("samples"))
     subset_size = re.search(rf"\b{metric.rpartition('_')[2]} (\d[\d,]*)", stated_samples)
     return int(subset_size[1].replace(",", "")) if subset_size else samples_of(dataset)
 
 
 def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
-    """Return (name, gap) of the number that must stay distinguishable from a cell's number; ("", None) without one."""
+    """Return (name, gap) of the number from which a cell's number must stay distinguishable; ("", None) without one.
+
+    For the paper's method this is the strongest baseline, for a baseline the paper's method.
+
+    number: the cell's printed number. relative: gaps are on the log scale.
+    """
     cell_address = cell.address
     if cell_address.minus is not None:
         return NO_EFFECT, abs(number)
@@ -200,8 +209,12 @@ def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
 
 @cache
 def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], float]]:
-    """Return the printed numbers of the paper's methods, of its baselines (both: column and budget -> method -> number) and of
-    the full cache (column -> number). If two tables print a number, the first counts."""
+    """Return the printed numbers of a paper's tables: (of its own methods, of baselines, of the full cache).
+
+    The first two map (column and budget) -> method -> number, the third column -> number. If two tables print a number, the
+    first
+    counts.
+    """
     proposed: dict[tuple[str, ...], dict[str, float]] = {}
     baselines: dict[tuple[str, ...], dict[str, float]] = {}
     full_scores: dict[tuple[str, ...], float] = {}
@@ -271,7 +284,7 @@ class Tolerance:
 
 
 def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 0.0) -> Verdict:
-    """Judge a measured number for which all items were asked.
+    """Return the verdict on a measured number for which all items were asked.
 
     Args:
         measured, printed: numbers in the printed unit; both above 0 if the tolerance is `relative`.
@@ -284,15 +297,22 @@ def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 
 def drop(
     measured: tuple[float, float], printed: tuple[float, float], tolerance: Tolerance, seeds: float = 0.0
 ) -> Verdict:
-    """Judge a method's difference to `full`.
+    """Return the verdict on a method's difference to the full cache.
 
-    measured, printed: (the method's number, full's number). tolerance: its `half` allows for the rounding of both numbers."""
+    Args:
+        measured, printed: (the method's number, the full cache's number).
+        tolerance: its `half` includes the rounding of both printed numbers.
+        seeds: half of the 95 % interval over seeds (`of_seeds`).
+    """
     return _of_gap(_gap(*measured, tolerance.relative) - _gap(*printed, tolerance.relative), tolerance, seeds)
 
 
 def of_seeds(values: Sequence[float], relative: bool = False) -> float:
-    """Return how much seeds alone may make a measured and a printed number differ: half of the difference's 95 % interval, if
-    both are means over len(values) seeds. values: our number under each seed; with fewer than two, the result is 0."""
+    """Return half of the 95 % interval of the difference between a measured and a printed mean that is due to seeds alone.
+
+    Both are taken as means over len(values) seeds. values: our number under each seed; with fewer than two the result is 0.
+    relative: on the log scale.
+    """
     if len(values) < 2:
         return 0.0
     from scipy.special import stdtrit
@@ -302,7 +322,7 @@ def of_seeds(values: Sequence[float], relative: bool = False) -> float:
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
-    """Judge a lead that a paper claims. low, high: interval of our paired difference; above 0 is better."""
+    """Return the verdict on a lead that a paper claims. low, high: interval of our paired difference; above 0 is better."""
     if low is not None and low > 0:
         return Verdict(CONFIRMED)
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)

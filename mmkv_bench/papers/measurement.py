@@ -109,7 +109,7 @@ class Measurement:
 
 
 def average(parts: Sequence[Measurement]) -> Measurement:
-    """Average measurements. The mean has a number only if all parts are measured."""
+    """Return the mean of several measurements. It has a number only if all of them are measured."""
     states = {part.state for part in parts}
     rows = tuple(row for part in parts for row in part.rows)
     joint_measurement = Measurement(
@@ -146,7 +146,7 @@ def average(parts: Sequence[Measurement]) -> Measurement:
 
 
 def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
-    """Subtract measurement b from a, paired by sample."""
+    """Return measurement a minus measurement b, paired by sample. at: address of the difference."""
     for one in (a, b):
         if one.scores is None or one.value is None:
             state = one.state if one.value is None else State.CANNOT_RUN
@@ -172,7 +172,7 @@ def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
 
 
 def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | None:
-    """Return the difference of two scores paired by sample, with its interval, in the printed unit."""
+    """Return the difference a - b of two scores, paired by sample, with its interval, in the printed unit; None without scores."""
     assert a.scores is not None
     assert b.scores is not None
     (difference,) = against([a.scores], b.scores, at.metric)
@@ -184,7 +184,7 @@ def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | Non
 
 
 def incomparable(a: Measurement, b: Measurement) -> str:
-    """Say why the difference of two numbers has no meaning; "" if it has one."""
+    """Return the reason why the difference of two measurements has no meaning; "" if it has one."""
     mismatch_names = [name for name in (differing(a, b.shared),) if name]
     for one, two in zip(a.questions, b.questions, strict=False):
         mismatch_names += ["scorer"] if one.scorer != two.scorer else []
@@ -193,18 +193,21 @@ def incomparable(a: Measurement, b: Measurement) -> str:
 
 
 def differing(a: Measurement, shared: Sequence[Shared]) -> str:
-    """Return the names of the facts in which `a` differs from `shared`, compared part by part, joined by commas."""
+    """Return the names of the run's facts in which `a` differs from `shared`, joined by commas; "" if in none.
+
+    shared: facts of the other number, one item per part of a mean.
+    """
     pairs = zip(a.shared, shared, strict=False)
     return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
 
 
 def joined(*words: Sequence[str]) -> tuple[str, ...]:
-    """Join sequences of words, each word once."""
+    """Return all words of several sequences in order, each once."""
     return tuple(dict.fromkeys(word for part in words for word in part))
 
 
 def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """Return a tuple with one sentence on the facts of the model in which the averaged measurements differ; () if in none."""
+    """Return a tuple with one sentence on the facts of the model in which the measurements differ; () if they differ in none."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
         values.setdefault(name, set()).add(value)
@@ -213,16 +216,20 @@ def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
-    """Combine measurements seed by seed. A measurement without seeds (a method that draws nothing) counts for every seed."""
+    """Return combine(numbers of all measurements under one seed), for each seed.
+
+    A measurement without seeds (a method that draws nothing) is used for every seed.
+    """
     count = min((len(part.seeds) for part in parts if part.seeds), default=0)
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 
 
 def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
-    """Widen a mean's interval if its parts share clusters: data sets may ask about the same photographs.
+    """Return a mean with a wider interval if its parts share clusters, such as data sets that ask about the same photographs.
 
-    The distances to the ends are combined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine
-    27, 2008). Parts of different sheets, and aggregates that are not means, share no clusters.
+    The distances to the ends are combined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in
+    Medicine
+    27, 2008). Parts of different sheets, and pooled metrics, are taken as independent.
     """
     if whole.low is None or whole.high is None:
         return whole

@@ -74,7 +74,7 @@ class Printed:
 
     @property
     def known(self) -> float:
-        """The number of a value that is readable."""
+        """The number of a printed value that is readable."""
         assert self.number is not None
         return self.number
 
@@ -88,7 +88,7 @@ def table_id(paper: str, table: str) -> str:
 
 @cache
 def load() -> pd.DataFrame:
-    """Read all printed values, one per row, with the column `id` (see `table_id`). The frame is shared: do not change it.
+    """Return all printed values, one per row, with the column `id` (see `table_id`). The frame is shared: do not change it.
 
     Raises:
         StoreError: there are no files.
@@ -109,7 +109,7 @@ def load() -> pd.DataFrame:
 
 
 def half_digit(literal: str, number: float) -> float:
-    """Return half of the last digit of a printed number, which rounding may hide.
+    """Return half a unit of the last digit of a printed number: the most that rounding can change.
 
     literal: the printed text. number: its number, with a decimal point restored if the scan lost it.
     """
@@ -128,7 +128,7 @@ def names() -> Mapping[str, Any]:
 
 @cache
 def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
-    """Return all values that a table prints: `Address.printed` of what the value is about -> value.
+    """Return all values that a table prints, by `Address.printed` (model, data, metric, method, budget as texts).
 
     Raises:
         ConfigError: `names.yaml` lacks a name, one address has two values, or the table is a stand-in, which no paper prints.
@@ -153,7 +153,9 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
 
 
 def printed_address(row: Mapping[str, Any]) -> Address:
-    """Translate the paper's names of a printed value (model, method, column, ...) to an `Address`. row: a row of `load`.
+    """Return the `Address` of a printed value, with the paper's names (model, method, column, ...) replaced by ours.
+
+    row: a row of `load`.
 
     Raises:
         ConfigError: `names.yaml` lacks a name.
@@ -172,7 +174,11 @@ def printed_address(row: Mapping[str, Any]) -> Address:
 
 
 def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
-    """Look up a paper's name: first for its table, then for its paper, then for all papers."""
+    """Return our equivalent of a paper's name, None if there is none: first for its table, then for its paper, then for all
+    papers.
+
+    kind: section of `names.yaml`. row: the printed value.
+    """
     names_of_kind = names()[kind]
     keys = (f"{row['id']} {name}", f"{row['paper']} {name}", name)
     return next((names_of_kind[key] for key in keys if key in names_of_kind), None)

@@ -20,7 +20,7 @@ SAMPLES = 100
 
 
 def experiment(name: str) -> str:
-    """Return the command of an experiment that a table names."""
+    """Return the command that runs the experiment `name`, a file of conf/experiment/papers."""
     return f"{PROGRAM} experiment={name if name.startswith(SETTING) else f'papers/{name}'}"
 
 
@@ -64,7 +64,7 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
 
 
 def commands(addresses: Iterable[Address]) -> list[str]:
-    """Return the commands that measure several numbers, each command once. Methods and budgets of one diagnostic share one."""
+    """Return the commands that measure several numbers, each command once. One command serves all budgets of a diagnostic."""
     groups: dict[tuple[object, ...], list[Address]] = {}
     for one in addresses:
         key: tuple[object, ...] = (command(one),)
@@ -77,7 +77,7 @@ def commands(addresses: Iterable[Address]) -> list[str]:
 
 
 def artefact(address: Address) -> str:
-    """Return the file of the calibration that the method of `address` reads; "" if it reads none."""
+    """Return the path of the calibration file that the method of `address` reads; "" if it reads none."""
     source = address.method.calibrated
     if not source:
         return ""
@@ -89,7 +89,7 @@ def artefact(address: Address) -> str:
 
 
 def calibrate(address: Address) -> str:
-    """Return the command that makes the calibration that the method of `address` reads."""
+    """Return the command that makes the calibration file that the method of `address` reads."""
     source = address.method.calibrated
     arguments = [
         PROGRAM,
@@ -105,7 +105,7 @@ def calibrate(address: Address) -> str:
 
 
 def setting(address: Address, names: Sequence[str]) -> str:
-    """Return the first of the experiments `names` that runs the timed passes that `address` describes; "" if none does."""
+    """Return the first of the experiments `names` that runs the timed passes of `address`; "" if none does."""
     if address.dataset not in SYNTHETIC:
         return ""
     wanted_setting = (address.model, address.dataset.removeprefix("made_up_"), address.new_tokens)
@@ -130,9 +130,10 @@ def _setting(name: str) -> Mapping[str, Any]:
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:
-    """Return the command that runs a diagnostic for several methods and budgets. addresses: equal in everything else.
+    """Return the command that runs a diagnostic for several methods and budgets, and for `full`. Existing measurements are
+    kept.
 
-    The command keeps existing measurements, and measures `full` too.
+    addresses: equal in everything but method and budget.
     """
     address, diagnostic = addresses[0], DIAGNOSTICS[addresses[0].metric]
     arguments = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]

@@ -37,7 +37,7 @@ class Reasons(dict[str, str]):
     """Reason -> its letter, in the order of the cells: a, b, ..., z, aa, ..."""
 
     def letter(self, reason: str) -> str:
-        """Return the letter of a reason; a new reason gets the next letter."""
+        """Return the letter of a reason below the table (a, b, ..., z, aa, ...); a new reason gets the next letter."""
         number, letter = len(self), ""
         while number >= 0:
             number, letter = number // 26 - 1, chr(ord("a") + number % 26) + letter
@@ -45,19 +45,19 @@ class Reasons(dict[str, str]):
 
 
 def render(filled: Sequence[FilledTable], form: str, *, notes: str = "short") -> str:
-    """Write tables in a format of SUFFIXES; notes: one of `NOTES`."""
+    """Return tables as text. form: a key of `SUFFIXES`. notes: one of `NOTES`, which notes are printed."""
     return write([paper_table(one) for one in filled], form, title="Tables of the papers", notes=notes)
 
 
 def frame(filled: Sequence[FilledTable]) -> pd.DataFrame:
-    """Return the records of csv: one row per cell, numbers as numbers."""
+    """Return the csv records of the tables as a frame: one row per cell, numbers as numbers."""
     import pandas as pd
 
     return pd.read_csv(io.StringIO(render(filled, "csv")))
 
 
 def paper_table(filled: FilledTable) -> Table:
-    """Convert a `FilledTable` to a `Table`."""
+    """Return a filled table of a paper as a `Table` of text cells."""
     layout, reasons = filled.layout, Reasons()
     order = "measured [95%]" if layout.stands_for else "measured / printed, difference [95% of measured] verdict"
     grids = [_grid(filled, block, reasons) for block in range(len(layout.blocks))]
@@ -99,10 +99,12 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
 
 
 def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[GridCell]:
-    """Yield the printed cells of one table row, a `GridCell` per column.
+    """Yield the printed cells of one table row, one `GridCell` per column.
 
     row: for each column, the cells that are printed together in it. A cell that belongs to several columns, such as the full
-    cache at all budgets, is printed once and spans them."""
+        cache
+    at all budgets, is printed once and spans them.
+    """
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
         place, *covered_places = group
         cells = [cell for one in place for cell in cells_of(filled, one, reasons)]
@@ -114,7 +116,7 @@ def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons:
 
 
 def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[GridCell]:
-    """Build one cell: its number or state, further lines of a diagnostic, and further readings."""
+    """Return the printed cells of one table cell: its number or state, further lines of a diagnostic, and further readings."""
     measurement, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
     if measurement.value is None:
         marks = (reasons.letter(measurement.why),) if measurement.why else ()
@@ -140,7 +142,10 @@ def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Gri
 
 
 def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> GridCell:
-    """Format a number with the printed digits, or else two digits of its interval's width, or else four significant digits."""
+    """Format a number with as many digits as the printed one.
+
+    Without a printed number it gets two digits of its interval's width, or else four significant digits.
+    """
     assert line.value is not None
     has_interval = line.low is not None and line.high is not None
     decimals = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
@@ -153,7 +158,8 @@ def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> Grid
 
 
 def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
-    """Add the verdict and its marks: * for contradicted facts, † for unstated facts, and the letter of the reason."""
+    """Return the printed cell with its verdict and marks: * for contradicted facts, † for unstated facts, a letter for the
+    reason."""
     why_text = verdict.why if verdict else "; ".join(ours.mismatches)
     marks = ["*"] if ours.mismatches else ["†"] if ours.unstated else []
     marks += [reasons.letter(why_text)] if why_text else []
@@ -161,7 +167,7 @@ def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons:
 
 
 def number_text(printed: Printed) -> str:
-    """Format a printed value: the literal, or the number if the scan lost its point."""
+    """Return a printed value as text: as printed, or the number if the scan lost its decimal point."""
     if not printed.value:
         return "unreadable"
     if printed.number is None or "." in printed.value:
@@ -174,7 +180,7 @@ def _digits(half: float) -> int:
 
 
 def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
-    """Describe a cell in sentences: its address, its printed number, our number, and its tolerance."""
+    """Return sentences on a cell: its address (model, data, method, ...), its printed number, our number, and its tolerance."""
     cell, first_address, printed = one.cell, one.cell.needed[0], one.printed
     parts_text = (
         f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
@@ -229,12 +235,12 @@ def _tolerance(one: FilledCell) -> list[str]:
 
 
 def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
-    """Return rows folder and hash of each cell behind a number, or folder and measurement of a diagnostic."""
+    """Return `<rows folder> <hash>` of each cell behind a number, or `<folder> <measurement>` of a diagnostic."""
     return [filled.sources[row] for row in one.measured.rows] or [source for source in (one.measured.source,) if source]
 
 
 def _command(filled: FilledTable, one: FilledCell) -> str:
-    """Return the commands that make a cell's missing rows; "" if none are missing or none can be made."""
+    """Return the commands that make the missing rows of a cell, joined; "" if none are missing or none can be made."""
     if one.measured.state not in _LACKING:
         return ""
     lines = (command(at, filled.layout.experiments) for at in one.cell.needed)
@@ -301,7 +307,7 @@ def _stand_in(filled: FilledTable) -> str:
 
 
 def _missing(filled: FilledTable) -> str:
-    """List the commands that make the missing rows of all cells."""
+    """Return a text with the commands that make the missing rows of all cells; "" if none are missing."""
     lacking_cells = [one for one in filled.cells if one.measured.state in _LACKING]
     experiments = filled.layout.experiments
     addresses_without_run = [
@@ -314,7 +320,7 @@ def _missing(filled: FilledTable) -> str:
 
 
 def _verdicts(filled: FilledTable) -> list[str]:
-    """Count the verdicts on numbers (levels), on differences to full (drops) and on the paper's leads over baselines."""
+    """Return sentences with the counted verdicts on numbers, on differences to full, and on the paper's leads over baselines."""
     is_proposed = {f"{filled.layout.paper}'s own method": True, "all others": False}
     level_texts = [
         f"{who}: {words}"
@@ -339,7 +345,7 @@ def _verdicts(filled: FilledTable) -> list[str]:
 
 
 def _layers(filled: FilledTable) -> list[str]:
-    """Return one sentence per line of a diagnostic with its number in each layer, and one with the versions that made them."""
+    """Return one sentence per line of a diagnostic with its number in each layer, and one with the versions of libraries."""
     notes = []
     for one in filled.cells:
         for curve in one.measured.curves:
@@ -351,7 +357,7 @@ def _layers(filled: FilledTable) -> list[str]:
 
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
-    """Return a cell's csv record, in the order of the columns."""
+    """Return the csv record of a cell, with keys in the order of the columns."""
     at, ours, printed, cell_tolerance = one.cell.address, one.measured, one.printed, one.tolerance
     tolerance = (
         [""] * 4
@@ -390,7 +396,7 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
 
 
 def _reading(one: FilledCell, name: str) -> str:
-    """Format the number and the verdict of a further reading."""
+    """Return the number and the verdict under a further reading (version of the method's rules) as text. name: the reading."""
     reading = one.readings[name]
     reading_texts = (
         _number(one, reading, f"{name} ").text,
