@@ -172,7 +172,7 @@ def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
 
 
 def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | None:
-    """Return the difference a - b of two scores, paired by sample, with its interval, in the printed unit; None without scores."""
+    """Return the difference a - b of two scores, paired by sample, with its interval [printed unit]; None without scores."""
     assert a.scores is not None
     assert b.scores is not None
     (difference,) = against([a.scores], b.scores, at.metric)

@@ -44,11 +44,12 @@ class Report:
 
 
 def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Receipts | None = None) -> Report:
-    """Write the report of these stores.
+    """Write the report of several stores into the folder `out`, and return its page and what it leaves out.
 
     Args:
-        samples: largest number of samples per dataset.
-        receipts: what `verify` wrote about each store; the page of a cell links to its receipt.
+        roots: folders of the stores.
+        samples: largest number of samples that are shown per dataset.
+        receipts: store -> cell -> entry of a receipt by `verify`, to which the page of the cell links.
 
     Raises:
         ConfigError: a folder has no rows, or `out` contains something other than a report.
@@ -96,7 +97,8 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
 
 def _scored(root: Path, timed: bool) -> Rows | None:
-    """Return the rows of a store with scores; None for a store of timed passes without scores."""
+    """Return the rows of a store with scores; None for a store of timed passes without scores. timed: the store has timed
+    passes."""
     from mmkv_bench.tables.rows import load
 
     try:
@@ -138,7 +140,10 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return the tables of several questions per document, each with its `by_place`, and a sentence per unreadable store."""
+    """Return (tables, sentences) of several questions per document.
+
+    Each table comes with its scores by position of the question. The sentences are one per unreadable store.
+    """
     from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
 
     points_by_store, left_out = [], []

@@ -35,7 +35,7 @@ COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compres
 
 
 def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Map each cell's hash to its row of `cells`, as the cell's page prints it: converted to JSON, without nulls."""
+    """Return hash of a cell -> its row of `cells` as its page prints it: converted to JSON, without nulls."""
     rows = {}
     for row in cells.to_dict("records"):
         shown_fields = {
@@ -46,7 +46,7 @@ def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a scalar of a frame to JSON. Whole numbers that became floats because of a null are whole again."""
+    """Return a scalar of a frame as a JSON value. Whole numbers that became floats because of a null are whole again."""
     if isinstance(value, str | bool):
         return value
     if hasattr(value, "isoformat"):
@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
 
 
 def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Map each cell to its rows of `metrics`: first the task's metrics, then those measured in every run."""
+    """Return hash of a cell -> its rows of `metrics`: first the task's metrics, then those measured in every run."""
     metrics = metrics.sort_values("metric", key=lambda names: names.isin(list(MEASURES)), kind="stable")
     rows: dict[str, list[dict[str, Any]]] = {}
     kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
@@ -65,8 +65,12 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 
 def counted(rows: pa.Table) -> dict[str, Any] | None:
-    """Summarise a cell's answers: number, counts of statuses, minimum, mean and maximum of the columns `COUNTED`, and number of
-    answers over the budget. Return None without answers."""
+    """Return a summary of a cell's answers; None without answers.
+
+    It has the number of answers, the counts of statuses, (least, mean, most) of the columns `COUNTED`, and the number of
+    answers over
+    the budget.
+    """
     if not len(rows):
         return None
     statuses = rows["status"].to_pylist()
@@ -84,12 +88,12 @@ def counted(rows: pa.Table) -> dict[str, Any] | None:
 
 
 def endings(ended: Mapping[str, int]) -> str:
-    """Format counts of statuses: `500 ok`, `498 ok, 2 oom`."""
+    """Return counts of answer statuses as text: `500 ok`, `498 ok, 2 oom`."""
     return ", ".join(f"{n} {status}" for status, n in sorted(ended.items(), key=lambda one: one[0] != "ok")) or "none"
 
 
 def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
-    """Describe a cell's answers in sentences. counts: summary from `counted`."""
+    """Return sentences on a cell's answers and kept entries. counts: summary from `counted`."""
     if counts is None:
         return ["No answers of this cell are stored."]
     sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
@@ -106,13 +110,13 @@ def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
 
 
 def _ends(values: Sequence[float]) -> str:
-    """Format (least, mean, most) as `512`, or `496 to 512, 508 on average`."""
+    """Return (least, mean, most) as text: `512`, or `496 to 512, 508 on average`."""
     smallest, mean, largest = map(number_words, values)
     return mean if values[0] == values[2] else f"{smallest} to {largest}, {mean} on average"
 
 
 def parsed(text: str) -> Any:
-    """Parse a configuration, and remove what no page shows."""
+    """Return a configuration (JSON text) as a value without the parts that no page shows."""
     config = json.loads(text)
     for nodes in (config.get("methods") or {}, config.get("datasets") or {}):
         for node in nodes.values():
@@ -138,20 +142,21 @@ class AnswerTable:
         }
 
     def rows(self, cell: str) -> pa.Table:
-        """Return the rows of a cell; an empty table without any."""
+        """Return the answers of one cell; an empty table if it has none."""
         return self._rows.get(cell, self._none)
 
     def of_samples(self, cell: str, samples: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a cell's answers to these samples, with only these columns; all values are None for a sample without a row."""
+        """Return a cell's answers to the given samples, with only `columns`; all values are None for a sample without an
+        answer."""
         rows = self.rows(cell)
         row_of_sample = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
         return rows.select(columns).take(pa.array(map(row_of_sample.get, samples), pa.int64())).to_pylist()
 
     def kept(self, cell: str) -> list[list[list[Any]]] | None:
-        """Return mean, least and most entries of each layer and KV head over a cell's answers: [3][layers][heads].
+        """Return mean, least and most kept entries of each layer and KV head over a cell's answers: [3][layers][heads].
 
-        None if no answer has kept entries, or if their shapes differ. The column has lists [layers] of lists [KV heads], null
-        for a failed answer."""
+        None if no answer recorded kept entries, or if they differ in layers or heads.
+        """
         kept = self.rows(cell)["kept"].combine_chunks()
         layers, rows = kept.drop_null().flatten(), len(kept) - kept.null_count
         if not rows or not len(layers):
@@ -168,7 +173,7 @@ class AnswerTable:
 def sample_scores(
     samples: pd.DataFrame, cells: Collection[str], shown: Collection[str], without: Collection[str] = FIDELITY
 ) -> dict[tuple[str, str], dict[str, float | None]]:
-    """Map (cell, sample id) to metric -> score, for these cells and samples. without: metrics that are left out."""
+    """Return (cell, sample id) -> metric -> score, for the given cells and samples. without: metrics that are left out."""
     is_wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
     is_wanted &= ~samples["metric"].isin(list(without)).to_numpy()
     wanted_scores = samples.loc[is_wanted, ["cell", "sample_id", "metric", "value", "status"]]
@@ -186,14 +191,17 @@ def sample_scores(
 
 
 def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tuple[list[str], int]:
-    """Return the ids of the first samples that any of these cells answered, at most `most`, and the number of all samples."""
+    """Return (ids, total) of the samples that any of these cells answered.
+
+    ids: those of the first `most` samples in dataset order. total: number of all samples.
+    """
     rows = pa.concat_tables([answers.rows(cell).select(["sample_id", "doc_id"]) for cell in cells])
     samples = frame(rows).drop_duplicates("sample_id").astype({"sample_id": str}).sort_values(["doc_id", "sample_id"])
     return samples["sample_id"][:most].tolist(), len(samples)
 
 
 def left_at(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
-    """Return the position, from 0, of the first token or character that differs; None if none differs."""
+    """Return the position, from 0, of the first token or character in which two sequences differ; None if they are equal."""
     return next((place for place, (a, b) in enumerate(zip_longest(tokens, others)) if a != b), None)
 
 
@@ -206,7 +214,10 @@ Answer = dict[str, Any]
 
 
 def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], Mapping[str, float | None]]) -> Answer:
-    """Join a row with its scores and its first difference from full's row."""
+    """Return an answer with its scores and the position where it first differs from the answer of `full`.
+
+    scores: (cell, sample id) -> metric -> score.
+    """
     difference_places: dict[str, int | None] = {"differs": None, "text_differs": None}
     if full is not None and full["cell"] != row["cell"] and full["status"] == row["status"] == "ok":
         first_token_apart = left_at(row["token_ids"], full["token_ids"])
@@ -233,7 +244,10 @@ class Commands:
         self._differing: dict[str, dict[str, Any] | str] = {}
 
     def of(self, row: Mapping[str, Any], text: str) -> dict[str, str]:
-        """Return {"line": command, "note": sentence} for a cell. row: its row of `cells`. text: its configuration (JSON)."""
+        """Return {"line": command, "note": sentence}: the command that makes a cell again.
+
+        row: the cell's row of `cells`. text: its configuration (JSON).
+        """
         config = config_of(text)
         if text not in self._differing:
             try:
@@ -272,7 +286,7 @@ class Commands:
         return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}
 
     def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that differ from what the same model, datasets and methods compose to today."""
+        """Return the settings in `config` that differ from today's defaults for the same model, datasets and methods."""
         from mmkv_bench.config.compose import compose
 
         method_names = [name for name in config["methods"] if name not in (config.get("variants") or {})]
@@ -294,8 +308,10 @@ class Commands:
 
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
-    """Return the command-line choices of model and datasets, with the settings that choose the same data under these names
-    (`page_size`, `data`). labels: names of the datasets in the stored configuration."""
+    """Return the command-line choices of model and datasets, with settings that choose the same data (`page_size`, `data`).
+
+    labels: names of the datasets in the stored configuration `config`.
+    """
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]
     groups: dict[str, Any] = {"model": model if model in options("model") else "hf"}
@@ -315,7 +331,7 @@ def _option(config: Mapping[str, Any], label: str) -> str:
 
 
 def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a stored node that differ from today's: `prefix.key` -> stored value."""
+    """Return the settings in `stored` that differ from today's in `now`, as `prefix.key` -> stored value."""
     changed_values = {}
     for key, value in _leaves(stored):
         composed_value: Any = now

@@ -39,7 +39,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 def _method_traces(
     view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """Return a trace per method, with a point per line. places: the x value of each line."""
+    """Return a plotly trace per method, with one point per table cell. places: the x value of each of `lines`."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
@@ -78,7 +78,8 @@ def _trace(name: str, x: Sequence[Any], points: Numbers, look: Look, scale: floa
 
 
 def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
-    """Plot a table's scores against the budget, on a logarithmic axis. Methods without a budget are horizontal lines."""
+    """Return a chart of a table's scores against the budget, on a logarithmic axis. Methods without a budget are horizontal
+    lines."""
     scored_lines = [line for line in view.lines if line["value"] is not None]
     budgets = [float(budget) for budget in view.budgets]
     level_traces = [
@@ -108,7 +109,7 @@ def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
 
 
 def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figure:
-    """Plot a table's scores against `bytes` or `token` (seconds per token)."""
+    """Return a chart of a table's scores against a cost: `bytes` or `token` (seconds per token)."""
     lines = [line for line in view.lines if line["value"] is not None and cost_value(line, cost) is not None]
     values = [line[cost].value for line in lines]
     traces = _method_traces(view, lines, values, styles)
@@ -121,8 +122,10 @@ def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figu
 
 
 def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
-    """Plot a cost of timed passes against prompt length, with a line per method, budget and batch; None if no pass has the
-    cost."""
+    """Return a chart of a cost of timed passes against prompt length, one line per method, budget and batch.
+
+    None if no pass has the cost.
+    """
     points: dict[tuple[str, str, str], list[tuple[int, CostEntry]]] = {}
     for table in tables:
         for method, budget in table.lines():
@@ -148,7 +151,9 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 
 
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
-    """Plot the score against a question's position among its document's questions: one line per mode, the full cache dashed.
+    """Return a chart of the score against a question's position among its document's questions.
+
+    It has one line per mode (what the cache was compressed for); the full cache is dashed.
 
     Args:
         line, full: rows of `tables.questions.by_place` for one method and budget, and for the full cache.
@@ -175,7 +180,7 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
 
 
 def printed(table: Table) -> dict[str, Any]:
-    """Convert a table for the page of timed passes: texts with intervals and marks, and all notes."""
+    """Return a table for the page of timed passes: texts with intervals and marks, and all notes."""
     grids = []
     for grid in table.grids:
         rows = [[" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells]
@@ -184,7 +189,7 @@ def printed(table: Table) -> dict[str, Any]:
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
-    """Return powers of two that span these numbers, at most ten."""
+    """Return at most ten powers of two that span `values`, as ticks of an axis."""
     lowest_power, highest_power = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
     return [
         2.0**power
@@ -193,7 +198,7 @@ def _powers_of_two(values: Sequence[float]) -> list[float]:
 
 
 def rank_intervals(ranks: FamilyRanks) -> Figure:
-    """Plot ranks over tasks: thin intervals per task, a thick interval of the mean, and the best mean on top."""
+    """Return a chart of ranks over tasks: thin intervals per task, a thick interval of the mean, the best mean on top."""
     count, tasks = len(ranks.methods), ranks.tasks
     task_intervals: dict[str, list[Any]] = {"x": [], "y": []}
     points: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
@@ -235,7 +240,7 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
 
 
 def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> Figure:
-    """Return a heat map by layer and KV head without numbers. Pages supply the numbers, since thousands of cells share a map.
+    """Return an empty heat map by layer and KV head. Pages supply the numbers, since thousands of cells share a map.
 
     Args:
         layers, heads: numbers of layers and KV heads.
@@ -269,7 +274,7 @@ def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), d
 
 
 def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Figure:
-    """Return a heat map over an image; the page sets its colours.
+    """Return a heat map that covers an image; the page sets its colours.
 
     Args:
         image: address of the image relative to the page.

@@ -55,9 +55,10 @@ class Folder:
         self._templates.globals |= {"version": __version__, "libraries": ", ".join(versions)}
 
     def begin(self) -> None:
-        """Make the folder if necessary, and a subfolder for the new report; an earlier report stays until `finish`.
+        """Make the report's folder if necessary, and a subfolder for the new report. An earlier report stays until `finish`.
 
-        Raises StoreError if the disk refuses to write. `check` tells beforehand whether the folder may be used.
+        Raises:
+            StoreError: the disk refuses to write.
         """
         with _writing(self.root):
             self._making.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,11 @@ class Folder:
             (self.root / MARK).write_text(json.dumps({"format": FORMAT}) + "\n")
 
     def finish(self) -> None:
-        """Replace an earlier report by the new one. Raises StoreError if the disk refuses to write."""
+        """Replace an earlier report by the new one.
+
+        Raises:
+            StoreError: the disk refuses to write.
+        """
         with _writing(self.root):
             for name in _FOLDERS:
                 if (self.root / name).is_dir():
@@ -78,14 +83,17 @@ class Folder:
             self._making.rmdir()
 
     def page(self, name: str, template: str, /, **values: Any) -> None:
-        """Write `<name>.html`. values: variables of the template."""
+        """Write `<name>.html` from a template. values: variables of the template."""
         root = "../" * name.count("/")
         shared_values = {"root": root, "page": f"{name}.html", "further": self.further}
         text = self._templates.get_template(template).render(**shared_values, **values)
         self.write(f"{name}.html", text.encode())
 
     def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:
-        """Write `figures/<name>.js`: a chart for several pages, and its numbers as a table. figure None: only the table."""
+        """Write `figures/<name>.js`: a chart that several pages can show, and its numbers as a table.
+
+        figure: plotly figure; None: only the table. header, rows: the table.
+        """
         macros: Any = self._templates.get_template("macros.html").module
         numbers_html = str(macros.plain(header, rows)) if header else ""
         if figure is not None and header:
@@ -94,7 +102,10 @@ class Folder:
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{figure_json});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
-        """Return the file name of an empty heat map with these properties (see `by_head`). Write it unless it exists already."""
+        """Return the file name of an empty heat map by layer and KV head, which is written if it does not exist yet.
+
+        The arguments are those of `by_head`.
+        """
         name = f"heads-{layers}-{heads}-{len(kinds)}-{digits}"
         if name not in self._heads:
             self._heads.add(name)
@@ -102,7 +113,11 @@ class Folder:
         return name
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file. Raises StoreError if the disk refuses."""
+        """Write one file of the report.
+
+        Raises:
+            StoreError: the disk refuses to write.
+        """
         assert _SAFE.fullmatch(name), f"{name!r} is no name of a file"
         path, (kind, _, _) = self._making / name, name.rpartition("/")
         with _writing(self.root):
@@ -112,10 +127,10 @@ class Folder:
         self.files += 1
 
     def libraries(self) -> None:
-        """Copy the style sheet, the script, and the libraries with their licences.
+        """Copy the style sheet, the script, and the libraries with their licences into the report.
 
-        Plotly is a plain script. DataTables is a module, and a page opened from a file cannot import a module from another file,
-        so itables writes a script that contains it.
+        DataTables is a JavaScript module, which a page opened from a file cannot import. So itables writes a script that
+        contains it.
         """
         from itables.javascript import generate_init_offline_itables_html
 
@@ -135,7 +150,11 @@ class Folder:
 
 
 def check(root: Path) -> None:
-    """Raise ConfigError unless a report can be written to this folder. Call it before the work."""
+    """Check that a report can be written to the folder `root`.
+
+    Raises:
+        ConfigError: it is no folder, it contains something other than a report, or a needed package is missing.
+    """
     for name in LIBRARIES:
         try:
             distribution(name)
@@ -171,7 +190,7 @@ def _file(package: Any, name: str) -> bytes:
 
 @contextmanager
 def _writing(root: Path) -> Iterator[None]:
-    """Raise StoreError if the disk refuses to write."""
+    """Context manager that turns an error of the disk into StoreError. root: the report's folder."""
     try:
         yield
     except OSError as problem:

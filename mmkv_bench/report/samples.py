@@ -76,8 +76,11 @@ class Prompts:
         self._folder, self._stored, self._prompts = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
-        """Return a sample's prompt. Images of datasets that this package draws are drawn again, and shown only if they equal the
-        images that the model was asked about (by `prompt_hash`)."""
+        """Return the prompt of a sample.
+
+        Images of datasets that this package draws are drawn again, and shown only if they equal those that the model saw (by
+        `prompt_hash`).
+        """
         key = sample_id, prompt_hash or ""
         if key not in self._prompts:
             self._prompts[key] = self._prompt(*key)
@@ -93,19 +96,19 @@ class Prompts:
         return self._of_row(row) if row else Prompt(missing=NO_TABLE if page is None else OTHER_PAGE)
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
-        """Return the positions of a prompt's visual tokens from the table `prompts`; None without any."""
+        """Return the positions and boxes of a prompt's visual tokens, as stored in the table `prompts`; None if it has none."""
         return self._stored.get(prompt_hash or "", {}).get("visual")
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:
         images: list[Image.Image] = []
-        unreadable, readable = [], row["images"] or ()
-        for path in readable:
+        unreadable, image_paths = [], row["images"] or ()
+        for path in image_paths:
             try:
                 images += pictures_of(path)
             except (OSError, ValueError, DataError):
                 unreadable.append(Path(path).name)
         missing_images = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
-        unstored_images = row["media"] - len(readable)
+        unstored_images = row["media"] - len(image_paths)
         if unstored_images > 0:
             missing_images.append(
                 f"{unstored_images} of the sample's {row['media']} images or videos are in the dataset itself, not in files."
@@ -115,7 +118,7 @@ class Prompts:
         )
 
     def _images(self, name: str, images: Sequence[Image.Image]) -> tuple[list[str], list[float]]:
-        """Write images in the report's size. Return their paths relative to the report, and width / height of each."""
+        """Write images in the report's size. Return (paths relative to the report, width / height of each)."""
         paths: list[str] = []
         if self._folder is None:
             return paths, []
@@ -157,7 +160,10 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """Read kept tokens from a row of responses and the column `visual` of the table `prompts`; None if one is missing."""
+        """Return the entries that a cell kept of one prompt; None if a column is missing.
+
+        row: row of `responses`. visual: column `visual` of the table `prompts`.
+        """
         if not visual or row["kept_indices"] is None:
             return None
         bits, columns = unpack_kept(row["kept_indices"]), np.reshape(np.asarray(visual, float), (-1, WIDTH))
@@ -175,7 +181,7 @@ class KeptTokens:
 def kept_section(
     kept: Mapping[int, KeptTokens], images: Sequence[tuple[str, float]], group: Sequence[Any], folder: Folder
 ) -> dict[str, Any]:
-    """Return the maps of a sample for its page.
+    """Return the template values for the maps of kept visual tokens on a sample's page.
 
     Args:
         kept: number of a cell -> entries that the cell kept.
@@ -228,8 +234,10 @@ def kept_section(
 
 
 def _grid(boxes: np.ndarray, image: int) -> tuple[list[float], list[float], list[list[list[int]]]]:
-    """Divide an image into a grid by all edges of its tokens' boxes, which may overlap. Return the edges of the grid's columns
-    and rows, and for each field the tokens whose boxes cover it. boxes: as in `KeptTokens`."""
+    """Divide an image into a grid by all edges of its tokens' boxes, which may overlap.
+
+    Return (edges of columns, edges of rows, tokens whose boxes cover each field). boxes: as in `KeptTokens`.
+    """
     tokens = np.flatnonzero(boxes[:, 0] == image)
     row_edges, column_edges = (np.unique(boxes[tokens][:, sides]) for sides in ([1, 2], [3, 4]))
     tokens_of_field: list[list[list[int]]] = [[[] for _ in column_edges[1:]] for _ in row_edges[1:]]

@@ -36,7 +36,7 @@ ScoreLine = dict[str, Any]
 
 
 def cost_value(line: ScoreLine, name: str) -> float | None:
-    """Return a line's median cost; None if the rows do not have it. name: `bytes` (held) or `token` (seconds per token)."""
+    """Return the median cost of a line; None if the rows do not have it. name: `bytes` (held) or `token` (seconds per token)."""
     return None if line[name] is None else line[name].value
 
 
@@ -54,21 +54,23 @@ class ScoreView:
     lines: list[ScoreLine]
 
     def budget_words(self, budget: str) -> str:
-        """Format a budget for pages."""
+        """Return a budget of this table as text for pages."""
         return budget_words(self.axis, budget) or "no budget"
 
     def has(self, cost: str) -> bool:
-        """Tell whether some line has a score and this cost."""
+        """Return True if some line has a score and this cost (`bytes` or `token`)."""
         return any(line["value"] is not None and cost_value(line, cost) is not None for line in self.lines)
 
     def hint(self, line: ScoreLine) -> str:
-        """Return the text that a point of a chart shows on hover."""
+        """Return the text that a chart shows when the mouse is over the point of a line."""
         hint_lines = [f"{line['label']}, {self.budget_words(line['budget'])}", f"{_score_words(line)}, n = {line['n']}"]
         return "<br>".join([*hint_lines, *filter(None, [line["fallbacks"]])])
 
     def leaders(self, budget: str) -> Markup | str:
-        """Return markup with the best methods at a budget, those that no other is proven better than, and their best score.
-        Return `-` if no method is proven better than another, and "" if no line has the budget."""
+        """Return HTML with the best methods at a budget and their best score; `-` if no method is proven better than another.
+
+        The best methods are those to which no other is proven superior. The result is "" if no line has the budget.
+        """
         lines = [line for line in self.lines if line["budget"] == budget]
         best_lines = [line for line in lines if line["best"] and line["value"] is not None]
         if not best_lines:
@@ -82,7 +84,7 @@ class ScoreView:
         )
 
     def curve_numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows of the scores by method and budget."""
+        """Return (header, rows) of a table with the scores by method and budget."""
         scores: dict[str, dict[str, str]] = {}
         for line in self.lines:
             scores.setdefault(line["label"], {})[line["budget"]] = _score_words(line)
@@ -91,7 +93,7 @@ class ScoreView:
         return ["method", *map(self.budget_words, budgets)], rows
 
     def cost_numbers(self, cost: str) -> tuple[list[str], list[list[Any]]]:
-        """Return header and rows of one cost by method and budget."""
+        """Return (header, rows) of a table with one cost (`bytes` or `token`) and the score by method and budget."""
         header = "bytes held" if cost == "bytes" else "time per token"
         rows = []
         for line in self.lines:
@@ -117,7 +119,7 @@ class FamilyRanks:
     note: str
 
     def numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows of the ranks by method and task."""
+        """Return (header, rows) of a table with the ranks by method and task."""
         rows = [
             [method, ranks_text(mean, ".1f"), *map(ranks_text, ends)]
             for method, mean, ends in zip(self.methods, self.means, self.ends, strict=True)
@@ -136,7 +138,7 @@ class Family:
 
     @property
     def budgets(self) -> list[str]:
-        """Budgets of the tables, ascending."""
+        """Budgets of the tables of this family, ascending."""
         return sorted({budget for view in self.views for budget in view.budgets}, key=float)
 
 
@@ -150,7 +152,14 @@ class ScoreViews:
     def add(
         self, store: int, tables: Sequence[ScoreTable], costs: Sequence[CostTable], name: Callable[[str], str]
     ) -> None:
-        """Add the tables of one store. costs: tables of the same store. name: maps a cell's hash to the name of its page."""
+        """Add the tables of one store.
+
+        Args:
+            store: number of the store.
+            tables: its tables of scores.
+            costs: its tables of costs.
+            name: function that returns the name of a cell's page from the cell's hash.
+        """
         cost_entries, views = _costs(costs), {}
         for table in tables:
             notes = [note.text for note in sorted(score_notes(table), key=lambda note: note.rank)]
@@ -165,18 +174,19 @@ class ScoreViews:
 
     @property
     def lines(self) -> list[ScoreLine]:
-        """Lines of all tables."""
+        """Lines of all tables: one per method and budget of each table."""
         return [line for view in self.views for line in view.lines]
 
     def styles(self) -> dict[str, Look]:
-        """Map each label to its colour and marker, the same in every chart."""
+        """Return label of a line -> colour and marker, the same in every chart."""
         return looks(line["label"] for line in self.lines)
 
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
-        """Fill in the time per token of lines that have none, from timed passes (`scenario=efficiency`) of any store.
+        """Fill in missing times per token from timed passes (`scenario=efficiency`) of any store.
 
-        Lines and passes must agree in model, method, reading, parameters, protocol and budget. Only passes with the smallest
-        batch and, of these, the longest prompt are used. Return a sentence on the number of filled lines; [] without passes.
+        A line and a pass belong together if model, method, reading, parameters, protocol and budget are equal. Only passes with
+        the
+        smallest batch and the longest prompt are used. Return a sentence on the number of filled lines; [] without passes.
 
         tables: tables of costs of all stores.
         """
@@ -199,9 +209,10 @@ class ScoreViews:
         return [f"Times per token of {joined_lines} of {len(self.lines)} lines come from {shape_text}."]
 
     def table(self, stores: Sequence[str]) -> tuple[str, Markup]:
-        """Return one sortable table of the lines of all tables, as (sentence on the columns with one value, markup).
+        """Return (sentence, HTML): one sortable table of the lines of all tables.
 
-        Columns in which all lines agree are left out of the table and named in the sentence. stores: folders of the stores."""
+        Columns with a single value are left out of the table and named in the sentence. stores: folders of the stores.
+        """
         columns = {header: list(map(field_of, self.lines)) for header, field_of in _COLUMNS.items()}
         columns["rows"] = [text_field(stores[line["store"]]) for line in self.lines]
         constant_columns = [
@@ -256,7 +267,10 @@ def _line(
     entry: Entry,
     costs: Mapping[tuple[Any, ...], Mapping[str, CostEntry]],
 ) -> ScoreLine:
-    """Return a table cell as a line of the report. costs: `_key` of a cell -> its costs."""
+    """Return a table cell as a line of the report: its columns as a dict.
+
+    costs: key of a cell (`_key`) -> its costs by name.
+    """
     entries = costs.get(_key(table, method, budget), {})
     bytes_held, bytes_device, token_time = (entries.get(cost.key) for cost in COSTS)
     return {
@@ -275,7 +289,10 @@ def _line(
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """Yield one family with the first metric of each task, and one family per metric."""
+    """Yield groups of tables that differ only in the dataset: one group with the first metric of each task, and one per metric.
+
+    store: number of the store. views: id of a table -> its view.
+    """
     contexts = [table.context for table in tables]
     for family in families(tables):
         metrics = dict.fromkeys(table.metric for table in family)
@@ -309,7 +326,7 @@ def _ranks(ranked: TaskRanks) -> FamilyRanks:
 
 
 def audit_words(audit: Audit) -> str:
-    """Summarise the counted entries of a cell's answers."""
+    """Return a text on the kept entries of a cell's answers, such as how many are over the budget."""
     if not audit.n:
         return "no counted answers"
     over_text = f"{audit.over} of {audit.n} answers over the budget, by {audit.excess_mean:.1%} on average and "
@@ -325,7 +342,7 @@ def audit_words(audit: Audit) -> str:
 
 
 def _key(table: ScoreTable | CostTable, method: Line, budget: str) -> tuple[Any, ...]:
-    """Return a key by which lines of a store's tables are matched: context, method, kind of budget, budget."""
+    """Return the key by which tables of scores and costs of one store are matched: context, method, kind of budget, budget."""
     return *map(table.context.get, CONTEXT), method.name, *cell_key(table.context, method, table.axis, budget)
 
 

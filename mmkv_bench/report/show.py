@@ -79,32 +79,33 @@ class StoreCells:
 
     @cached_property
     def digits(self) -> int:
-        """Number of leading letters of the hashes that are enough to distinguish all cells, at least 8."""
+        """Number of leading letters of the hashes that distinguish all cells of the store, at least 8."""
         return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def label(self, cell: str) -> str:
-        """Return a cell's label: `snapkv@64 strict seed=1`."""
+        """Return the label of a cell: `snapkv@64 strict seed=1`."""
         return label(self.rows[cell])
 
     def title(self, cell: str) -> str:
-        """Return a cell's title: `snapkv@64 (37f7b1d0)`."""
+        """Return the title of a cell: `snapkv@64 (37f7b1d0)`."""
         return f"{self.label(cell)} ({cell[: self.digits]})"
 
     def names(self, cell: str) -> list[str]:
-        """Return a cell's shortened hash, and its label without the protocol."""
+        """Return two names of a cell: its shortened hash, and its label without the protocol."""
         label_words = self.label(cell).split(" ")
         return [cell[: self.digits], " ".join(word for word in label_words if word != self.rows[cell]["protocol"])]
 
     def metrics(self, cell: str) -> list[str]:
-        """Return the metrics in the configuration of the cell's dataset."""
+        """Return the metrics in the configuration of the dataset of a cell."""
         row = self.rows[cell]
         return list(dataset_node(config_of(row["config"]), row["dataset"]).get("metrics") or [])
 
     def named(self, words: Sequence[str]) -> NamedCells:
-        """Find the cells, and the sample, that the arguments of `mmkv-bench show` choose.
+        """Return the cells, and the sample, that the arguments of `mmkv-bench show` choose.
 
-        Each word is a method, dataset, budget, other column value, beginning of a hash, or (one word) a sample's id. A cell must
-        match every kind of word that is given, and at least one word of each kind.
+        Each word is a method, dataset, budget, other column value, beginning of a hash, or (one word) a sample's id. A cell
+        must match
+        at least one word of each kind that occurs.
 
         Raises:
             ConfigError: a word matches nothing, or no cell matches all words.
@@ -127,8 +128,11 @@ class StoreCells:
         return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
-        """Return what a word is, such as `method` or `dataset`, and the cells that it matches. A word of no other kind may be the
-        beginning of a hash; the kind is then `method`, and the set is empty if no hash begins so."""
+        """Return (kind, cells) of a word: its kind, such as `method` or `dataset`, and the hashes of the cells that it matches.
+
+        A word of no known kind is taken as the beginning of a hash, with the kind `method`; the set is empty if no hash begins
+        so.
+        """
         for kind in next(iter(self.words.values())):
             fitting = {cell for cell, words in self.words.items() if word in words[kind]}
             if fitting:
@@ -137,12 +141,12 @@ class StoreCells:
 
     @cached_property
     def words(self) -> dict[str, dict[str, set[str]]]:
-        """Cell -> kind -> words that choose it, besides its hash."""
+        """Hash of a cell -> kind of word -> words that choose the cell, besides its hash."""
         return {cell: _words(row) for cell, row in self.rows.items()}
 
     @cached_property
     def samples(self) -> set[str]:
-        """Ids of all samples that have a row in some cell."""
+        """Ids of all samples that some cell answered."""
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:
@@ -154,7 +158,7 @@ class StoreCells:
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
-    """Return the spellings by which a user may name a cell's budget: `64`, or both `0.2` and `20%`."""
+    """Return the spellings by which a user may name the budget of a cell: `64`, or both `0.2` and `20%`."""
     if row["budget_fraction"] is not None:
         fraction = Decimal(row["budget_fraction"])
         return {row["budget_fraction"], f"{fraction.normalize():f}", f"{(fraction * 100).normalize():f}%"}
@@ -162,7 +166,7 @@ def _budgets(row: Mapping[str, Any]) -> set[str]:
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return kind -> words that choose a cell, besides its hash."""
+    """Return kind of word -> words that choose a cell, besides its hash. row: the cell's row of `cells`."""
     budgets = _budgets(row)
     return {
         "method": {name + end for name in (row["method"], row["base"]) for end in ("", *(f"@{b}" for b in budgets))},
@@ -193,7 +197,7 @@ _PROVENANCE = ("created_at", "git_commit", "git_dirty", "torch", "transformers",
 
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
-    """Print the cells of a store: score, interval, statuses of the answers."""
+    """Print one line per cell of a store: score, interval and counted statuses of the answers. chosen: hashes of the cells."""
     counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
     answers_by_status = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
     endings_of: dict[str, dict[str, int]] = {}
@@ -227,7 +231,10 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
 
 
 def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
-    """Format samples, score and interval. If answers failed, the score with failures as zero is in brackets."""
+    """Return texts of number of samples, score and interval; score in brackets if it counts failed answers as zero.
+
+    metric: row of `metrics`; None gives empty texts.
+    """
     if metric is None:
         return ["", "-", ""]
     score_failures_zero, value = metric["value_failures_zero"], score(metric["value"])
@@ -238,7 +245,7 @@ def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
 
 
 def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
-    """Print a cell: configuration, provenance, scores, answers and command."""
+    """Print one cell: configuration, provenance, scores, answers and the command that makes it again."""
     (row,) = cells.store.cells([cell]).to_pylist()
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
@@ -293,7 +300,10 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
-    """Print entries by layer and KV head; if the heads do not fit into the width, print mean, least and most over heads."""
+    """Print kept entries by layer and KV head, or mean, least and most over heads if the heads do not fit into the width.
+
+    kept: result of `AnswerTable.kept`.
+    """
     mean_kept, least_kept, most_kept = kept
     heads = len(mean_kept[0])
     console.print("\nentries kept by layer and KV head, mean over answers (least to most where they differ):")
@@ -326,6 +336,8 @@ def show_sample(
     """Print a sample with the answers of the chosen cells, and maps of the entries that they kept if the rows have them.
 
     Args:
+        sample: id of the sample.
+        chosen: hashes of the cells.
         remade: leave out the maps, because the caller prints maps from a new run.
         prompt: also print the prompts as the models read them.
 
@@ -333,7 +345,7 @@ def show_sample(
         Dataset -> the cells that answered the sample, in the printed order.
 
     Raises:
-        ConfigError: none of the cells has a row for the sample.
+        ConfigError: none of the cells has an answer to the sample.
     """
     import pyarrow as pa
 
@@ -396,7 +408,7 @@ def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer])
 
 
 def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
-    """Group cells that may be compared with each other; `full` first."""
+    """Group the cells `names` by what must be equal for a comparison (model, dataset, protocol, ...); `full` comes first."""
     cell_table = with_limits(cells.store.cells(names).to_pandas())
     context_of_cell = {row["cell"]: context_key(row) for row in cell_table.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}

@@ -51,7 +51,7 @@ class GroupCell(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Method, budget and seed, as text."""
+        """Method, budget and seed of the cell, as text."""
         return ", ".join(filter(None, (self.label, self.budget, "" if self.seed is None else f"seed {self.seed}")))
 
 
@@ -107,15 +107,16 @@ class StorePages:
         self._metrics = list(dict.fromkeys(table.metric for table in tables))
 
     def name(self, cell: str) -> str:
-        """Return the name of a cell's page: the number of its store, and its hash."""
+        """Return the file name of a cell's page: number of its store, and its hash."""
         return f"{self.number}-{re.sub('[^A-Za-z0-9]', '_', cell)}"
 
     def write(
         self, folder: Folder, commands: Commands, most: int, receipts: Mapping[str, Mapping[str, Any]]
     ) -> list[str]:
-        """Write the pages, and return sentences on what they leave out.
+        """Write the pages of the store, and return sentences on what they leave out.
 
         Args:
+            folder: folder of the report.
             commands: commands that make cells again.
             most: largest number of samples per dataset.
             receipts: hash of a cell -> its entry in a receipt of `verify`.
@@ -178,7 +179,7 @@ class StorePages:
         return _left_out(samples_cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return (name, value as text) of the columns `names` of a cell's row, with booleans as `true` and `false`."""
+        """Return (name, value as text) of the given columns of a cell's row; booleans are `true` and `false`."""
         row = self._described[cell]
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
@@ -202,7 +203,7 @@ class StorePages:
         )
 
     def _configs(self, folder: Folder) -> dict[str, str]:
-        """Write every configuration once. Return text -> name of its file."""
+        """Write every distinct configuration once. Return configuration (JSON) -> name of its file."""
         config_names = {
             text: f"{self.number}-{place}" for place, text in enumerate(dict.fromkeys(self.cells["config"]))
         }
@@ -212,7 +213,7 @@ class StorePages:
         return config_names
 
     def _groups(self) -> Iterator[CellGroup]:
-        """Group cells by context, in the order of the tables' lines; `full` first."""
+        """Yield the cells in groups that answered the same prompts, in the order of the tables' lines, `full` first."""
         cell_positions = {cell: place for place, cell in enumerate(self._labels)}
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in with_limits(self.cells).to_dict("records"):
@@ -305,7 +306,10 @@ def _score_row(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[Any]] | None:
-    """Return the chart of mean, least and most entries by layer and KV head, and its numbers; None if the rows lack them."""
+    """Return (file of the heat map, numbers) of mean, least and most entries by layer and KV head; None if the rows lack them.
+
+    kept: result of `AnswerTable.kept`.
+    """
     if kept is None:
         return None
     decimals = 0 if all(value >= 100 for layer in kept[0] for value in layer) else 1
@@ -315,7 +319,8 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """Return an answer as markup that marks what follows its first `same` characters, which equal full's answer."""
+    """Return an answer as HTML, with a mark on what follows its first `same` characters, in which it equals the answer of
+    `full`."""
     if status is None:
         return Markup('<span class="quiet">no row</span>')
     if status != "ok":
@@ -328,7 +333,7 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the data with which the page's script compares two cells: each distinct text once, failures, and scores."""
+    """Return the data with which the page's script compares two cells: each distinct answer once, failures, and scores."""
     text_numbers: dict[str, int] = {}
     cells = [
         {
@@ -348,7 +353,11 @@ def _comparison(shown: GroupAnswers) -> dict[str, Any]:
 
 
 def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
-    """Return the answers of all cells to one sample as a table, with filters for method, budget, and comparison with full."""
+    """Return the HTML table of the answers of all cells to one sample, with filters for method, budget and comparison with
+    full.
+
+    place: number of the sample among the shown ones.
+    """
     columns: dict[str, list[Field]] = {}
     full_answer = None if shown.full is None else shown.full[place]
     for one, answers in zip(group.cells, shown.answers, strict=True):
@@ -379,14 +388,14 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
 
 @lru_cache(1 << 14)
 def _mark(value: float | None) -> str:
-    """Format a sample's score; right and wrong differ by more than colour."""
+    """Return a sample's score as text; right and wrong differ by more than colour."""
     if value not in (0, 1):
         return score(value)
     return Markup('<b class="{}">{}</b>').format(*(("good", "✓ 1.000") if value else ("bad", "✗ 0.000")))
 
 
 def _against(answer: Answer, full: Answer, metric: str) -> str:
-    """Return `lower score`, `higher score` or `same score`, and `other words` if the text differs from full's."""
+    """Return `lower score`, `higher score` or `same score`, and `other words` if the answer's text differs from that of `full`."""
     comparison_words = [] if answer["answer"] == full["answer"] else ["other words"]
     value, full_score = answer["scores"].get(metric), full["scores"].get(metric)
     if value is not None and full_score is not None:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Return a console for standard output; it has 80 columns, or $COLUMNS, if it is no terminal."""
+    """Return a console for standard output; 80 columns wide, or $COLUMNS, if it is no terminal."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False, emoji=False)
 
 
 def plain(text: str) -> str:
-    """Replace control characters in a model's or a user's text by escapes; line breaks stay."""
+    """Return a text with escapes in place of control characters; line breaks stay."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -35,8 +35,10 @@ def table(
     right: Sequence[str] = (),
     wrapped: Sequence[str] = (),
 ) -> None:
-    """Print a table of strings or rich texts. Columns of `right` are right-aligned; columns of `wrapped` shrink in a narrow
-    terminal."""
+    """Print a table of strings or rich texts.
+
+    right: headers of right-aligned columns. wrapped: headers of columns that shrink in a narrow terminal.
+    """
     from rich import box
     from rich.table import Table
 
@@ -69,13 +71,13 @@ MARK = ">>"
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a text without control characters, and the number of characters that are left out."""
+    """Return the beginning of a text without control characters, followed by the number of left-out characters if it is cut."""
     more_text = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
     return plain(text[:LONGEST]) + more_text
 
 
 def marked(text: str, at: int | None) -> Text:
-    """Return the cut text, with a mark after `at` characters and another style from there. at None: no mark."""
+    """Return the beginning of a text with a mark after `at` characters and another style from there; None: no mark."""
     from rich.text import Text
 
     if at is None or at > LONGEST:
@@ -119,7 +121,8 @@ class KeptMap(NamedTuple):
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """Draw the map as a block of lines, at most `width` characters wide."""
+        """Return the map as a block of text lines, at most `width` characters wide. shades: characters from nothing kept to all
+        kept."""
         visual = self.share[self.visual]
         text = len(self.share) - len(visual)
         counts_text = (
@@ -136,7 +139,7 @@ class KeptMap(NamedTuple):
 
 
 def show(console: Console, maps: Sequence[KeptMap]) -> None:
-    """Print maps side by side, with the meaning of their shades: block characters, or ASCII if the output cannot show them."""
+    """Print maps side by side with a legend of their shades: block characters, or ASCII if the output cannot show them."""
     try:
         SHADES.encode(console.encoding)
         shades = SHADES
@@ -151,12 +154,14 @@ def show(console: Console, maps: Sequence[KeptMap]) -> None:
 
 
 def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.ndarray:
-    """Return the mean share of the tokens that show each part of an image, float64 [lines, columns]; NaN for a part without
-    tokens. Tokens are weighted by how much of the part they show.
+    """Return the mean share of kept entries in each part of an image, float64 [lines, columns]; NaN for a part without tokens.
+
+    Tokens are weighted by how much of the part they show.
 
     Args:
         places: as in `KeptMap`.
         share: float64 [V], share of layers and KV heads that keep each visual token.
+        image: number of the image.
         width: largest number of columns; the finest tokens limit the number too.
     """
     in_image = places[:, 0] == image
@@ -179,7 +184,7 @@ def _overlap(start: np.ndarray, end: np.ndarray, parts: int) -> np.ndarray:
 
 
 def drawn(grid: np.ndarray, shades: str) -> list[str]:
-    """Draw a raster as lines: the first shade means nothing kept, the last more than three quarters."""
+    """Return a raster as text lines: the first shade means that nothing is kept, the last that more than three quarters are."""
     shade_levels = np.ceil(np.clip(np.nan_to_num(grid), 0, 1) * (len(shades) - 1) - 1e-9).astype(int)
     letters = np.where(np.isnan(grid), NOTHING, np.array(list(shades))[shade_levels])
     return ["".join(letter * ACROSS for letter in line) for line in letters]
