@@ -62,7 +62,7 @@ Outcome = tuple[str, str]
 
 
 def concluded(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the outcome of one check: the worst one, with at most three sentences."""
+    """Return (outcome, text) of a check with several outcomes: the worst one, with at most three of its sentences."""
     texts: dict[str, dict[str, None]] = {REFUSED: {}, NOT_CHECKED: {}, OK: {}}
     for outcome, text in outcomes:
         texts[outcome][text] = None
@@ -89,7 +89,8 @@ class Bundle:
     seed: int
 
     def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
-        """Yield (plan, dataset, planned cells that the bundle has) for each dataset of each plan."""
+        """Yield (plan, dataset, cells) for each dataset of each planned run. The cells are the planned ones that the bundle
+        contains."""
         for plan in self.plans:
             for part in plan.parts:
                 yield plan, part, [cell for cell in part.cells if cell.cell in self.rows]
@@ -98,9 +99,10 @@ class Bundle:
 def findings(
     source: PublishLocation, configs: Sequence[RunConfig], folder: Path, samples: int, seed: int
 ) -> Iterator[Finding]:
-    """Fetch a bundle and check it, one finding after the other.
+    """Fetch a bundle (published rows with tables and a receipt) and yield the outcome of one check after the other.
 
     Args:
+        source: where the bundle is published.
         configs: configurations of the experiment's runs.
         folder: an empty folder for the bundle.
         samples, seed: number of answers that are made again, and seed of their draw.
@@ -133,12 +135,12 @@ def findings(
 
 
 def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
-    """Return the rows of `cells` that name a model, the newest last."""
+    """Return the rows of `cells` for the model `name`, the newest last."""
     return sorted((row for row in rows.values() if row["model"] == name), key=lambda row: row["created_at"])
 
 
 def _code(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare the code that made the answers with the installed code."""
+    """Yield outcomes of comparing the code that made the bundle's answers with the installed code."""
     versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
     commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
     source = f"git checkout {min(commits)[:12]}" if commits else "ask for its commit"
@@ -166,7 +168,7 @@ def _code(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _sources(file: Path) -> dict[str, str] | None:
-    """Return the package's files and checksums that the bundle states; None if it has no such file."""
+    """Return file of the package -> checksum, as the bundle recorded them; None if it has no such record."""
     try:
         stated = json.loads(file.read_bytes())["source"]
     except FileNotFoundError:
@@ -177,8 +179,10 @@ def _sources(file: Path) -> dict[str, str] | None:
 
 
 def _model(bundle: Bundle) -> Iterator[Outcome]:
-    """Check that the bundle's answers come from the experiment's models: compare the fingerprints of the weights if the model is
-    on this machine, otherwise the settings that the rows state."""
+    """Yield outcomes of comparing the bundle's models with those of the experiment.
+
+    Fingerprints of the weights are compared if the model is on this machine, otherwise the settings in the rows.
+    """
     names = []
     for plan in bundle.plans:
         name, source = plan.model.name, Source.of(plan.model)
@@ -207,7 +211,10 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _cells(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare the cells with the plan; a cell's hash covers method, parameters, versions, budget, protocol and data."""
+    """Yield outcomes of comparing the bundle's cells with the planned ones.
+
+    Cells are compared by hash, which covers method, parameters, versions, budget, protocol and data.
+    """
     planned_hashes = {cell.cell for plan in bundle.plans for cell in plan.cells}
     further_rows = [row for row in bundle.rows.values() if row["cell"] not in planned_hashes]
     for plan in bundle.plans:
@@ -223,7 +230,7 @@ def _cells(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _samples(bundle: Bundle) -> Iterator[Outcome]:
-    """Count the answers of each cell."""
+    """Yield outcomes of counting the answers of each cell: missing, failed, complete."""
     count, failures = 0, 0
     for plan, part, cells in bundle.parts():
         statuses = plan.coverage(bundle.store).statuses(part)[[cell in cells for cell in part.cells]]
@@ -241,7 +248,7 @@ def _samples(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _prompts(bundle: Bundle) -> Iterator[Outcome]:
-    """Make the prompts again and compare the hashes."""
+    """Yield outcomes of making the prompts again and comparing their hashes."""
     count = 0
     for plan, part, cells in bundle.parts():
         names = [cell.cell for cell in cells]
@@ -267,7 +274,7 @@ def _prompts(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _budgets(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare each answer's budget with its cell's, and the counted entries with the requested entries."""
+    """Yield outcomes of checking each answer's budget against its cell's, and its kept entries against the budget."""
     count = 0
     columns = ("sample_id", "status", "context_tokens", "budget_entries", "entries_asked", "entries_resident")
     for _, part, cells in bundle.parts():
@@ -291,7 +298,10 @@ def _budgets(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _scores(bundle: Bundle) -> Iterator[Outcome]:
-    """Check that the scores belong to the stored answers, and score the answers again if the data are on this machine."""
+    """Yield outcomes of checking that the scores belong to the stored answers.
+
+    The answers are also scored again if the data are on this machine.
+    """
     digests = tally(bundle.store).digests
     digest_of_scores = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
     scores_compared = 0
@@ -315,9 +325,9 @@ def _scores(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
-    """Score a cell's stored answers again, without a judge.
+    """Score the stored answers of a cell again, without a judge.
 
-    Return the number of scores compared, and a description of the first difference.
+    Return (number of compared scores, description of the first difference or "").
     """
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
@@ -341,7 +351,7 @@ def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
 
 
 def _tables(bundle: Bundle) -> Iterator[Outcome]:
-    """Make the tables again and compare the texts."""
+    """Yield outcomes of making the tables again and comparing the texts."""
     file = bundle.store.root / TABLES
     if not file.exists():
         yield NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
@@ -364,7 +374,7 @@ def _tables(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _receipt(bundle: Bundle) -> Iterator[Outcome]:
-    """Check that the receipt belongs to the rows, and report its counts."""
+    """Yield outcomes of checking that the bundle's receipt (record of answers made again) belongs to its rows, with its counts."""
     file = bundle.store.root / RECEIPT
     if file.exists():
         entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
@@ -375,7 +385,7 @@ def _receipt(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _answers(bundle: Bundle) -> Iterator[Outcome]:
-    """Draw answers at random, make them again and compare them."""
+    """Yield outcomes of making randomly drawn answers again and comparing them."""
     if not bundle.samples:
         yield NOT_CHECKED, "no answer was to be made again (--samples 0)"
         return

@@ -74,8 +74,7 @@ def methods_of(
     fingerprint: str,
     cost: StateCost | None = None,
 ) -> list[ComparedMethod]:
-    """Return every evicting method at every budget, under the first seed. `full` is not in the list, because it is always
-    analysed.
+    """Return every evicting method at every budget, under the first seed. `full` is left out, because it is always analysed.
 
     Args:
         chosen: methods of a run.
@@ -113,13 +112,14 @@ def diagnose(
     out: Path,
     methods: Callable[[str, StateCost | None], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
-    """Run one analysis and store its numbers, sample by sample. Numbers that the store already has for the same model, prompts
-    and methods are not measured again.
+    """Run one analysis and store its numbers, sample by sample. Numbers that the store already has are not measured again.
 
     Args:
         name: one of `quantities.QUANTITIES`.
         model: the `model` node of a run.
+        questions: the samples with their prompts.
         tokens: limit of the full cache's answer, for analyses of answers.
+        out: folder of the store.
         methods: function from the model's fingerprint and the cost of its state to the methods to compare.
 
     Raises:
@@ -178,10 +178,12 @@ def diagnose(
 def measurements(
     name: str, source: Source, questions: PromptSamples, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Return the identity columns of an analysis's rows: method's label -> column -> value ("": numbers without a method).
+    """Return label of a method -> identity columns (column -> value) of an analysis's rows; "" is the label of rows without a
+    method.
 
     The column `measurement` is the hash of the others. It covers the model, the prompts and one method, but not the other
-    methods or the samples, so numbers stay valid when methods or samples are added.
+    methods or
+    the samples, so numbers stay valid when methods or samples are added.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype
@@ -213,10 +215,12 @@ def measurements(
 def layers_of(
     loaded: LoadedModel, name: str, sample: PromptSample, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
-    """Compute the numbers of analysis `name` for one sample: rows (sample id, layer or None, value).
+    """Compute the numbers of the analysis `name` for one sample. Return rows (sample id, layer or None, value).
+
+    Errors of encoding or prefilling the prompt are passed on.
 
     tokens: limit of the full cache's answer. methods: methods to compare, if the analysis compares methods.
-    Errors of encoding or prefilling the prompt are passed on."""
+    """
     from mmkv_bench.calibrate.measurements import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
@@ -245,7 +249,7 @@ def layers_of(
 
 
 def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> Session:
-    """Open a session in which the method compresses the prompt."""
+    """Return a session in which `method` compresses the cache of the prompt."""
     from mmkv_bench.compression.session import attach
 
     options: dict[str, Any] = {"token_types": prompt.types, "identity": prompt.identity, "replay": prompt.words}

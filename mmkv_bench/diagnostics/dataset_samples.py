@@ -29,10 +29,11 @@ def of_dataset(
     instruction: str | None = None,
     calibrating: bool = True,
 ) -> PromptSamples:
-    """Select `count` samples of the dataset that the overrides name: the first samples, or random ones.
+    """Return `count` samples of one dataset with their prompts: the first samples, or random ones.
 
     Args:
-        overrides: `dataset=<name>`, `data=...`, `dataset.<key>=...`.
+        overrides: settings that name the dataset: `dataset=<name>`, `data=...`, `dataset.<key>=...`.
+        count: number of samples.
         draw: seed of a random draw; None takes the first samples.
         instruction: `LOW:HIGH`: take samples whose text has more than LOW and at most HIGH tokens; either may be empty.
         calibrating: the samples calibrate a method, so test pages are refused.
@@ -129,7 +130,10 @@ def _ask(
     first: int | None = None,
     fits: Callable[[Request], bool] = lambda request: True,
 ) -> None:
-    """Call `take` for `count` samples that `fits`. wanted: their documents. first: number of documents to search; None: all."""
+    """Call `take` for up to `count` samples of a dataset for which `fits` is true.
+
+    wanted: numbers of the documents to use; None: all. first: number of documents to search; None: all.
+    """
     from mmkv_bench.evaluation.generating import generate
 
     taken = 0

@@ -62,7 +62,7 @@ class PromptFacts:
 
 
 def of_each_layer(layers: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield (number of the layer, value) for every value of every layer."""
+    """Yield (number of the layer, value) for all values of all layers. layers: the values of each layer."""
     for layer, values in enumerate(layers):
         yield from ((layer, value) for value in values)
 
@@ -93,7 +93,7 @@ class Quantity:
 
 
 def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Mean and population standard deviation of the query projection's inputs, over all values.
+    """Yield mean and population standard deviation of the query projection's inputs of one layer, over all values.
 
     Parts: the prompt, its text tokens, its visual tokens, and the tokens that are fed while the answer is decoded.
     """
@@ -109,10 +109,12 @@ def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Lorenz curve of the attention that tokens receive (column sums over all queries and query heads), and its Gini coefficient.
+    """Yield the Lorenz curve of the attention that tokens of one layer receive, and its Gini coefficient.
 
-    At x, the curve is the share of all attention that the fraction x of tokens with the least attention receives, interpolated
-    linearly. The coefficient is ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the ascending sums s.
+    A token's attention is its column sum over all queries and query heads. At x, the curve is the share of all attention that
+    the
+    fraction x of tokens with the least attention receives, interpolated linearly. The coefficient is
+    ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the ascending sums s.
     """
     sums = obs.column_sums.double().sum(0).cpu().sort().values
     n, total = len(sums), float(sums.sum())
@@ -130,15 +132,19 @@ def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def entropy(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """MEDA's cross-modal entropy (eq. 4 to 6), in nats; no value for a prompt with one modality."""
+    """Yield MEDA's cross-modal entropy (eq. 4 to 6) of one layer, in nats; nothing for a prompt with one modality."""
     types = obs.token_types
     if types is not None and bool((types > 0).any()) and bool((types == 0).any()):
         yield Value("cross_modal_entropy", cross_modal_entropy(obs.queries, obs.key, obs.scaling, types))
 
 
 def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Cumulative attention per KV head (HybridKV's S*), at 20 values of x: the share of the text queries' attention on the
-    fraction x of the prompt's keys that get most of it. A prompt without visual tokens: all queries."""
+    """Yield HybridKV's cumulative attention (S*) per KV head of one layer, at 20 values of x.
+
+    It is the share of the text queries' attention on the fraction x of the prompt's keys that get most of it. For a prompt
+    without
+    visual tokens, all queries count.
+    """
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
@@ -151,10 +157,11 @@ def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value
 
 
 def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Energy spectrum along the tokens: shares of an orthonormal DCT's energy in 128 equal bands of frequency.
+    """Yield the energy spectrum of one layer's keys and values along the tokens, in 128 equal bands of frequency.
 
-    The keys are as stored (rotated); all heads and channels of keys and of values are summed. x is a band's middle; 1 is the
-    highest frequency.
+    A value is the band's share of the energy of an orthonormal DCT, summed over heads and channels. Keys are as stored
+    (rotated). x is
+    the band's middle; 1 is the highest frequency.
     """
     length = facts.length
     band_of_bin = torch.arange(length, device=obs.device) * BANDS // length
@@ -170,10 +177,13 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Hit rate of outlier channels (MM-ShiftKV's Table 14). The paper does not print the definition; this one is ours.
+    """Yield the hit rate of outlier channels (MM-ShiftKV's Table 14) of one layer, by our own definition: the paper prints
+    none.
 
-    Of a layer's query channels before rotation (Hq * D), take the 0.1 % that reach furthest from 0 while the answer is decoded.
-    The value is the share of these channels in which one of 512 proxies reaches as far. The proxies are drawn as the method draws
+    Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with the largest absolute value while the
+    answer is
+    decoded. The value is the share of these in which one of 512 proxies reaches as far. The proxies are drawn as the method
+    draws
     them, with gamma 1 and 10.
     """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
@@ -191,10 +201,11 @@ def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Density of the query projection's inputs, for prompt and answer.
+    """Yield the density of the query projection's inputs of one layer, for prompt and answer.
 
     Bins of .25 from -10 to 10; x is a bin's middle, the value is the share of all values in the bin divided by its width.
-    `outside` is the share of values beyond.
+    `outside`
+    is the share of values outside the bins.
     """
     for part, rows in (("prompt", obs.states[: facts.length]), ("answer", obs.states[facts.length :])):
         values = rows.double().flatten()
@@ -206,15 +217,16 @@ def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def importance(obs: Observation, facts: PromptFacts) -> Iterator[Tensor]:
-    """PrefixKV's importance of a layer's tokens: attention column sums over all query heads. `prefix_search` uses it."""
+    """Yield PrefixKV's importance of one layer's tokens: attention column sums over all query heads, for `prefix_search`."""
     yield obs.column_sums.double().sum(0).cpu()
 
 
 def prefix_search(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | None, Value]]:
-    """Run PrefixKV's search for the global prefix (Algorithm 1) on `importance` of all layers.
+    """Run PrefixKV's search for the global prefix (Algorithm 1) on the `importance` of all layers.
 
-    Yield `kept_ratio`, the share that each layer keeps (x: budgets of 10 to 90 %), and `search_steps`, the number of halvings at
-    50 % until all layers together are within delta of the budget (x: delta, in layers).
+    Yield (layer or None, value) of two quantities:
+    - `kept_ratio`: share of tokens that each layer keeps; x: budgets of 10 to 90 %.
+    - `search_steps`: number of halvings at 50 % until all layers together are within delta of the budget; x: delta, in layers.
     """
     curves = prefix_curves([layer[0] for layer in layers])
     for rho in BUDGETS:
@@ -225,9 +237,9 @@ def prefix_search(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | No
 
 
 def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Share of the decoded tokens' attention on the prompt's entries that a method keeps, and on the whole prompt.
+    """Yield the share of the decoded tokens' attention on the prompt's entries that a method keeps, for one layer.
 
-    It is the mean over decoded tokens and query heads. part names method and budget; `full` is the whole prompt.
+    The value is the mean over decoded tokens and query heads. Its part is method and budget; `full` is the whole prompt.
     """
     start, heads = facts.length, obs.key.shape[0]
     mass = _attention(obs, start)[..., :start].double().reshape(heads, -1, start).mean(1)  # [Hkv,T]
@@ -239,9 +251,9 @@ def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Mean absolute difference of a decoder layer's output from the full cache's (PrefixKV's output features).
+    """Yield the mean absolute difference of a layer's output from that with the full cache (PrefixKV's output features).
 
-    The mean is over features and decoded tokens; every method is fed full's answer. part names method and budget.
+    The mean is over features and decoded tokens; every method is fed the full cache's answer. The part is method and budget.
     """
     full_outputs = facts.decoded["full"][obs.layer].double()
     for name, layers in facts.decoded.items():
@@ -250,9 +262,10 @@ def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Concentration of decoding on the same tokens (HybridKV's cumulative focus counts, sorted), per KV head.
+    """Yield HybridKV's cumulative focus counts per KV head of one layer: how much decoding selects the same tokens.
 
-    At each decoded token, each query head of the KV head selects the 5 % of the prompt's keys with the most attention. The value
+    At each decoded token, each query head of the KV head selects the 5 % of the prompt's keys with the most attention. The
+    value
     at x is the share of all selections that fall on the fraction x of tokens that are selected most often. A head that always
     selects the same tokens has 1 from x = .05 on.
     """
@@ -267,9 +280,10 @@ def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Attention sinks (Xiao et al. 2023, arXiv 2309.17453): attention on the first token, and the ratio of large activations.
+    """Yield numbers on attention sinks of one layer (Xiao et al. 2023, arXiv 2309.17453).
 
-    Per query head: the mean attention that the later half of the prompt's queries pays to the first token. Per layer: the largest
+    Per query head: the mean attention that the later half of the prompt's queries pays to the first token. Per layer: the
+    largest
     absolute input of attention over the median absolute input.
     """
     length, group = facts.length, obs.queries.shape[0] // obs.key.shape[0]
@@ -286,20 +300,24 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield the values of `sinks` for every layer, and for the whole model the share of query heads that pay more than .3 of
-    their attention to the first token."""
+    """Yield the values of `sinks` of every layer, and for the whole model the share of sink heads.
+
+    A sink head is a query head that pays more than .3 of its attention to the first token.
+    """
     yield from of_each_layer(layers)
     masses = [value.value for layer in layers for value in layer if value.quantity == "first_token_mass"]
     yield None, Value("sink_heads", sum(mass > SINK for mass in masses) / len(masses))
 
 
 def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Attention to visual tokens and similarity of their keys, one part each; no value for a prompt without visual tokens.
+    """Yield numbers on attention to visual tokens and on their keys, for one layer; nothing for a prompt without visual tokens.
 
+    One number per part:
     - `answer's attention`: share of the decoded tokens' attention on visual tokens, mean over query heads.
     - `on a tenth of them`: of that attention, the share on the tenth of the visual tokens that get most, mean over query heads.
     - `visual sinks`: share of visual tokens whose attention is 10 or more times the median. A token's attention is the mean
-      over all heads and all queries that see the token (Visual Attention Sink, arXiv 2503.03321, defines sinks by activations).
+    over all
+    heads and all queries that see the token (Visual Attention Sink, arXiv 2503.03321, defines sinks by activations).
     - `neighbours`: mean cosine of adjacent visual tokens' keys before rotation, minus the mean cosine of all pairs.
     - `next picture`: mean cosine of keys at the same position in the next picture with as many tokens, minus the same mean.
     """

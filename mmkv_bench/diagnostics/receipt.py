@@ -33,7 +33,12 @@ NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept pos
 
 
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
-    """Yield lines of the report: one per store, difference and reason, and one with the number of answers per compared column."""
+    """Yield report lines on answers that were made again.
+
+    There is one line per store, per answer that differs, and per reason why answers were not made again, and one with the
+    number of
+    answers per compared column.
+    """
     for root in dict.fromkeys(one.root for one in drawn):
         outcome_counts = Counter(one.outcome.partition(" (")[0].partition(":")[0] for one in drawn if one.root == root)
         count_texts = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome_counts.items()))
@@ -60,9 +65,10 @@ def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
 
 
 def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the receipt of answers that were made again, as JSON data.
+    """Return the receipt of answers that were made again: JSON data with the outcomes of each store and cell.
 
     Args:
+        drawn: the answers with their outcomes.
         seed: seed of the draw; None if all answers of the cells were made again.
         words: command-line words that selected the cells.
     """
@@ -91,8 +97,10 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
 
 
 def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """Map each cell to a digest of its samples' scores: 16 hex digits of a sha256. A cell without scores has the digest of an
-    empty list."""
+    """Return hash of a cell -> digest of its samples' scores, 16 hex digits of a sha256.
+
+    A cell without scores has the digest of an empty list.
+    """
     columns = ("cell", "sample_id", "metric", "value")
     rows = (
         store.samples(cells, columns).select(columns).sort_by([(name, "ascending") for name in columns[:3]]).to_pandas()
@@ -104,7 +112,7 @@ def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
 
 
 def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
-    """Map each metric to its mean over the answers that were scored again: from the stored scores and from the new ones."""
+    """Return metric -> mean of the stored scores and mean of the new scores, over the answers that were scored again."""
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]
@@ -117,7 +125,12 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
 
 
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
-    """Return a receipt's entry for one cell. stored: number of its stored answers. digest, scores: of these and their scores."""
+    """Return a receipt's entry for one cell.
+
+    answers: the cell's answers that were made again. stored: number of all its stored answers. digest, scores: digests of the
+        stored
+    answers and of their scores.
+    """
     row = answers[0].cell
     return {
         "cell": cell,
@@ -136,7 +149,7 @@ def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, 
 
 
 def verdict(drawn: Sequence[StoredAnswer]) -> str:
-    """Return `equal`, `different`, `interrupted`, or `nothing made again`."""
+    """Return the result for all answers: `equal`, `different`, `interrupted`, or `nothing made again`."""
     outcomes = {one.outcome for one in drawn}
     if DIFFERENT in outcomes:
         return DIFFERENT
@@ -149,7 +162,9 @@ EXIT_CODES = {EQUAL: 0, DIFFERENT: 1, "nothing made again": 2, INTERRUPTED: 130}
 
 
 def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict[str, Mapping[str, Any]]]:
-    """Map each store and cell hash to the cell's entry in a receipt, with the receipt's date, `file` and `path`.
+    """Return store -> hash of a cell -> the cell's entry in a receipt, with the receipt's date, `file` and `path`.
+
+    paths: receipt files. roots: folders of the stores.
 
     Raises:
         ConfigError: a file is not a receipt, or is a receipt of other rows.
@@ -179,7 +194,11 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
 
 
 def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the date of a receipt, and its entries by cell hash."""
+    """Return (date, entries by hash of the cell) of a receipt file.
+
+    Raises:
+        ConfigError: the file is not a receipt.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["receipt"] != FORMAT:
@@ -236,7 +255,9 @@ def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
 
 
 def tables_text(root: Path) -> str:
-    """Return the tables of all scores with their separated pairs as markdown; for random weights only a sentence.
+    """Return the tables of all scores of a store as markdown, with the pairs of methods that are proven different.
+
+    For random weights the text is only a sentence.
 
     Raises:
         ConfigError: there are no scores. StoreError: rows contradict each other.

@@ -44,11 +44,12 @@ class ReplannedCells:
 
 
 def plan_again(rows: Sequence[Row]) -> ReplannedCells:
-    """Plan stored cells of one dataset that were made by one run.
+    """Plan the stored cells of one dataset and one run with the installed version.
+
+    The versions of torch and transformers in the rows are used; the caller decides whether the installed ones may differ.
 
     Args:
-        rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`. The stored versions
-            are used; the caller decides whether the installed versions may differ.
+        rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`.
 
     Raises:
         MMKVError: the model or dataset is not available. CodeOfRowsError: the rows name code of a dataset.
@@ -86,7 +87,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
 
 
 def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> RunConfig:
-    """Build the configuration of a run from a stored one, for some datasets and methods; newer keys get their defaults.
+    """Return a run's configuration for some datasets and methods of a stored one; newer keys get their defaults.
 
     Raises:
         ConfigError: this version cannot read the stored configuration.
@@ -119,7 +120,7 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
 
 
 def _expanded(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identity) -> list[Cell]:
-    """Plan the cells of one method."""
+    """Return the planned cells of one method."""
     variants = {name: node for name, node in chosen.variants.items() if name == method}
     base = str(variants[method]["base"]) if variants else method
     methods = {name: node for name, node in chosen.methods.items() if name in (base, method)}
@@ -131,10 +132,11 @@ def _expanded(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identi
 def cells_again(
     grid: GridConfig, chosen: MethodConfig, facts: Identity, defaults: Mapping[str, Mapping[str, Any]]
 ) -> list[Cell]:
-    """Plan the cells of a `run_config`, given its grid and its methods.
+    """Return the planned cells of a stored run, given its grid and its methods.
 
-    A method has the parts of its present file (`defaults`), with the stored values of its parameters. The stored parts cannot be
-    used: their references to parameters are resolved already, but `reading=released` changes some of these parameters.
+    A method has the structure of its present file (`defaults`), with the stored values of its parameters. The stored structure
+    cannot
+    be used: its references to parameters are resolved already, but `reading=released` changes some of these parameters.
 
     Raises:
         ConfigError: a method no longer has a stored parameter.
@@ -154,7 +156,7 @@ def cells_again(
 
 
 def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
-    """Return why a stored cell's identity differs from the identity planned now."""
+    """Return a text on the columns in which a stored cell differs from the planned `cells`, so that its hash is not among them."""
     namesakes = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
     if not namesakes:
         return "identity of an older version (its configuration plans no such cell now)"

@@ -89,24 +89,24 @@ class StoredAnswer:
 
     @property
     def same(self) -> bool:
-        """True if all compared columns of the new answer equal the stored row."""
+        """True if all compared columns of the new answer equal those of the stored one."""
         return self.outcome == EQUAL
 
     @property
     def proven(self) -> bool:
-        """True if the answer is the same and the stored row has a digest of the kept positions, so that `kept` is proven."""
+        """True if the new answer is equal and its kept positions are confirmed by the digest in the stored row."""
         return self.same and self.row["kept_digest"] is not None
 
     @property
     def cell_label(self) -> str:
-        """Return the method with its budget, protocol and reading."""
+        """Return method, budget, protocol and reading of the answer's cell, as text."""
         budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
         words = (f"{self.cell['method']}@{budget}".removesuffix("@None"), self.cell["protocol"], self.cell["reading"])
         return " ".join(filter(None, words))
 
     @property
     def label(self) -> str:
-        """Return store, cell, dataset and sample."""
+        """Return store, cell, dataset and sample of the answer, as text."""
         return f"{self.root} {self.cell_label} {self.row['dataset']} {self.row['sample_id']}"
 
 
@@ -116,9 +116,10 @@ def make_again(
     watch: Watch | None = None,
     run_code: bool = False,
 ) -> None:
-    """Make these answers again and store the outcome in each object.
+    """Make stored answers again, compare them, and set the outcome in each object.
 
     Args:
+        drawn: the stored answers.
         other_versions: do so even if the installed torch or transformers is not the version that made the rows.
         watch: function that is called after each request, with the loaded model, the request, the prompt and the results.
         run_code: run method files that the rows name, if their content is unchanged; otherwise code that rows name never runs.
@@ -147,7 +148,7 @@ def make_again(
 
 
 def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
-    """Return the checksums of the method files that made the answers, if their cells store a checksum."""
+    """Return the checksums of the users' method files that made the answers; empty if shipped methods made them."""
     parameters = (json.loads(one.cell["parameters"] or "{}") for one in group)
     return {str(one["sha256"]) for one in parameters if "sha256" in one}
 
@@ -198,7 +199,7 @@ def draw(
 
 
 def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[StoredAnswer]:
-    """Load the answers with these keys (cell, sample id) and their scores."""
+    """Return the stored answers with the given keys (cell, sample id), with their scores."""
     cells = {row["cell"]: row for row in store.cells({cell for cell, _ in keys}).to_pylist()}
     scores: dict[tuple[str, str], dict[str, float]] = {}
     for row in _at(store.samples(cells, ("cell", "sample_id", "metric", "value")), keys):
@@ -211,14 +212,17 @@ def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[Sto
 
 
 def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
-    """Return the rows with these keys (cell, sample id)."""
+    """Return the rows whose (cell, sample id) is in `keys`."""
     pairs = zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
     places = [place for place, key in enumerate(pairs) if key in keys]
     return rows.take(places).to_pylist() if places else []
 
 
 def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
-    """Make the answers of one dataset of one run again; `model` caches the last loaded model."""
+    """Make the answers of one dataset of one run again, and set their outcomes.
+
+    model: cache of the last loaded model. watch: as in `make_again`.
+    """
     try:
         planned_cells = plan_again([one.cell for one in group])
         for one in group:
@@ -248,7 +252,10 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
 def _scores(
     planned: ReplannedCells, answers: Sequence[StoredAnswer], rows: Mapping[tuple[str, str], Row]
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Score the new answers that have a stored score: (cell, sample id) -> metric -> value. No judge is asked."""
+    """Return (cell, sample id) -> metric -> score of the new answers that have a stored score. No judge is asked.
+
+    rows: (cell, sample id) -> new row.
+    """
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
@@ -268,7 +275,7 @@ def _scores(
 def _answers(
     planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None
 ) -> Mapping[tuple[str, str], Row]:
-    """Answer again and return (cell, sample) -> the new row."""
+    """Answer the prompts again. Return (cell, sample id) -> the new row of `responses`."""
     from mmkv_bench.evaluation.documents import sample_refs
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.models.source import Source
@@ -301,17 +308,20 @@ def _answers(
 
 
 def _run_of(one: StoredAnswer) -> tuple[str, ...]:
-    """Return the run of an answer, as a sort key: configuration, dataset and versions. Answers of one run are made together."""
+    """Return a sort key that is equal for answers of one run: configuration, dataset and versions."""
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 
 
 def remake(
     root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
 ) -> dict[str, StoredAnswer]:
-    """Answer one sample again with these cells of a store, and return each answer by its cell's hash.
+    """Answer one sample again with some cells of a store. Return hash of a cell -> its answer.
 
     Args:
-        other_versions, run_code: see `make_again`.
+        root: folder of the store.
+        cells: hashes of the cells.
+        sample_id: the sample.
+        other_versions, run_code: as in `make_again`.
 
     Raises:
         ConfigError: none of the cells has answered that sample.

@@ -395,7 +395,7 @@ def _mark(value: float | None) -> str:
 
 
 def _against(answer: Answer, full: Answer, metric: str) -> str:
-    """Return `lower score`, `higher score` or `same score`, and `other words` if the answer's text differs from that of `full`."""
+    """Return `lower score`, `higher score` or `same score`, and `other words` if the answer's text differs from full's."""
     comparison_words = [] if answer["answer"] == full["answer"] else ["other words"]
     value, full_score = answer["scores"].get(metric), full["scores"].get(metric)
     if value is not None and full_score is not None:
