@@ -374,7 +374,7 @@ def _tables(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _receipt(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of checking that the bundle's receipt (record of answers made again) belongs to its rows, with its counts."""
+    """Yield outcomes of checking that the bundle's receipt (record of answers made again) belongs to its rows."""
     file = bundle.store.root / RECEIPT
     if file.exists():
         entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()

@@ -156,7 +156,7 @@ def cells_again(
 
 
 def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
-    """Return a text on the columns in which a stored cell differs from the planned `cells`, so that its hash is not among them."""
+    """Return a text on the columns in which a stored cell differs from the planned `cells`, so that none has its hash."""
     namesakes = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
     if not namesakes:
         return "identity of an older version (its configuration plans no such cell now)"

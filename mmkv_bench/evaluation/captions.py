@@ -41,24 +41,26 @@ class CaptionScore(NamedTuple):
 
 
 def kind_of(metric: str) -> str | None:
-    """Return the kind of a caption metric (`Bleu_4`, `METEOR`, ...) from its name, or None for other metrics."""
+    """Return the kind of a caption metric (`Bleu_4`, `METEOR`, ...) from its name; None for other metrics."""
     name_match = NAMES.fullmatch(metric)
     return name_match[1] if name_match else None
 
 
 def holds_caption(value: Any) -> bool:
-    """Tell whether a scorer's value for a sample is a caption with references, as in lmms-eval's caption tasks."""
+    """Return True if a scorer's value for a sample is a caption with references, as in lmms-eval's caption tasks."""
     return isinstance(value, Mapping) and {"answer", "pred"} <= value.keys() and isinstance(value["answer"], list)
 
 
 def caption_scores(
     kinds: Iterable[str], captions: Mapping[int, Captioned], others: Mapping[int, Captioned] | None = None
 ) -> dict[str, dict[int, CaptionScore]]:
-    """Score captions. Return kind of metric -> doc_id -> score, for all documents in `captions`.
+    """Return kind of metric -> doc_id -> score, for all documents in `captions`.
 
+    kinds: kinds to compute, such as `CIDEr`. captions: caption and references of each document.
     others: captioned documents of the rest of the dataset. They count in CIDEr's document frequencies but get no scores.
 
-    Raises ScoringError without Java.
+    Raises:
+        ScoringError: there is no Java.
     """
     if shutil.which("java") is None:
         raise ScoringError(
@@ -145,7 +147,7 @@ def _meteor(references: dict[int, list[str]], candidates: dict[int, list[str]]) 
 
 @cache
 def _meteor_program() -> Any:
-    """Start METEOR's Java program once for all cells. It takes 10 s to load its paraphrases, and 1 GB of memory."""
+    """Return METEOR's Java program, started once for all cells: it takes 10 s to load its paraphrases, and 1 GB of memory."""
     from pycocoevalcap.meteor.meteor import Meteor
 
     atexit.register(release)
@@ -153,13 +155,15 @@ def _meteor_program() -> Any:
 
 
 def release() -> None:
-    """End METEOR's Java program, which is kept running between cells."""
+    """End METEOR's Java program, which otherwise runs until the process ends."""
     _meteor_program.cache_clear()
 
 
 def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
-    """Return METEOR's counts of a sample as METEOR adds them up over a corpus: a caption that matches its whole reference in
-    one chunk counts 0 chunks, because it is not fragmented."""
+    """Return METEOR's counts of a sample as METEOR adds them up over a corpus.
+
+    A caption that matches its whole reference in one chunk counts 0 chunks, because it is not fragmented.
+    """
     words, reference, *statistics = counts
     *statistics, chunks, matched, reference_matched = statistics
     is_unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)

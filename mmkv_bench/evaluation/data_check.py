@@ -50,14 +50,15 @@ class DataReport:
 
     @property
     def ready(self) -> bool:
-        """Tell whether a run can start without a connection."""
+        """True if a run can start without a connection."""
         return not self.missing
 
 
 def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
-    """Check the data of a task where a run would read them.
+    """Return a report on the data of a task: which files a run would read, and which are missing.
 
     Args:
+        spec: the task.
         about: the `about` block of the dataset's configuration. Its `media` gives the pattern of video names.
 
     Raises:
@@ -96,7 +97,7 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
 
 
 def repository_of(spec: TaskSpec) -> str | None:
-    """Return the hub repository named by a task's YAML, or None if the task reads local files or makes its data."""
+    """Return the hub repository named by a task's YAML; None if the task reads local files or makes its data."""
     path = None if spec.is_pages else str(plain_config(task_file(spec)).get("dataset_path"))
     return path if path is not None and sources.of_hub(path) else None
 
@@ -174,7 +175,7 @@ def _media(
     config: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> None:
-    """Check how many of the split's video files exist."""
+    """Count the split's video files that exist, and add missing ones to `report`."""
     import pyarrow.parquet as pq
 
     media_home, videos = (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def media_columns(docs: datasets.Dataset) -> list[str]:
-    """List the columns that contain pictures, sound or videos, or lists of them."""
+    """Return the names of the columns that contain pictures, sound or videos, or lists of these."""
     from datasets import Audio, Image, Video
 
     return [
@@ -40,8 +40,10 @@ def media_columns(docs: datasets.Dataset) -> list[str]:
 
 
 def paths_without_bytes(column: Any) -> set[str]:
-    """Return the paths of media that are not stored in the column itself. column: undecoded Arrow column of media (structs with
-    `bytes` and `path`), or of lists of media."""
+    """Return the paths of media whose bytes are not in the column itself.
+
+    column: undecoded Arrow column of media (structs with `bytes` and `path`), or of lists of media.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -82,7 +84,11 @@ _LOADED: dict[tuple[str, int | None], Documents] = {}
 
 
 def documents(spec: TaskSpec, limit: int | None) -> Documents:
-    """Return the task's documents, at most `limit`. Raises ConfigError, UnsupportedError or DataError with the task's name."""
+    """Return the task's documents, at most `limit` (None: all).
+
+    Raises:
+        ConfigError, UnsupportedError, DataError: the documents cannot be loaded; the message names the task.
+    """
     count = limited(spec, limit)
     key = (spec.key(), count)
     if key not in _LOADED:
@@ -91,22 +97,23 @@ def documents(spec: TaskSpec, limit: int | None) -> Documents:
 
 
 def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
-    """Return the first `limit` samples without decoding an image or drawing a page."""
+    """Return references to the first `limit` samples, without decoding an image or drawing a page."""
     if spec.is_pages:
         return _page_refs(spec, limited(spec, limit) or DEFAULT_COUNT)
     return documents(spec, limit).refs
 
 
 def _page_refs(spec: TaskSpec, count: int) -> list[SampleRef]:
-    """Return samples of pages. Each question has a page of its own, so ids and clusters are equal."""
+    """Return references to the samples of a page dataset. Each question has a page of its own, so the cluster is the sample's
+    id."""
     samples = page_data.named(spec.name, spec.split or "test", count)
     return [SampleRef(number, name, name, kind) for number, (name, kind) in enumerate(samples)]
 
 
 def task_config(spec: TaskSpec) -> dict[str, Any]:
-    """Return the task's configuration for one task object, with the data source and split of `spec`.
+    """Return lmms-eval's configuration of the task, with the data source and split of `spec`.
 
-    It is loaded anew each time, because scorers keep state in their modules and a new task needs new modules.
+    It is loaded anew each time: scorers keep state in their modules, so a new task object needs new modules.
     """
     path = task_file(spec)
     if spec.include_path:
@@ -142,9 +149,9 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
 
 
 def generation_settings(spec: TaskSpec) -> dict[str, Any]:
-    """Return the settings of generation: the defaults, then the task's YAML, then the configuration, which takes precedence.
+    """Return the generation settings of a task: the defaults, overridden by the task's YAML, overridden by the configuration.
 
-    Decoding is greedy unless the configuration says otherwise, because some YAMLs set a temperature with do_sample off.
+    Decoding is greedy unless the configuration sets something else, because some YAMLs set a temperature with do_sample off.
     """
     if spec.is_pages:  # this package's YAMLs agree with the configuration
         return GENERATION_DEFAULTS | dict(spec.generation)
@@ -155,7 +162,7 @@ def generation_settings(spec: TaskSpec) -> dict[str, Any]:
 
 
 def greedy(task_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a task's generation settings greedy, fill in the defaults, and make `until` a list."""
+    """Return a task's generation settings made greedy, with defaults filled in, and `until` as a list."""
     settings = {name: value for name, value in task_settings.items() if name not in SAMPLING} | {"do_sample": False}
     stop_texts = settings.get("until") or []
     settings["until"] = [stop_texts] if isinstance(stop_texts, str) else list(stop_texts)
@@ -215,15 +222,17 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
 
 
 def conversions() -> Path:
-    """Return the folder below which `datasets` converts local files."""
+    """Return the folder below which `datasets` writes its conversions of local files."""
     cache_folder = os.environ.get("HF_DATASETS_CACHE")
     return Path(cache_folder) if cache_folder else cache_dir() / "datasets"
 
 
 @contextmanager
 def _uncached(spec: TaskSpec) -> Iterator[None]:
-    """Turn off the cache of `datasets` while a dataset of `save_to_disk` is loaded. Otherwise `datasets` would write cache files
-    into the user's data folder."""
+    """Context manager in which `datasets` writes no cache while a folder made by `save_to_disk` is loaded.
+
+    Otherwise it would write cache files into the user's data folder.
+    """
     import datasets
 
     is_saved_folder = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
@@ -238,28 +247,27 @@ def _uncached(spec: TaskSpec) -> Iterator[None]:
 
 
 def changed(spec: TaskSpec) -> bool:
-    """Tell whether the files of loaded documents have other content now."""
+    """Return True if the files of already loaded documents have other content now."""
     return any(docs.source != _content(spec) for key, docs in _LOADED.items() if key[0] == spec.key())
 
 
 def forget_changed(spec: TaskSpec) -> None:
-    """Drop loaded documents whose files have other content now."""
+    """Drop the loaded documents of a task if their files have other content now."""
     for key in [key for key in _LOADED if key[0] == spec.key()]:
         if _LOADED[key].source != _content(spec):
             del _LOADED[key]
 
 
 def _content(spec: TaskSpec) -> str:
-    """Return a digest of the local files that rows are read from, or "" if there are none."""
+    """Return a digest of the local files from which rows are read; "" if there are none."""
     files = sources.data_files(spec)
     return digest_of((str(file), file) for file in files) if files else ""
 
 
 def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
-    """Declare the picture columns of local parquet files, if the files do not, so that `datasets` decodes them. Return the task's
-    configuration with these features.
+    """Return the task's configuration with picture columns declared for local parquet files, so that `datasets` decodes them.
 
-    Only for datasets with known columns, because some other tasks of lmms-eval need the plain bytes.
+    This is done only for datasets with known columns, because other tasks of lmms-eval need the plain bytes.
     """
     if not spec.dataset_path or not spec.columns or config["dataset_path"] != "parquet":
         return config
@@ -277,7 +285,10 @@ def _require_split(spec: TaskSpec, split: str, splits: Mapping[str, Any]) -> Non
 
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
-    """Return samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
+    """Return references to the samples `doc_ids`, with their clusters.
+
+    The cluster is the value of `cluster_key`, else a digest of the undecoded media, else the sample's id.
+    """
     key_names = {name: getattr(spec, name) for name in ("cluster_key", "context_key", "questions_key")}
     for key, name in key_names.items():
         if name is not None and name not in docs.column_names:
@@ -302,7 +313,7 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
 
 
 def _digest(row: Mapping[str, Any]) -> str | None:
-    """Return a digest of the media's bytes or paths, or None for a row without media."""
+    """Return a digest of the bytes or paths of a row's media; None for a row without media."""
     if not any(row.values()):
         return None
     digest = hashlib.sha256()

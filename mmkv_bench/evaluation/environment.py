@@ -18,9 +18,9 @@ OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read only when huggingfac
 
 
 def go_offline() -> bool:
-    """Make the Hugging Face libraries of this process stay offline, unless they were imported online before.
+    """Make the Hugging Face libraries of this process stay offline. Return whether they are offline now.
 
-    Return whether they are offline now. A run that needs nothing from a hub calls this first.
+    They cannot be switched if they were imported online before. A run that needs nothing from a hub calls this first.
     """
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None:
@@ -29,9 +29,10 @@ def go_offline() -> bool:
 
 
 def lmms_eval(offline: bool) -> ModuleType:
-    """Import lmms-eval and return the module `lmms_eval_loop`.
+    """Import lmms-eval and return the module `lmms_eval_loop`. offline: without connections to the hub.
 
-    Raises UnsupportedError under a launcher of several ranks, ConfigError if lmms-eval is not installed.
+    Raises:
+        UnsupportedError: a launcher started several ranks. ConfigError: lmms-eval is not installed.
     """
     if offline:
         go_offline()
@@ -64,12 +65,13 @@ def require_single_rank() -> None:
 
 @contextmanager
 def task_environment(media_root: str | None) -> Iterator[None]:
-    """Set the environment variables that a task's code reads, while the block runs.
+    """Context manager that sets the environment variables which a task's code reads.
 
     Variables of a judge's address are set to the proxy of this process, so a task never sees the key (see judging/client.py).
 
     media_root: the value of HF_HOME inside the block; the folder in which `datasets` converts data stays the same. None leaves
-    HF_HOME unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
+        HF_HOME
+    unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
     """
     from huggingface_hub import constants
 
@@ -101,9 +103,10 @@ def task_errors(
     folder: str | None = None,
     code: bool = False,
 ) -> Iterator[None]:
-    """Turn exceptions and exits of a task's code, in the block that loads or asks the task, into a DataError.
+    """Context manager that turns exceptions and exits of a task's code, while it is loaded or asked, into a DataError.
 
-    ours: tells whether an exception comes from this package instead of the task; such exceptions pass unchanged.
+    task: name of the task, for the message.
+    ours: function that returns whether an exception comes from this package; such exceptions pass unchanged.
     folder: the local folder that the data are read from, if any.
     code: no data are read yet, only the task's own files.
     """
@@ -136,7 +139,8 @@ def task_errors(
 
 @contextmanager
 def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
-    """Turn any exception while scoring into a ScoringError. `where` returns how far the scorer had come."""
+    """Context manager that turns any exception while scoring into a ScoringError. where: function that returns the scorer's
+    progress."""
     try:
         yield
     except MMKVError:
@@ -159,8 +163,7 @@ def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the exception inside tenacity's RetryError or behind a general exception of `datasets`, else the exception
-    itself."""
+    """Return the exception inside tenacity's RetryError or behind a general exception of `datasets`; otherwise `error` itself."""
     if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
         return root_cause(error.__cause__)
     last_attempt = getattr(error, "last_attempt", None)

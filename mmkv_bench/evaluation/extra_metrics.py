@@ -72,12 +72,12 @@ class RaggedArray:
         return cls(flat, np.cumsum(lengths) - lengths, lengths, is_valid)
 
     def after(self, skipped: np.ndarray) -> RaggedArray:
-        """Drop the first `skipped` numbers of each row. skipped: int [rows]."""
+        """Return the rows without their first `skipped` numbers. skipped: int [rows]."""
         skipped = np.minimum(skipped, self.lengths)
         return replace(self, starts=self.starts + skipped, lengths=self.lengths - skipped)
 
     def first(self, count: int = 1) -> RaggedArray:
-        """Return the first `count` numbers of each row."""
+        """Return the first `count` numbers of each row, as rows."""
         return replace(self, lengths=np.minimum(self.lengths, count))
 
     def sums(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class RaggedArray:
         return np.array([math.fsum(self.flat[start:end].tolist()) for start, end in spans], np.float64)
 
     def leading(self) -> np.ndarray:
-        """Count each row's numbers before the first that is 0 or false, int64 [rows]."""
+        """Return how many numbers of each row come before its first 0 (or False), int64 [rows]."""
         disagreement_places = np.flatnonzero(self.flat == 0)
         next_disagreement = np.append(disagreement_places, len(self.flat))[
             np.searchsorted(disagreement_places, self.starts)
@@ -95,8 +95,10 @@ class RaggedArray:
 
 
 def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Compare row rows[i] of `answers` with row others[i] of `references`, number by number. Return how many numbers are equal
-    before the first difference, int64 [len(rows)]."""
+    """Compare row rows[i] of `answers` with row others[i] of `references`. Return how many of their first numbers are equal.
+
+    The result is int64 [len(rows)].
+    """
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
     block_bounds = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
     for start, end in pairwise(np.unique([0, *block_bounds.tolist(), len(counts)]).tolist()):
@@ -162,9 +164,10 @@ class PairedAnswers:
         return np.array(values, kind)[self.of_cell]
 
     def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
-        """Find for each row the row of `among` about the same sample, int [rows]; -1 if there is none.
+        """Return for each answer the row number in `among` of the same sample, int [rows]; -1 if there is none.
 
-        cells: for each of `names`, the cell whose rows in `among` are searched; None: no cell."""
+        cells: for each of `names`, the cell whose rows in `among` are searched; None: no cell.
+        """
         import pandas as pd
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -189,15 +192,20 @@ class PairedAnswers:
 
     @cached_property
     def continued(self) -> np.ndarray:
-        """Mask the rows of continuation datasets, whose fidelity is measured at the reference's tokens, bool [rows]. They are
-        recognised by fidelity at more tokens than full's answer has."""
+        """Mask the answers to continuation datasets, whose fidelity is measured at the tokens of a reference text, bool
+        [rows].
+
+        They are recognised by fidelity at more tokens than the answer of `full` has.
+        """
         answered = np.append(self.full_tokens.lengths, 0)[self.other]
         return self.full_ok & (self.lists("forced_kl").lengths > answered)
 
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
-        """Fill in the values that slim rows can no longer give with the values of an earlier scoring.
+        """Return a measure with values of an earlier scoring where `pack --slim` has removed the per-token values of the
+        answer.
 
-        stored: rows of the table `samples` of this measure."""
+        stored: rows of the table `samples` of this measure.
+        """
         cells = set(stored["cell"].unique().to_pylist())
         is_lost = (
             (measure.kinds == UNMEASURED) & self.slim & self._by_cell([name in cells for name in self.names], bool)
@@ -216,7 +224,7 @@ class PairedAnswers:
         return Measured(kinds, values, parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
-        """Convert a measure to rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
+        """Return a measure as rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
         import pyarrow as pa
 
         has_value = (measure.kinds == VALUE) & self.ok
@@ -256,16 +264,16 @@ def measured(
     baselines: Collection[str],
     before: pa.Table | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield rows of the table samples (without dataset), one table per measure, one row per sample, in the order of the
-    answers.
+    """Yield one table per measure, with rows of the table `samples` (without dataset) in the order of the answers.
 
-    A cell in which no sample was measured gets no rows. Otherwise a failed or unmeasured sample gets a row without a value, and a
+    A cell in which no sample was measured gets no rows. Otherwise a failed or unmeasured sample gets a row without a value,
+    and a
     sample for which the measure is meaningless gets none.
 
     Args:
         answers: response rows with `COLUMNS`, of any cells.
         full: response rows of one cell of `full` per protocol, with which the others are compared.
-        protocols: the protocol by cell.
+        protocols: cell -> protocol.
         baselines: cells that are `full`.
         before: stored rows of the cells (table samples). Measures that slim rows can no longer give are kept from these.
     """
@@ -282,21 +290,26 @@ def measured(
 
 
 def _mean(column: str, rows: PairedAnswers, skip: bool = True) -> Measured:
-    """Return the mean over a row's tokens. skip: leave out the tokens that come from the full prefill."""
+    """Return the mean of a per-token column over each answer. skip: leave out the tokens that come from the full prefill."""
     kinds, sums, lengths = _sums(rows.lists(column), rows.free if skip else np.zeros_like(rows.free))
     return Measured(kinds, sums / lengths)
 
 
 def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured:
-    """Return the mean over tokens start + 1 to end of a continuation, without the tokens that come from the full prefill."""
+    """Return the mean of a per-token column over tokens start + 1 to end of a continuation.
+
+    Tokens that come from the full prefill are left out.
+    """
     lists = rows.lists(column)
     kinds, sums, lengths = _sums(lists.first(end), np.maximum(rows.free, start))
     return Measured(np.where(rows.continued | ~lists.there, kinds, MEANINGLESS), sums / lengths)
 
 
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sum each row's numbers without its first `skipped`. Return (kind of the result, sum, count of the numbers, at least 1),
-    each [rows]."""
+    """Return (kinds, sums, counts), each [rows], of each row's numbers without its first `skipped`.
+
+    kinds: whether there is a value. counts: how many numbers were added, at least 1.
+    """
     lists_after_skip = lists.after(skipped)
     kinds = np.where(lists.there, np.where(lists_after_skip.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
     return kinds, lists_after_skip.sums(), np.maximum(lists_after_skip.lengths, 1)
@@ -315,8 +328,10 @@ def _kl_first(rows: PairedAnswers) -> Measured:
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
 def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
-    """Count the tokens of each answer before the first that differs from full's answer. exactly: return 1 instead if the answers
-    are equal, else 0."""
+    """Return for each answer the number of tokens before the first that differs from the answer of `full`.
+
+    exactly: return 1 instead if the answers are equal, else 0.
+    """
     tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
     both_ok = rows.ok & rows.full_ok
     kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both_ok, VALUE, UNMEASURED))
@@ -334,7 +349,10 @@ def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
 
 
 def _pooled(rows: PairedAnswers, skip: int) -> Measured:
-    """Return the sample's own perplexity, and the sums from which the dataset's perplexity is computed."""
+    """Return the perplexity of each sample, and the sums from which the dataset's perplexity is computed.
+
+    skip: number of first tokens that are left out.
+    """
     lists = rows.lists("reference_nll")
     kinds, totals, lengths = _sums(lists, np.full(len(lists.lengths), skip))
     values = np.array([math.exp(each) for each in np.minimum(totals / lengths, 700.0).tolist()])
@@ -345,10 +363,12 @@ _rouge_l = lru_cache(maxsize=1 << 16)(rouge_l)
 
 
 def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
-    """Return ROUGE-L of each answer against an answer of `full`. A sample of `full` without sampled answers gives no values.
+    """Return ROUGE-L of each answer against an answer of `full`; no value if `full` has no sampled answers to the sample.
 
     sampled: compare with the first sampled answer of `full`, and for `full` itself its second sample with the first. Otherwise
-    compare with the greedy answer of `full`; `full` itself then has no value."""
+        compare
+    with the greedy answer of `full`; `full` itself then has no value.
+    """
     kind_of_full = UNMEASURED if sampled else MEANINGLESS
     kinds, values = np.where(rows.is_full, kind_of_full, UNMEASURED), np.zeros(len(rows.other))
     references = rows.full["reference_samples" if sampled else "answer"].to_pylist()

@@ -73,7 +73,7 @@ SCORING = 1  # version of this package's processing of a scorer's values
 
 
 def scorer_digest(spec: TaskSpec) -> str:
-    """Return a digest (16 hex digits) of the scoring code: the task's YAML and Python files, `SCORING` and lmms-eval's
+    """Return a digest (16 hex digits) of the scoring code: the task's YAML and Python files, `SCORING`, and lmms-eval's
     version."""
     path = task_file(spec)
     digest_parts = [str(SCORING), version("lmms-eval"), _yaml_digest(path), *task_code.digests(path)]
@@ -81,10 +81,12 @@ def scorer_digest(spec: TaskSpec) -> str:
 
 
 def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, str]:
-    """Map each file that a user's task opened while scoring to its digest, "" for a missing file. Paths are relative to the
+    """Return file that a user's task opened while scoring -> its digest, "" for a missing file. Paths are relative to the
     YAML.
 
     Packages, caches, the dataset's rows and the store's own files are left out.
+
+    heard: the opened files. store: folder of the store.
     """
     if spec.is_pages or not spec.include_path:
         return {}
@@ -115,7 +117,10 @@ def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, s
 
 
 def files_as_scored(spec: TaskSpec, stored: str) -> bool:
-    """Tell whether the files of `scorer_files` are unchanged. stored: the column of `metrics`; False if it is not JSON."""
+    """Return True if the files of `scorer_files` are unchanged since scoring.
+
+    stored: column of `metrics` with their digests (JSON); anything else gives False.
+    """
     folder = task_file(spec).resolve().parent
     try:
         return all(_content_of(folder / name) == digest for name, digest in dict(json.loads(stored)).items())
@@ -128,8 +133,11 @@ def _content_of(file: Path) -> str:
 
 
 def confirm(spec: TaskSpec, expected: str) -> None:
-    """Raise DataError if a dataset's files no longer have the fingerprint `expected`. A run that went on would store answers to
-    the new files under the old fingerprint."""
+    """Check that a dataset's files still have the fingerprint `expected`.
+
+    Raises:
+        DataError: they do not; the run would store answers to new files under the old fingerprint.
+    """
     if not spec.is_pages and (changed(spec) or fingerprint(spec) != expected):
         raise DataError(
             f"the data or the task's code of {spec.dataset} changed during the run; stored answers are kept; "
@@ -139,7 +147,7 @@ def confirm(spec: TaskSpec, expected: str) -> None:
 
 
 def inputs_of(spec: TaskSpec) -> list[Path]:
-    """List the local files of a dataset's rows and code, without the media that its rows name."""
+    """Return the local files of a dataset's rows and code, without the media that its rows name."""
     return [] if spec.is_pages else sorted({*sources.data_files(spec), *task_code.files(task_file(spec))})
 
 
@@ -199,7 +207,7 @@ class Memory:
         self._saved = time.monotonic()
 
     def note(self, doc_id: int, digest: str, prompt: Conversation, heard: OpenedFiles) -> None:
-        """Remember the hash of a new prompt, and the files opened while it was made."""
+        """Remember the hash of a new prompt, with the files that were opened while it was made (`heard`)."""
         self.looked[doc_id] = digest
         self.known.pop(doc_id, None)
         paths = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
@@ -213,8 +221,10 @@ class Memory:
             self.save()
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
-        """Check whether the files behind these prompts are unchanged, and note the hashes of unchanged prompts in `looked`.
-        Return the other documents, whose prompts must be made again."""
+        """Check whether the files behind these prompts are unchanged, and put the hashes of unchanged prompts into `looked`.
+
+        Return the other documents, whose prompts must be made again.
+        """
         file_state = cache(_state)
         unknown_docs = set()
         for doc_id in doc_ids:
@@ -226,8 +236,10 @@ class Memory:
         return unknown_docs
 
     def save(self) -> None:
-        """Add new entries to the cache file, which other processes may have extended meanwhile. A file that cannot be written is
-        no error: later runs then make the prompts again."""
+        """Add new hashes to the cache file, which other processes may have extended meanwhile.
+
+        A file that cannot be written is no error: later runs then make the prompts again.
+        """
         self._saved = time.monotonic()
         if not self.new or self.file is None:
             return
@@ -240,7 +252,7 @@ _MEMORIES: dict[str, Memory] = {}
 
 
 def memory_of(spec: TaskSpec) -> Memory:
-    """Return the memory of a dataset's prompts, for its present content, task and code."""
+    """Return the known prompt hashes of a dataset, for its present content, task and code."""
     media_home = str(sources.home(spec.media_root))
     content_fingerprint, task = fingerprint(spec), task_file(spec)  # fingerprint imports the task's code
     at_import = READ_AT_IMPORT.get(task)
@@ -260,9 +272,9 @@ def memory_of(spec: TaskSpec) -> Memory:
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:
-    """Tell whether the dataset's rows contain all its media, so that its fingerprint covers its prompts.
+    """Return True if the dataset's rows contain all its media, so that its fingerprint covers its prompts.
 
-    This holds for pages, and for tasks of lmms-eval and of this package whose media columns name no file in place of bytes.
+    This is so for pages, and for tasks of lmms-eval and of this package whose media columns name no file in place of bytes.
     """
     if spec.is_pages:
         return True
@@ -282,7 +294,7 @@ def _state(path: str) -> State | None:
 
 
 def _read(file: Path) -> dict[int, KnownPrompt]:
-    """Return the prompts in a cache file, or none if the file cannot be read."""
+    """Return the prompt hashes in a cache file by document; empty if the file cannot be read."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as stream:
             prompts = json.load(stream)

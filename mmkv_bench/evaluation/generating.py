@@ -40,15 +40,19 @@ def generate(
     wanted: Callable[[SampleRef], bool] | None = None,
     groups: bool = False,
 ) -> int:
-    """Call `answer` once for each of the first `limit` samples and return the number of calls.
-
-    wanted: tells which samples to ask (shards, resuming). The images of other samples are not decoded.
-    groups: attach to each request all questions about its document, if `spec.questions_key` groups them, and ask these one
-    after another. Otherwise samples are asked in their order. Questions listed in the row are always attached.
+    """Call `answer` once for each of the first `limit` samples, and return the number of calls.
 
     A sample whose images, videos or fields cannot be read is asked with `Request.error` set, so that it gets a row. An
-    exception of `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit. Raises
-    ConfigError, UnsupportedError or DataError if the task cannot run at all.
+    exception of
+    `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit.
+
+    wanted: function that returns whether to ask a sample (shards, resuming). The images of other samples are not decoded.
+    groups: attach to each request all questions about its document, if `spec.questions_key` groups them, and ask these one
+        after
+    another. Otherwise samples are asked in their order. Questions listed in the row are always attached.
+
+    Raises:
+        ConfigError, UnsupportedError, DataError: the task cannot run at all.
     """
     if wanted is not None:  # a question is asked for twice, but a dispatcher gives a sample out once
         wanted = functools.cache(wanted)
@@ -99,10 +103,11 @@ def generate(
 
 
 def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, anew: bool = False) -> dict[int, str]:
-    """Map documents to the hashes of their prompts for the present data, "" if media or fields cannot be read.
+    """Return document -> hash of its prompt for the present data, "" if media or fields cannot be read.
 
-    Pages carry their hashes. Prompts of other tasks are made again, without asking a model, unless they provably have not
-    changed (see fingerprints.py).
+    Pages contain their hashes. Prompts of other tasks are made again, without asking a model, unless they provably have not
+    changed
+    (see fingerprints.py).
 
     limit: the documents are among the first `limit`.
     anew: check files again that this process has checked already.
@@ -118,8 +123,10 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
 
 
 def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
-    """Return the reference answer: the task's target, the first of several targets, or the choice that the target's index names.
-    If the target cannot be read, return None, or raise the error if the dataset needs a reference."""
+    """Return the reference answer: the task's target, the first of several targets, or the choice with the target's index.
+
+    If the target cannot be read, return None, or raise the error if the dataset needs a reference.
+    """
     try:
         target = task.doc_to_target(doc)
         if isinstance(target, int) and task.config.doc_to_choice is not None:

@@ -26,7 +26,7 @@ FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase":
 
 
 def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
-    """Tell whether `questions_key` names a list of the questions' texts."""
+    """Return True if the field `questions_key` contains a list of questions' texts, False if equal values group samples."""
     from datasets import Value
 
     item_feature = getattr(docs.features[spec.questions_key], "feature", None)
@@ -34,7 +34,7 @@ def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
 
 
 def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef]) -> None:
-    """Check that listed questions of a document follow each other in order.
+    """Check that the questions that a document lists are asked by consecutive samples, in the order of the list.
 
     Raises:
         MissingDataError: the samples are not numbered.
@@ -73,13 +73,15 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
     """Check that a dataset with several questions per document has the fields that the protocols need.
 
     Args:
+        spec: the task.
         bare: the dataset's documents without media.
-        count: the number of samples of the run, None for all.
+        count: the number of samples of the run; None: all.
         names: the names of the protocols.
 
     Raises:
         ConfigError: a field is missing by which a protocol scores entries, or the first `count` samples end within a document
-            whose questions are listed.
+            whose
+        questions are listed.
     """
     for name in names:
         known_questions = protocol(name).knows
@@ -116,7 +118,7 @@ class QuestionGroups:
         self._last: tuple[int, DocumentQuestions] | None = None  # of the last document
 
     def order(self, doc_id: int) -> tuple[int, int]:
-        """Return a sort key that puts the questions of a document next to each other."""
+        """Return a sort key that puts the questions about one document next to each other."""
         return (doc_id if self.listed else self.groups[doc_id][1][0]), doc_id
 
     def of(
@@ -125,13 +127,15 @@ class QuestionGroups:
         """Return all questions about a sample's document.
 
         Args:
+            ref: the sample.
             messages: the sample's own messages.
             context: the document's text, or "" if pictures or videos are the document.
-            messages_of: returns the messages of another sample by its doc_id.
+            messages_of: function that returns the messages of another sample by its doc_id.
 
         Raises:
-            DataError: the sample's question differs from the one that its document lists, or cannot be put behind its
-                document; or text before the end of the document differs between its samples.
+            DataError: the sample's question differs from the one in the document's list, or cannot be put behind its document;
+                or text
+            before the end of the document differs between its samples.
         """
         document_questions = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
         if with_question(messages, context, document_questions.texts[document_questions.number]) != list(messages):
@@ -177,7 +181,10 @@ class QuestionGroups:
 
 
 def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Map doc_id to the group's number and samples, both in the order of the dataset."""
+    """Return doc_id -> (number of the group, doc_ids of its samples), both in the order of the dataset.
+
+    Samples with an equal value of the column `key` form a group.
+    """
     key_column = docs.select_columns([key]).with_format("arrow")
     members: dict[str, list[int]] = {}
     for doc_id in range(len(docs)):

@@ -54,8 +54,9 @@ class Replay:
         self.passes: dict[Key, int] = {}  # index of the last filter whose output was scored
 
     def run(self, with_aggregates: bool, over_samples: bool = True) -> dict[str, float]:
-        """Run the pass and return lmms-eval's aggregates by metric.
+        """Run lmms-eval's loop over the stored answers, and return metric -> lmms-eval's aggregate.
 
+        with_aggregates: compute aggregates; otherwise the result is empty.
         over_samples: also score metrics that combine several samples; otherwise these are only named (`names_of`).
         """
         config = task_config(self.spec)
@@ -76,7 +77,8 @@ class Replay:
         return aggregates
 
     def close(self) -> None:
-        """Drop the task. The task and this pass refer to each other, so Python would free them, with all answers, only late."""
+        """Drop the task. It and this object refer to each other, so Python would otherwise free both, with all answers, only
+        late."""
         self.task.close()
         del self.task
 
@@ -88,7 +90,11 @@ class Replay:
         return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected_names]))
 
     def open(self, config: Mapping[str, Any], with_aggregates: bool) -> None:
-        """Make a new task from a configuration. Raises ScoringError if its scorer asks a judge at another address."""
+        """Make a new task object from a configuration.
+
+        Raises:
+            ScoringError: the task's scorer asks a judge at another address than the proxy's.
+        """
         with task_errors(self.spec.name):
             module = lmms_eval(self.spec.offline)
             self.task = module.ScoringTask(config, self.docs.bare, set(self.texts), with_aggregates, self._score)
@@ -100,14 +106,15 @@ class Replay:
             task_scorer.refuse_other_judges(self.spec.name, self.task, proxy().root)
 
     def _doc(self, key: Key) -> int:
-        """Return the doc_id of a key of `values`. Here the key is the doc_id; subclasses may have other keys."""
+        """Return the doc_id that belongs to a key of `values`. Here the key is the doc_id; subclasses have other keys."""
         return int(key)
 
     def _score(self, key: Key, results: list, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Score one sample. Its questions to a judge are recorded for it. Values made from an unanswered question are not
-        aggregated.
+        """Score one sample, and return the values that lmms-eval may aggregate.
 
-        run: returns the scorer's result for the sample's (filtered) answer.
+        Questions to a judge are recorded for the sample. Values made from an unanswered question are not returned.
+
+        run: function that returns the scorer's result for the sample's answer. results: the filtered answer.
         """
         doc_id = self._doc(key)
         with self.scoring_pass.of([doc_id]):
@@ -129,7 +136,7 @@ class Replay:
         }
 
     def identity(self, doc_id: int) -> str:
-        """Return the text from which the random generators are seeded."""
+        """Return the text from which the random generators are seeded before a document is scored."""
         return f"{self.spec.name}/{doc_id}"
 
     def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
@@ -180,7 +187,7 @@ class Replay:
         return metric if len(filters) == 1 else f"{metric},{filters[number]}"
 
     def _score_captions(self) -> None:
-        """Score the collected captions of each filter, over the references of all documents."""
+        """Score the collected captions of one filter, with the references of all documents. suffix: name of the filter."""
         for suffix in {name.partition(",")[2] for name in self.captions}:
             name_parts = {name: name.partition(",") for name in self.captions}
             names = {name: kind for name, (of, _, it) in name_parts.items() if it == suffix and (kind := kind_of(of))}
@@ -198,13 +205,15 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """Return the documents that this cell was not asked about. CIDEr needs their references, because its document frequencies
-        cover the whole dataset; without CIDEr the range is empty."""
+        """Return the documents that this cell was not asked about; an empty range unless `kinds` has CIDEr.
+
+        CIDEr needs their references, because its document frequencies cover the whole dataset.
+        """
         count = len(self.docs.refs)
         return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 
     def _score_pairs(self) -> None:
-        """Score pairs of samples, and give both samples the score. Pairs are made from documents, answered or not."""
+        """Score pairs of samples, and give both samples the score. Pairs are formed from all documents, answered or not."""
         docs = self.docs.bare[self.docs.split]
         for name, halves in self.halves.items():
             metric = task_scorer.base_metric(name)
@@ -227,7 +236,7 @@ class Replay:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
     def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers in the loop's report, by metric."""
+        """Return metric -> number in lmms-eval's report, without texts and numbers that combine only a part of the samples."""
         numeric_aggregates = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
@@ -245,9 +254,10 @@ class Replay:
 
 
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
-    """Add `parse_failed` 0 to all samples if one sample has it, because every sample must then say whether it was read.
+    """Add `parse_failed` 0 to all other samples if one sample has `parse_failed`, because every sample must have the metric
+    then.
 
-    values: score of each document and metric ({doc_id: {metric: score}}); changed in place.
+    values: doc_id -> metric -> score; changed in place.
     unheard: documents whose choice a judge should have read.
     """
     for name in [name for name in set().union(*values.values()) if name.startswith(task_scorer.PARSE_FAILED)]:
@@ -258,10 +268,11 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
 
 @contextmanager
 def scorer_surroundings(spec: TaskSpec) -> Iterator[ModuleType]:
-    """Open a block in which a task's scorer may run. Yield the module `lmms_eval_loop`.
+    """Context manager in which a task's scorer may run. It yields the module `lmms_eval_loop`.
 
-    In the block nothing is printed, the scorer's environment variables are set, and the working folder is temporary (some
-    tasks write files when they aggregate). The state of the random generators is restored afterwards.
+    Inside, nothing is printed, the scorer's environment variables are set, and the working folder is temporary (some tasks
+    write files
+    when they aggregate). The state of the random generators is restored afterwards.
     """
     module = lmms_eval(spec.offline)
     with (

@@ -26,10 +26,11 @@ from mmkv_bench.judging.questions import JudgedMetric, prompts_digest
 def metrics_due(
     spec: TaskSpec, docs: Documents, doc_ids: Iterable[int], judged: tuple[JudgedMetric, ...]
 ) -> dict[int, list[str]]:
-    """Map each document to the metrics that the scorer returns for an empty answer.
+    """Return document -> metrics that the scorer returns for an empty answer.
 
-    This runs a separate pass around a new task and drops the scores; no judge is asked. If the scorer needs a real answer or a
-    judge, the sample's list is empty.
+    The scorer runs in a separate pass, whose scores are dropped; no judge is asked. If it needs a real answer or a judge, the
+    list is
+    empty.
     """
     empty_answers = dict.fromkeys(doc_ids, "")
     if not empty_answers:
@@ -51,10 +52,11 @@ def take_back(
     metrics: Callable[[int], Sequence[str]],
     kept: str = "",
 ) -> Lost:
-    """Remove scores that a scorer made from fillers instead of a judge's answers. Return the removed or missing metrics with
-    reasons.
+    """Remove scores that a scorer made from fillers instead of a judge's answers.
 
-    values: {doc_id: {metric: score}}, changed in place.
+    Return doc_id -> metric -> reason, for the removed or missing scores.
+
+    values: doc_id -> metric -> score; changed in place.
     metrics: function from a doc_id to the metrics that the sample should have.
     kept: a metric whose scores stay, because no judge decides them.
     """
@@ -79,7 +81,7 @@ def take_back(
 
 
 def unheard(scoring_pass: ScoringPass) -> list[int]:
-    """Return the doc_ids of samples with an unanswered question."""
+    """Return the doc_ids of samples with a question that the judge did not answer."""
     return sorted(owner for owner in {*scoring_pass.unanswered, *scoring_pass.refused} if owner is not None)
 
 
@@ -101,9 +103,10 @@ def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Ite
 def judged_by(
     scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
 ) -> dict[str, JudgedBy]:
-    """Map metrics to the judge that scored them. Metrics for which no question was answered are left out.
+    """Return metric -> the judge that scored it. Metrics without an answered question are left out.
 
-    prompts: metric, or None for all -> digest of the judge's prompts."""
+    names: the metrics. prompts: metric (None: all metrics) -> digest of the judge's prompts.
+    """
     judges = {}
     for name in names:
         answered_questions = [
@@ -123,25 +126,34 @@ def judged_by(
 def score(
     spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: JudgeAnswers | None = None
 ) -> CellScores:
-    """Score the stored answers of one cell on one dataset.
+    """Score the stored answers of one cell (a method and budget) on one dataset.
 
-    answers: sample id to answer.
-    limit: number of samples of the cell; None takes all documents up to the last answer.
-    judge: answers the scorers' questions; None means no judge.
+    Args:
+        spec: the dataset's task.
+        answers: sample id -> answer.
+        limit: number of samples of the cell; None takes all documents up to the last answer.
+        judge: answers to the scorers' questions; None: no judge.
 
-    An answer belongs to one task, document and prompt. An `ok` answer to another prompt than the sample's is refused. Only
-    `ok` answers reach the scorer. Unless every sample has one, lmms-eval's aggregate is None and the reason counts the others.
-    Failed samples have rows with value None, for the config's metrics and for those that the scorer returns for an empty
-    answer (see `metrics_due`). Samples without any answer have no rows.
+    Only `ok` answers reach the scorer. An `ok` answer to another prompt than the sample's is refused. Unless every sample has
+    an `ok`
+    answer, lmms-eval's aggregate is None, and the reason counts the others. Failed samples have rows with value None, for the
+    configured metrics and for those that the scorer returns for an empty answer (`metrics_due`). Samples without any answer
+    have no
+    rows.
 
     Python's and numpy's random generators are seeded by task and document before each sample and restored afterwards. If a
-    scorer cannot read a choice from an answer, `parse_failed` is 1. If it then draws a choice, the sample's scores are 0, but
-    lmms-eval's aggregate keeps the drawn scores (see task_scorer.py). Caption metrics are scored per sample (see captions.py).
+    scorer
+    cannot read a choice from an answer, `parse_failed` is 1. If it then draws a choice, the sample's scores are 0, but
+    lmms-eval's
+    aggregate keeps the drawn scores (see task_scorer.py). Caption metrics are scored per sample (see captions.py).
 
     A value that a scorer made from an unanswered question is no score: the sample's value is None, `not_judged` gives the
-    reason, and lmms-eval's aggregate of that metric is left out.
+    reason, and
+    lmms-eval's aggregate of that metric is left out.
 
-    Raises ScoringError if the scorer fails or asks a judge past this package's proxy, DataError for foreign answers.
+    Raises:
+        ScoringError: the scorer fails, or asks a judge past this package's proxy.
+        DataError: an answer belongs to another task, document or prompt.
     """
     document_count = max((answer.doc_id + 1 for answer in answers.values()), default=1)
     docs = documents(spec, document_count if limit is None else limit)
@@ -193,10 +205,11 @@ _PROMPTS: dict[tuple[str, int], dict[str | None, str]] = {}
 
 
 def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict[str | None, str]:
-    """Return digests of the judge's prompts by metric, or an empty mapping if no judge was asked.
+    """Return metric (None: all metrics) -> digest of the judge's prompts; empty if no judge was asked.
 
     The prompts are the questions about the dataset's first two documents, with a fixed text in place of the answers. So the
-    digests depend on the prompts and not on the answers.
+    digests
+    depend on the prompts and not on the answers.
     """
     if not any(asked.answered for asked in scoring_pass.asked):
         return {}
@@ -214,8 +227,11 @@ def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict
 
 
 def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]) -> dict[int, str]:
-    """Map each document to its `ok` answer's text. Raises DataError for an answer without text, or to another document or
-    prompt."""
+    """Return document -> text of its `ok` answer.
+
+    Raises:
+        DataError: an answer has no text, or belongs to another document or prompt.
+    """
     answer_of_doc = {ref.doc_id: answers[ref.sample_id] for ref in docs.refs if ref.sample_id in answers}
     ok_answers = {doc_id: answer for doc_id, answer in answer_of_doc.items() if answer.status == "ok"}
     expected_hashes, texts = prompt_hashes(spec, set(ok_answers), len(docs.refs)), {}
@@ -238,7 +254,7 @@ def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]
 
 
 def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
-    """Count the samples without an answer by status. Return None if every sample has an answer."""
+    """Return a text that counts the samples without an `ok` answer by status; None if every sample has one."""
     statuses = (answers[ref.sample_id].status if ref.sample_id in answers else "missing" for ref in docs.refs)
     counts = Counter(status for status in statuses if status != "ok")
     if not counts:
@@ -286,8 +302,10 @@ def rows_of(
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
-    """Return, for metrics that are computed from sums over samples, the numbers (`parts`) of a sample without a score: metric ->
-    parts, from `metadata.parts_of_nothing` of the task's YAML."""
+    """Return metric -> numbers (`parts`) of a sample without a score, for metrics that are computed from sums over samples.
+
+    The function that returns these is named by `metadata.parts_of_nothing` of the task's YAML.
+    """
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     name_of_function = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
     return {metric: tuple(map(float, parts)) for metric, parts in (name_of_function or {}).items()}

@@ -50,15 +50,18 @@ ANY = "*"  # stands for names that are not in the code's text
 
 
 def digests(path: Path) -> list[str]:
-    """Return digests of all code that a task's YAML files (with includes) can reach: files in the YAML's folder, packages below
-    it that they import, and other modules that are not installed packages. Tasks of lmms-eval have none, because its version
-    identifies their code."""
+    """Return digests of all code that a task's YAML files (with includes) can reach; none for tasks of lmms-eval.
+
+    The code is: files in the YAML's folder, packages below it that they import, and other modules that are not installed
+    packages.
+    lmms-eval's version identifies the code of its own tasks.
+    """
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
 
 def files(path: Path) -> list[Path]:
-    """List the YAML and Python files of a task, sorted, without lmms-eval's own."""
+    """Return the YAML and Python files of a task, sorted, without lmms-eval's own."""
     code = {file for folder in folders(path) for file in _reached(folder).values()}
     return sorted(code | {file for file in _yaml(path) if not shipped(file)})
 
@@ -70,18 +73,22 @@ def _yaml(path: Path) -> Iterator[Path]:
 
 
 def shipped(file: Path) -> bool:
-    """Tell whether a file belongs to lmms-eval."""
+    """Return True if a file belongs to lmms-eval."""
     return file.resolve().is_relative_to(lmms_eval_folder().resolve())
 
 
 def folders(path: Path) -> set[Path]:
-    """Return the folders of a task's YAML files, includes too, without lmms-eval's own."""
+    """Return the folders of a task's YAML files, included ones too, without lmms-eval's own."""
     return {file.resolve().parent for file in _yaml(path) if not shipped(file)}
 
 
 def _reached(folder: Path) -> dict[str, Path]:
-    """Map names to the code files that a task can reach: files in the YAML's folder, packages below it that they import, and
-    other modules that are not installed packages. Call this after the task's import, so that those modules can be found."""
+    """Return name -> code file, for all files that a task in `folder` can reach.
+
+    These are files in the folder, packages below it that they import, and other modules that are not installed packages. Call
+    this
+    after the task's import, so that those modules can be found.
+    """
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
     files_to_read, visited_modules = (
@@ -117,7 +124,7 @@ def _elsewhere(name: str) -> dict[str, Path]:
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
-    """Return the files of a package. Links to folders are followed; hidden files and Python's bytecode are left out."""
+    """Return the Python files of a package, by name. Links to folders are followed; hidden files and bytecode are left out."""
     modules, visited_folders = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
         if (real_path := os.path.realpath(place)) in visited_folders:
@@ -132,7 +139,7 @@ def _modules(name: str, package: Path) -> dict[str, Path]:
 
 @lru_cache(maxsize=4096)
 def _imports(code: bytes) -> frozenset[str]:
-    """Return the top-level packages that a file imports, with `ANY` for computed names; none if the file is not Python."""
+    """Return the top-level packages that a file imports, with `ANY` for computed names; empty if the file is not Python."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):
@@ -165,12 +172,16 @@ class SourceOnly(SourceFileLoader):
 
 @lru_cache(maxsize=256)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Compile a source once, although a task's module is executed anew for each function that its YAML names."""
+    """Return the compiled source, cached because a task's module is executed anew for each function that its YAML names."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
 def executed(name: str, file: Path, source_only: bool) -> ModuleType:
-    """Execute a file as a module and return it, without an entry in `sys.modules`. Raises the exceptions of its code."""
+    """Execute a file as a module and return the module, without an entry in `sys.modules`. Exceptions of its code pass
+    unchanged.
+
+    source_only: read and write no bytecode.
+    """
     loader = SourceOnly(name, str(file)) if source_only else SourceFileLoader(name, str(file))
     spec = spec_from_file_location(name, file, loader=loader)
     assert spec is not None, "a file with a loader has a spec"
@@ -180,9 +191,9 @@ def executed(name: str, file: Path, source_only: bool) -> ModuleType:
 
 
 def import_from_source(folders: Iterable[Path]) -> None:
-    """From now on, import modules below a task's folders, or elsewhere outside of installed packages, from their sources.
+    """Make Python import modules below a task's folders, or elsewhere outside of installed packages, from their sources.
 
-    This applies to all importers, because a task's code imports some modules only when a prompt is made.
+    This lasts for the whole process, because a task's code imports some modules only when a prompt is made.
     """
     new_folders = {folder.resolve() for folder in folders} - _folders
     if not new_folders:
@@ -195,8 +206,11 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """Return a finder that imports a folder's modules from their sources. This is a hook of `sys.path_hooks`: ImportError means
-    that the folder holds no task's code and that Python's own finder is used."""
+    """Return a finder that imports a folder's modules from their sources, for use as a hook of `sys.path_hooks`.
+
+    Raises:
+        ImportError: the folder contains no task's code, so that Python's own finder is used.
+    """
     if not _of_task(place):
         raise ImportError(f"{place} may keep its bytecode", path=place)
     return FileFinder(
@@ -208,7 +222,7 @@ def _finder(place: str) -> FileFinder:
 
 
 def _of_task(place: str) -> bool:
-    """Tell whether modules in a folder may be a task's code. No version number identifies such code, so its source counts."""
+    """Return True if modules in a folder may be a task's code, which no version number identifies."""
     path = Path(place).resolve()
     if any(path.is_relative_to(folder) and _own(path.relative_to(folder)) for folder in _folders):
         return path.is_dir()
@@ -257,7 +271,7 @@ class OpenedFiles:
 
 @contextmanager
 def opened() -> Iterator[OpenedFiles]:
-    """Record opened files while the block runs, in all threads."""
+    """Context manager that records the files opened inside it, in all threads."""
     global _hooked  # noqa: PLW0603 - the interpreter cannot remove a hook
     if not _hooked:
         sys.addaudithook(_hear)
@@ -283,11 +297,12 @@ def _hear(event: str, arguments: tuple) -> None:
 
 
 def of_one_sample(error: BaseException) -> bool:
-    """Tell whether an exception concerns only the sample that was read or asked, so that others can go on.
+    """Return True if an exception concerns only the sample that was read or asked, so that others can go on.
 
     Decoders raise their own exceptions for broken or too large files. Tasks rely on fields that may be empty, and end the
-    process for a missing video. A missing package or name stops every sample, and so does an exception of this project other
-    than DataError.
+    process for
+    a missing video. A missing package or name stops every sample, and so does an exception of this project other than
+    DataError.
     """
     if isinstance(error, MMKVError):
         return isinstance(error, DataError)

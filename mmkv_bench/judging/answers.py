@@ -69,8 +69,10 @@ Keep = Callable[[Question, Reply], None]
 
 
 def address_of(url: str) -> str:
-    """Return the address that is asked, without user name, password and query, which may contain a key. Equal model ids at
-    different addresses are different models."""
+    """Return the address of a judge's url, without user name, password and query, which may contain a key.
+
+    Equal model ids at different addresses are different models.
+    """
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2].lower()
     return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
@@ -92,10 +94,13 @@ class Endpoint:
         self._answered, self._lost = False, 0
 
     def ask_all(self, questions: Mapping[str, Question], keep: Keep) -> dict[str, Reply | Failure]:
-        """Ask questions. Return name to reply or failure. `keep` is called with each reply as it arrives.
+        """Ask the judge several questions. Return name of the question -> reply or failure.
 
         Until the endpoint has answered once, questions are asked one by one; then `concurrency` at a time. An interrupt, or an
-        exception of `keep`, cancels running requests.
+        exception
+        of `keep`, cancels running requests.
+
+        keep: function that is called with each reply as it arrives.
         """
         from anyio.from_thread import start_blocking_portal
 
@@ -153,7 +158,11 @@ class Endpoint:
         return failure
 
     async def _ask(self, client: httpx.AsyncClient, question: Question) -> Reply:
-        """Make one attempt. Raises Failure."""
+        """Send a question once and return the reply.
+
+        Raises:
+            Failure: no usable reply.
+        """
         import httpx
 
         settings, key = self.settings, self._key()
@@ -219,13 +228,15 @@ class Endpoint:
         return Failure(message, alone=code in OF_THE_QUESTION)
 
     def _hide(self, text: str) -> str:
-        """Return the text with the key removed in every encoding. Placeholder keys (`EMPTY`) stay: they are not secret and may
-        be words of an answer."""
+        """Return the text with the key removed in every encoding.
+
+        Placeholder keys (`EMPTY`) stay: they are not secret and may be words of an answer.
+        """
         key = self._stated_key()
         return without_secrets(text, [key]) if key else text
 
     def _stated_key(self) -> str | None:
-        """Return the key from the environment. It is stored nowhere else."""
+        """Return the key from the environment variable in the settings. It is stored nowhere else."""
         name = self.settings.key_env
         return (os.environ.get(name) or "").strip() or None if name else None
 
@@ -239,7 +250,7 @@ class Endpoint:
 
 
 def _retry_after(value: str) -> float:
-    """Return the seconds of a Retry-After header, given as a number or a date; 0 if it is missing or invalid."""
+    """Return the seconds of an HTTP Retry-After header, given as a number or a date; 0 if it is missing or invalid."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(value))
     with contextlib.suppress(ValueError, TypeError):
@@ -270,8 +281,8 @@ class AnswerCache:
         self.model, self.address = model, address
 
     def get(self, question: Question) -> str | None:
-        """Return the cached answer. Return None if there is none, or its file is unreadable or fails its checksum (older files
-        have none)."""
+        """Return the cached answer to a question; None if there is none, or if its file is unreadable or has no correct
+        checksum."""
         try:
             record = json.loads(self._file(question).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -282,7 +293,11 @@ class AnswerCache:
         return answer if isinstance(answer, str) and question.readable(answer) else None
 
     def put(self, question: Question, reply: Reply) -> None:
-        """Store an answer with its question. Raises StoreError if the folder cannot be written."""
+        """Store an answer with its question.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
         file = self._file(question)
         record: dict[str, Any] = {
             "model": self.model,
@@ -334,18 +349,20 @@ class JudgeAnswers:
 
     @property
     def gone(self) -> str | None:
-        """Return the reason why no more questions are sent to the judge's endpoint; None while questions may be sent."""
+        """Reason why no more questions are sent to the judge's endpoint; None while questions may be sent."""
         return self._endpoint.gone if self._endpoint else None
 
     def as_asked(self, question: Question) -> Question:
-        """Return the question with the temperature that the settings prescribe, if they prescribe one."""
+        """Return the question with the temperature of the settings, if they have one."""
         temperature = self.settings.temperature if self.settings else None
         return question if temperature is None else replace(question, temperature=float(temperature))
 
     def look_up(self, question: Question) -> str:
-        """Return the stored answer to a question. If there is none, note the question for the next `fetch` and raise JudgeError.
+        """Return the stored answer to a question.
 
-        question: as returned by `as_asked`."""
+        Raises:
+            JudgeError: there is none. The question is noted for the next `fetch`.
+        """
         if self._endpoint is None:
             raise JudgeError("no judge was asked (judge=none)")
         digest = question.digest(str(self.model), self._endpoint.address)
@@ -362,7 +379,7 @@ class JudgeAnswers:
         raise JudgeError("not asked yet")
 
     def fetch(self) -> int:
-        """Ask the waiting questions. Return their number."""
+        """Ask the judge all noted questions, and return their number."""
         if not self._pending or self._endpoint is None:  # without a judge no question waits
             return 0
         outcomes = self._endpoint.ask_all(self._pending, self._keep)
@@ -379,7 +396,8 @@ class JudgeAnswers:
             self._cache.put(question, reply)
 
     def summary(self, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-        """Summarise a run's questions, and its metrics that are not judged. Return None if there is nothing to report.
+        """Return a text on the run's questions to the judge, and on metrics that are not judged; None if there is nothing to
+        report.
 
         metrics: the `metrics` rows of the run's cells.
         """
@@ -406,12 +424,16 @@ class JudgeAnswers:
 
 
 def not_judged(row: Mapping[str, Any]) -> bool:
-    """Tell whether a `metrics` row lacks answers of a judge."""
+    """Return True if a `metrics` row lacks answers of a judge."""
     return str(row["lmms_eval_reason"] or "").startswith(NOT_JUDGED)
 
 
 def check_judge(judge: Judge) -> None:
-    """Raise ConfigError naming the key with an impossible value."""
+    """Check the settings of a judge.
+
+    Raises:
+        ConfigError: a setting has an impossible value.
+    """
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
             "judge.url or judge.model is set, but judge=none asks no judge; allowed: judge=local or "
@@ -425,9 +447,10 @@ def check_judge(judge: Judge) -> None:
 
 
 def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
-    """Return the answers for a run whose rows are in `root`. No question is asked and no file is created yet.
+    """Return the store of a judge's answers for a run whose rows are in `root`. Nothing is asked or written yet.
 
-    Raises ConfigError if the judge has no model or no address.
+    Raises:
+        ConfigError: the judge has no model or no address.
     """
     if judge.kind == "none":
         return JudgeAnswers()

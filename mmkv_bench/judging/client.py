@@ -70,7 +70,7 @@ class ScoringPass:
 
     @contextmanager
     def of(self, owners: Iterable[Owner]) -> Iterator[None]:
-        """Attribute questions inside the block to these samples."""
+        """Context manager: questions that are asked inside it belong to the samples `owners`."""
         outer_owners, self._owners = self._owners, tuple(owners)
         try:
             yield
@@ -78,13 +78,17 @@ class ScoringPass:
             self._owners = outer_owners
 
     def lacks(self, owner: Owner) -> bool:
-        """Tell whether a question of this sample had no answer. An exception of its scorer is then not an error."""
+        """Return True if a question of this sample had no answer. An exception of its scorer is then not an error."""
         return owner in self.unanswered or owner in self.refused
 
     def answer(self, question: Question, example: str | None = None) -> str:
-        """Return the judge's answer, for scorers of this package, which expect JudgeError if there is none.
+        """Return the judge's answer, for scorers of this package.
 
-        example: not used here; a `Probe` returns it in place of an answer."""
+        example: not used here; a `Probe` returns it in place of an answer.
+
+        Raises:
+            JudgeError: there is no answer (yet).
+        """
         try:
             return self._look_up(None, question)
         except JudgeError as error:
@@ -93,8 +97,10 @@ class ScoringPass:
             raise
 
     def fill(self, question: Question) -> str:
-        """Return the judge's answer, for lmms-eval's scorers, which cannot handle a missing answer. If there is none, return a
-        filler text and record that the sample's score is worthless."""
+        """Return the judge's answer, for lmms-eval's scorers, which cannot handle a missing answer.
+
+        Without an answer, return a filler text and record that the sample's score is worthless.
+        """
         metric = None
         if (judged_metric := metric_of(self.judged, question)) is not None:
             metric, question = judged_metric.metric, replace(question, readable=judged_metric.readable)
@@ -141,7 +147,7 @@ _OPEN: list[ScoringPass] = []  # a process scores one task at a time, as scoring
 
 @contextmanager
 def asking(scoring_pass: ScoringPass) -> Iterator[None]:
-    """Send questions of `ask`, `ask_all` and the proxy inside the block to this scoring_pass."""
+    """Context manager: questions of `ask`, `ask_all` and the proxy inside it go to this scoring pass."""
     _OPEN.append(scoring_pass)
     try:
         yield
@@ -152,7 +158,8 @@ def asking(scoring_pass: ScoringPass) -> Iterator[None]:
 def ask(prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Return the judge's answer to a user prompt or to chat messages. options: as for `ask_all`.
 
-    Raises JudgeError if there is no answer (yet).
+    Raises:
+        JudgeError: there is no answer (yet).
     """
     (answer,) = ask_all([prompt], **options)
     return answer
@@ -168,12 +175,19 @@ def ask_all(
 ) -> list[str]:
     """Return the judge's answers to independent questions, which are asked concurrently.
 
-    temperature: temperature of the judge. max_tokens: most tokens of an answer.
-    readable: tells whether the scorer can read an answer. An unreadable answer is not stored, and the question is repeated.
-    example: an answer of the right form. It stands for the judge's answer while the task's prompts are hashed, so that questions
-    that depend on the answer are hashed too. Without it the hash ends with this question.
+    Args:
+        prompts: user prompts, or lists of chat messages.
+        temperature: temperature of the judge.
+        max_tokens: most tokens of an answer.
+        readable: function that returns whether the scorer can read an answer. An unreadable answer is not stored, and the
+            question is
+        repeated.
+        example: an answer of the right form. It replaces the judge's answer while the task's prompts are hashed, so that
+            questions that
+        depend on the answer are hashed too.
 
-    Raises JudgeError if a question has no answer (yet).
+    Raises:
+        JudgeError: a question has no answer (yet).
     """
     if not _OPEN:
         raise JudgeError("there is no judge outside of the score stage; call this only while answers are scored")
@@ -196,9 +210,12 @@ ROUNDS = 12  # a scorer whose questions each depend on the answer before needs o
 def in_rounds(
     task: str, answers: JudgeAnswers, one_pass: Callable[[ScoringPass], Result]
 ) -> tuple[Result, ScoringPass]:
-    """Run passes until no pass asks a new question. Return the last result with its pass. A task without a judge has one pass.
+    """Run a scorer repeatedly until it asks no new question. Return (last result, pass of that result).
 
-    After `ROUNDS` passes a scorer that still asks new questions is stopped, and its samples are not judged.
+    A task without a judge has one pass. After `ROUNDS` passes the scorer is stopped, and samples with new questions are not
+    judged.
+
+    task: name of the task. answers: answers of the judge. one_pass: function that runs the scorer in a pass.
     """
     passes_done = 0
     while True:
@@ -234,7 +251,7 @@ class Proxy(socketserver.ThreadingTCPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def listen(self) -> None:
-        """Start answering. Safe to call twice."""
+        """Start answering requests. A second call does nothing."""
         if self._thread is None:
             self.server_activate()
             self._thread = threading.Thread(target=self.serve_forever, name="judge-proxy", daemon=True)
@@ -246,12 +263,12 @@ class Proxy(socketserver.ThreadingTCPServer):
 
 @cache
 def proxy() -> Proxy:
-    """Return this process's proxy."""
+    """Return this process's local server that scorers use in place of OpenAI."""
     return Proxy()
 
 
 def task_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return environment variables by which a task's code uses the proxy as its judge, without a real key.
+    """Return environment variables by which a task's code uses the local proxy as its judge, without a real key.
 
     environment: the process's environment, for its list of hosts without an HTTP proxy.
     """

@@ -59,7 +59,8 @@ class Samples:
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, np.ndarray]:
-        """(distinct rows of `ok`, bool [patterns, n]; position of each method's row among them, int [m])."""
+        """(patterns, of): the distinct rows of `ok`, bool [patterns, n], and the number of each method's row among them, int
+        [m]."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
         distinct, of = np.unique(self.ok, axis=0, return_inverse=True)
@@ -72,14 +73,15 @@ class Samples:
 
     @cached_property
     def bounded(self) -> np.ndarray:
-        """Mask of the methods whose scores are all from 0 to 1, bool [m]; all False unless `rate` is given."""
+        """Mask of the methods whose scores are all from 0 to 1, bool [m]; all False if the scale is unbounded (`rate` is
+        None)."""
         if self.rate is None:
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | ((self.scores >= 0) & (self.scores <= 1))).all(axis=1)
 
     @cached_property
     def binary(self) -> np.ndarray:
-        """Mask of the methods whose scores are all 0 or 1, from independent samples, bool [m]."""
+        """Mask of the methods whose scores are all 0 or 1, bool [m]; all False unless every sample is a cluster by itself."""
         if not self.share or self.aggregator is not None or self.count < len(self.index):
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | (self.scores == 0) | (self.scores == 1)).all(axis=1)
@@ -104,9 +106,12 @@ class Block:
 
 
 def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield the pairs of methods in blocks of bounded size. Pairs without a common sample are left out.
+    """Yield blocks of pairs of methods, with the scores summed by cluster, such that the arrays of a block fit into memory.
 
-    a, b: int [P], positions of both methods of every pair. pairs: positions in `a` and `b` of the pairs to yield."""
+    Pairs without a common sample are left out.
+
+    a, b: int [P], positions of both methods of every pair. pairs: positions in `a` and `b` of the pairs to yield.
+    """
     waiting_pieces: list[Block] = []
     waiting_rows = 0
     for block in _pieces(samples, a, b, pairs):
@@ -130,8 +135,10 @@ def _joined(parts: Sequence[Block]) -> Block:
 
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield blocks in which all pairs have the same common samples (ok for both methods). Without failed samples, one such group
-    holds all pairs, and is split only by size. Arguments as for `blocks`."""
+    """Yield blocks in which all pairs have the same common samples (ok for both methods), split further by size.
+
+    The arguments are those of `blocks`.
+    """
     patterns, pattern = samples.patterns
     lower_pattern, upper_pattern = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
     keys = (lower_pattern * len(patterns) + upper_pattern)[pairs]
@@ -157,9 +164,10 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
-    """Sum the scores of some methods within every cluster of the column, over the common samples only.
+    """Return the scores of some methods summed within every cluster of the column, over the samples in `common`.
 
-    members: positions of the methods. common: bool [n]. A cluster without a common sample gets 0."""
+    members: positions of the methods. common: bool [n]. A cluster without a sample in `common` gets 0.
+    """
     order = samples.by_cluster[common[samples.by_cluster]]
     index = samples.index[order]
     has_samples = np.bincount(index, minlength=samples.count) > 0
@@ -189,10 +197,12 @@ class ClusterSums:
 
 
 def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:
-    """Sum each method's scores within each cluster.
+    """Return each method's scores summed within each cluster.
 
     scores: float64 [m, n], all finite; for a `Pooled` aggregator [m, n, k], as in `Samples`.
-    index: int [n], cluster number of each sample, 0 to count - 1; no cluster is empty. aggregator: None = the mean.
+    index: int [n], cluster number of each sample, 0 to count - 1; no cluster is empty.
+    count: number of clusters.
+    aggregator: function that computes the metric from sums; None: the mean.
     """
     samples_per_cluster = np.bincount(index, minlength=count).astype(np.float64)
     if aggregator is None:
@@ -215,7 +225,10 @@ def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: 
 
 
 def _by_cluster(scores: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Sum scores over the samples of each cluster: [m, n] -> [m, count], or [m, n, k] -> [m, count, k]. No cluster is empty."""
+    """Return scores summed over the samples of each cluster: [m, n] -> [m, count], or [m, n, k] -> [m, count, k].
+
+    index: int [n], cluster of each sample; no cluster is empty.
+    """
     if (index[1:] < index[:-1]).any():
         order = np.argsort(index, kind="stable")
         index, scores = index[order], scores[:, order]

@@ -67,18 +67,18 @@ class PairedTest:
 
     @cached_property
     def decidable(self) -> np.ndarray:
-        """Mask of the pairs in which no cluster holds more than `LARGEST_SHARE` of the samples, bool [P]."""
+        """Mask of the pairs in which no cluster has more than `LARGEST_SHARE` of the samples, bool [P]; only these are tested."""
         largest = self.sizes.max(axis=1, initial=0.0) * np.ones(len(self.sums))
         return (self._size > 0) & (largest <= LARGEST_SHARE * self._size * (1 + 1e-9))
 
     @cached_property
     def difference(self) -> np.ndarray:
-        """Estimated difference, float64 [P]."""
+        """Estimated difference of each pair, float64 [P]."""
         return self.sums.sum(axis=1) / np.maximum(self._size, np.finfo(float).tiny)
 
     @cached_property
     def error(self) -> np.ndarray:
-        """Standard error of the estimated difference with the unseen clusters, float64 [P]."""
+        """Standard error of the estimated differences, float64 [P], including the variance of clusters that were not seen."""
         squares = (self.sizes**2).sum(axis=1)
         # Summed line by line, so that a pair's numbers do not depend on the number of pairs tested together.
         residuals = ((self.sums - self.difference[:, None] * self.sizes) ** 2).sum(axis=1)
@@ -94,7 +94,7 @@ class PairedTest:
 
     @cached_property
     def p(self) -> np.ndarray:
-        """Two-sided p-values of no difference, float64 [P]; 1 for a pair that is not decidable."""
+        """Two-sided p-values of each pair for no difference, float64 [P]; 1 for a pair that is not decidable."""
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -102,16 +102,21 @@ class PairedTest:
         return np.where(self.decidable, 2 * stdtr(np.maximum(self.clusters - 1, 1), -statistic), 1.0)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """Return the difference [P] whose p-value is alpha: half the width of the interval at level 1 - alpha. NaN for a pair
-        that is not decidable. 0 if two methods are the same on a scale without an end: such a pair proves nothing."""
+        """Return the difference [P] whose p-value is alpha, which is half the width of the interval at level 1 - alpha.
+
+        It is NaN for a pair that is not decidable, and 0 if two methods are equal on an unbounded scale, which proves nothing.
+        """
         from scipy.special import stdtrit
 
         quantile = -stdtrit(np.maximum(self.clusters - 1, 1), np.asarray(alpha) / 2)
         return np.where(self.decidable, quantile * self.error, np.nan)
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends [P] of the intervals at level 1 - alpha, which exclude 0 exactly if p < alpha; NaN for a pair that is
-        not decidable."""
+        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha; NaN for a pair that is not
+        decidable.
+
+        An interval excludes 0 exactly if p < alpha.
+        """
         half = self.critical(alpha)
         return self.difference - half, self.difference + half
 
@@ -130,14 +135,17 @@ class McNemar:
 
     @property
     def p(self) -> np.ndarray:
-        """Two-sided p-values float64 [P], twice the smaller tail; 1 if no sample is discordant."""
+        """Two-sided p-values, float64 [P], twice the smaller tail; 1 if no sample is right in exactly one method."""
         from scipy.special import bdtr
 
         return np.minimum(1.0, 2 * bdtr(np.minimum(self.only_a, self.only_b), self.only_a + self.only_b, 0.5))
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends [P] of the difference's interval at level 1 - alpha, given the number of discordant samples (Clopper
-        and Pearson, 1934). The interval excludes 0 exactly if p < alpha."""
+        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha (Clopper and Pearson, 1934).
+
+        The number of samples that are right in exactly one method is taken as fixed. An interval excludes 0 exactly if p <
+        alpha.
+        """
         from scipy.special import betaincinv
 
         half = np.asarray(alpha) / 2 * np.ones(len(self.n))
@@ -148,8 +156,10 @@ class McNemar:
         return share * (2 * low - 1), share * (2 * high - 1)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """Return the smallest difference [P] with a p-value of at most alpha, given the number of discordant samples; infinite if
-        these are too few."""
+        """Return the smallest difference [P] with a p-value of at most alpha; infinite if too few samples differ.
+
+        The number of samples that are right in exactly one method is taken as fixed.
+        """
         from scipy.special import bdtrik
 
         count = (self.only_a + self.only_b).astype(float)
@@ -190,31 +200,32 @@ class Column:
 
     @property
     def adjusted(self) -> np.ndarray:
-        """Holm's adjusted p-values [P]."""
+        """p-values of the pairs with Holm's correction over the column [P]."""
         return self._holm[0]
 
     @property
     def level(self) -> np.ndarray:
-        """Significance level of each p-value by Holm's procedure [P]: a pair is separated if p <= level."""
+        """Significance level with which Holm's procedure compares each p-value [P]; a pair is separated if p <= level."""
         return self._holm[1]
 
     @property
     def separated(self) -> np.ndarray:
-        """Mask of the pairs that differ, by Holm's procedure over the column, bool [P]."""
+        """Mask of the pairs that are proven different by Holm's procedure over the column, bool [P]."""
         return self.p <= self.level
 
     @property
     def a_better(self) -> np.ndarray:
-        """Mask of pairs in which `a` scored better than `b`, proven or not, bool [P]."""
+        """Mask of the pairs in which `a` scored better than `b`, proven or not, bool [P]."""
         return (self.difference > 0) != self.falling
 
     @cached_property
     def beats(self) -> np.ndarray:
-        """Proven wins, bool [m, m]: the method of the row is better than the method of the column."""
+        """Proven wins, bool [m, m]: the method of the row is better than the method of the column of this array."""
         return self._beats(np.arange(len(self.p)), ALPHA, len(self.names))
 
     def _beats(self, pairs: np.ndarray, alpha: float, m: int) -> np.ndarray:
-        """Return the proven wins among m methods, bool [names, names]. pairs: positions of all pairs of these methods."""
+        """Return the proven wins among m of the methods, bool [names, names]. pairs: positions of all pairs of these m
+        methods."""
         a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
         is_proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
         wins = np.zeros((len(self.names), len(self.names)), dtype=bool)
@@ -224,7 +235,7 @@ class Column:
 
     @cached_property
     def best(self) -> np.ndarray:
-        """Mask of the methods that no other method is proven better than, bool [m]."""
+        """Mask of the methods to which no other method is proven superior, bool [m]."""
         return np.logical_not(self.beats.any(axis=0))
 
     @cached_property
@@ -234,11 +245,14 @@ class Column:
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """Lowest and highest possible rank of each method, int [m, 2]."""
+        """Lowest and highest possible rank of each method, int [m, 2]; 1 is the best."""
         return _ranks(self.beats)
 
     def ranks_among(self, names: Sequence[str], alpha: float) -> np.ndarray:
-        """Rank the methods `names` among themselves, int [len(names), 2]. All true ranks are within these at 1 - alpha."""
+        """Return the lowest and highest possible rank of the methods `names` among themselves, int [len(names), 2].
+
+        With confidence 1 - alpha all true ranks are within these.
+        """
         method_numbers = [self.names.index(name) for name in names]
         pairs = np.flatnonzero(np.isin(self.a, method_numbers) & np.isin(self.b, method_numbers))
         return _ranks(self._beats(pairs, alpha, len(method_numbers))[np.ix_(method_numbers, method_numbers)])
@@ -247,8 +261,9 @@ class Column:
         """Return the ends of the differences' confidence intervals, float64 [len(pairs), 2]; NaN for a pair that is not
         decidable.
 
-        pairs: positions of the pairs; None = all. alpha: one number, or one per pair; None = Holm's level, at which an interval
-        excludes 0 exactly if the pair is separated.
+        pairs: positions of the pairs; None: all.
+        alpha: one number, or one per pair; None: Holm's level, at which an interval excludes 0 exactly if the pair is
+            separated.
         """
         pairs = np.arange(len(self.p)) if pairs is None else np.asarray(pairs)
         alpha = self.level[pairs] if alpha is None else np.broadcast_to(alpha, len(pairs))
@@ -266,9 +281,11 @@ class Column:
 
     @cached_property
     def resolution(self) -> float | None:
-        """Smallest difference that would have separated at least one pair of the column, tested at Holm's first level (alpha /
-        number of pairs). It is on the log scale for perplexity. None if no pair is decidable; infinite if no difference is
-        enough."""
+        """Smallest difference that would have separated at least one pair, at Holm's first level (alpha / number of pairs).
+
+        It is on the log scale for perplexity. It is None if no pair is decidable, and infinite if no difference would be
+        enough.
+        """
         pairs = np.flatnonzero(self.decidable)
         if not len(pairs):
             return None
@@ -288,14 +305,17 @@ def _ranks(beats: np.ndarray) -> np.ndarray:
 
 
 def compare_column(names: Sequence[str], samples: Samples, *, falling: bool = False) -> Column:
-    """Test all pairs of methods. A pair is compared over the samples that are ok in both."""
+    """Test all pairs of methods, each over the samples that are ok in both. falling: smaller values are better."""
     return compare_pairs(names, samples, *np.triu_indices(len(names), 1), falling=falling)
 
 
 def compare_pairs(
     names: Sequence[str], samples: Samples, a: np.ndarray, b: np.ndarray, *, falling: bool = False
 ) -> Column:
-    """Test the given pairs; a pair's numbers do not depend on other pairs. a, b: positions in `names`, int [P]."""
+    """Test only the given pairs; a pair's numbers do not depend on the other pairs.
+
+    a, b: positions of both methods in `names`, int [P]. falling: smaller values are better.
+    """
     pair_count = len(a)
     n, clusters = np.zeros(pair_count, dtype=int), np.zeros(pair_count, dtype=int)
     difference, p, decidable = np.full(pair_count, np.nan), np.ones(pair_count), np.zeros(pair_count, dtype=bool)
@@ -325,7 +345,9 @@ def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> 
     """Return the ends [p, 2] of a block's confidence intervals at levels 1 - alpha.
 
     For scores of 0 and 1, each end is the wider of the t interval's and McNemar's, because McNemar takes the number of
-    discordant samples as fixed, although it varies. But whether 0 is inside follows McNemar, as the p-value does."""
+    differing samples
+    as fixed, although it varies. Whether 0 is inside follows McNemar, as the p-value does.
+    """
     test = _test(samples, block)
     low, high = test.ends(alpha)
     binary = _binary(samples, column.a, column.b, block)
@@ -337,10 +359,11 @@ def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> 
 
 
 def holm(p: np.ndarray, alpha: float = ALPHA) -> tuple[np.ndarray, np.ndarray]:
-    """Return Holm's step-down correction of p-values [P]: (adjusted p-values, level that each p-value is compared with).
+    """Return (adjusted p-values, levels) of Holm's step-down correction of p-values [P].
 
-    The k-th smallest of m p-values is compared with alpha / (m - k + 1). The first that fails ends the procedure, and the
-    remaining hypotheses keep that step's level, so an interval at `level` never contradicts the decision.
+    The k-th smallest of m p-values is compared with the level alpha / (m - k + 1). At the first one above its level the
+    procedure ends,
+    and the remaining hypotheses keep that step's level. So an interval at `level` never contradicts the decision.
     """
     m = len(p)
     order = np.argsort(p, kind="stable")

@@ -48,10 +48,11 @@ NO_INTERVAL = Interval(None, None, "none")
 
 
 def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None = None) -> tuple[float, float]:
-    """Return Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
+    """Return (lower, upper) end of Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
 
     clusters: the number of equal clusters (`equal_clusters`), if `n` is an effective number that was estimated from clusters.
-    The quantile is then Student's, because few clusters estimate the variance badly.
+        The
+    quantile is then Student's, because few clusters estimate the variance badly.
     """
     from scipy.special import stdtrit
 
@@ -64,7 +65,7 @@ def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None =
 
 
 def cluster_index(clusters: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return (index [n] into the sorted distinct clusters, number of distinct clusters)."""
+    """Return (index, count): each sample's position among the sorted distinct clusters, int [n], and the number of clusters."""
     clusters = np.asarray(clusters)
     if clusters.dtype.kind == "i":  # positions of labels, the same for most cells of a dataset
         return _index_of(clusters.tobytes(), clusters.dtype.str)
@@ -105,13 +106,15 @@ def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]
 
 
 def equal_clusters(sizes: np.ndarray) -> float:
-    """Return how many clusters of equal size tell as much about a mean: (sum of sizes)^2 / sum of squared sizes."""
+    """Return how many clusters of equal size determine a mean as precisely: (sum of sizes)^2 / sum of squared sizes."""
     return float(sizes.sum() ** 2 / np.sum(sizes.astype(np.float64) ** 2))
 
 
 def _count_blocks(dataset: str, n_clusters: int, draws: int) -> Iterator[np.ndarray]:
-    """Yield bootstrap draws in blocks [rows, n_clusters] uint16: how often each draw (row) contains each cluster. All blocks
-    together have `draws` rows."""
+    """Yield bootstrap draws in blocks [rows, n_clusters] uint16: how often each draw (row) contains each cluster.
+
+    All blocks together have `draws` rows.
+    """
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(dataset.encode()).digest()[:8], "big"))
     draws_at_once = max(1, _BLOCK_ENTRIES // n_clusters)
     for start in range(0, draws, draws_at_once):
@@ -136,7 +139,7 @@ def cluster_draws(dataset: str, n_clusters: int, draws: int = DRAWS) -> Iterator
 
 
 def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]:
-    """Return the percentile interval at level 1 - alpha, by order statistics of the draws.
+    """Return (lower, upper) end of the percentile interval at level 1 - alpha, by order statistics of the draws.
 
     If the draws are too few for this level (alpha < 2 / (draws + 1)), the interval is unbounded rather than too narrow.
     """
@@ -155,11 +158,13 @@ Cell = tuple[np.ndarray, np.ndarray]
 def intervals(
     cells: Sequence[Cell], dataset: str, aggregator: Pooled | None = None, share: bool = True
 ) -> list[Interval]:
-    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the percentile bootstrap over
-    clusters.
+    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the bootstrap over clusters.
 
-    A cell without samples has no interval. A single cluster has no bootstrap interval, because its draws cannot vary. `share`
-    False: the score is an amount, and zeros and ones among its values are a coincidence.
+    A cell without samples has no interval, and a single cluster has no bootstrap interval.
+
+    cells: (values, clusters) of each cell's samples. share: the scores are shares of 1; otherwise they are amounts, for which
+        Wilson's
+    interval is not used.
     """
     intervals = [NO_INTERVAL] * len(cells)
     cells_alike: dict[tuple[bool, int, bytes], list[int]] = {}
@@ -183,7 +188,10 @@ def intervals(
 
 
 def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Interval]:
-    """Yield Wilson's intervals, by `clustered_n`, of cells with the same clusters. values: [m, n] of zeros and ones."""
+    """Yield Wilson's interval of each of m cells with the same clusters, with effective numbers of samples (`clustered_n`).
+
+    values: [m, n] of zeros and ones. index: int [n], cluster of each sample. count: number of clusters.
+    """
     m, n = values.shape
     means = values.mean(axis=1)
     cluster_places = (index + np.arange(m)[:, None] * count).ravel()
@@ -204,12 +212,14 @@ def bootstrap_statistics(
     aggregator: Pooled | None = None,
     draws: int = DRAWS,
 ) -> Iterator[np.ndarray]:
-    """Yield the statistic of every bootstrap draw, float64 [draws], for each cell. All cells have the same clusters. The
-    statistic is the mean of the drawn samples, or the aggregate of their sums.
+    """Yield for each cell the statistic of every bootstrap draw, float64 [draws]. All cells have the same clusters.
+
+    The statistic is the mean of the drawn samples, or the metric computed by `aggregator` from their sums.
 
     Args:
         values: per cell float64 [n]; for a `Pooled` aggregator [n, k], the numbers from which it is computed.
         index: int [n], cluster number of each sample, below `count`.
+        dataset: name that seeds the draws.
     """
     size = 1 if aggregator is None else values[0].shape[1]
     cells_per_product = max(1, (WIDTH - (aggregator is None)) // size)
@@ -229,7 +239,10 @@ def bootstrap_statistics(
 
 
 def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width: int) -> np.ndarray:
-    """Return each cell's sums by cluster, float64 [clusters, width]. For means the last column counts a cluster's samples."""
+    """Return the sums by cluster of several cells side by side, float64 [clusters, width].
+
+    For means the last column is the number of samples in each cluster.
+    """
     columns = np.zeros((count, width))
     for i, each in enumerate(values):
         size = each.size // len(each)
@@ -255,7 +268,7 @@ class Medians:
 
 
 def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count: int) -> Medians:
-    """Return the medians of `count` groups.
+    """Return the medians of `count` groups of values, with their intervals.
 
     Args:
         values: float64 [n]; NaN is left out.
@@ -319,10 +332,12 @@ def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _clustered(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Return the number of values to skip at either end of a median's interval if values share clusters; -1 without an interval.
+    """Return how many values to skip at either end for a median's interval if values share clusters; -1 without an interval.
 
-    between, within: with s = sign(value - median) / 2, the sum of squared cluster sums of s, and the sum of squares of s. Their
-    ratio gives the design effect. n, clusters: numbers of values and of clusters. All have one entry per group."""
+    With s = sign(value - median) / 2, `between` is the sum of squared cluster sums of s, and `within` the sum of squares of s.
+    Their
+    ratio gives the design effect. n, clusters: numbers of values and of clusters. All arrays have one entry per group.
+    """
     from scipy.special import stdtrit
 
     skip = np.full(len(n), -1)

@@ -45,7 +45,7 @@ class Upstream:
     summed: bool = False
 
     def as_ours(self, value: float, n: int) -> float:
-        """Convert lmms-eval's aggregate of `n` samples to our scale."""
+        """Return lmms-eval's aggregate of `n` samples on our scale."""
         return value * self.factor / (n if self.summed else 1)
 
 
@@ -88,18 +88,18 @@ def upstream(metric: str) -> Upstream:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Tell whether smaller values of the metric are better."""
+    """Return True if smaller values of the metric are better."""
     return metric in LOWER_IS_BETTER
 
 
 def is_share(metric: str) -> bool:
-    """Tell whether a sample's score is a share of 1, so that 0 and 1 are failure and success. Otherwise the score is an amount,
-    and values of 0 and 1 are a coincidence."""
+    """Return True if a sample's score is a share of 1, so that 0 and 1 are failure and success; False for an amount."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 
 def aggregate_of(metric: str) -> Pooled | None:
-    """Return the metric's aggregate if it is not the mean over samples; otherwise None."""
+    """Return the function that computes a pooled metric (such as corpus BLEU) from sums over samples; None for a mean over
+    samples."""
     if metric == "METEOR" or metric.endswith("_METEOR"):
         return METEOR
     if metric in ("ppl", "ppl_without_first"):
@@ -137,12 +137,13 @@ METEOR_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphr
 
 
 def _meteor(totals: np.ndarray) -> np.ndarray:
-    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) from sums of the 23 counts that the METEOR program prints for a
-    sample.
+    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) from sums of the METEOR program's 23 counts per sample.
 
-    Counts: words of answer and reference; function words of both; for each of four matchers, the matched content words of answer
-    and reference, then the matched function words of both; chunks (0 if one chunk is the whole answer and reference, which is
-    not fragmented); matched words of answer and of reference.
+    Counts in order:
+    - words of answer and of reference; function words of both;
+    - for each of four matchers, the matched content words of answer and reference, then the matched function words of both;
+    - chunks (0 if one chunk is the whole answer and reference, which is not fragmented);
+    - matched words of answer and of reference.
     """
     words, function_words = totals[..., 0:2], totals[..., 2:4]
     matched = totals[..., 4:20].reshape(
