@@ -182,8 +182,7 @@ def measurements(
     method.
 
     The column `measurement` is the hash of the others. It covers the model, the prompts and one method, but not the other
-    methods or
-    the samples, so numbers stay valid when methods or samples are added.
+    methods or the samples, so numbers stay valid when methods or samples are added.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype

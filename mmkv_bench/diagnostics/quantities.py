@@ -112,9 +112,8 @@ def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the Lorenz curve of the attention that tokens of one layer receive, and its Gini coefficient.
 
     A token's attention is its column sum over all queries and query heads. At x, the curve is the share of all attention that
-    the
-    fraction x of tokens with the least attention receives, interpolated linearly. The coefficient is
-    ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the ascending sums s.
+    the fraction x of tokens with the least attention receives, interpolated linearly. The coefficient is ``2 sum_i i s_i / (n
+    sum s) - (n + 1) / n`` of the ascending sums s.
     """
     sums = obs.column_sums.double().sum(0).cpu().sort().values
     n, total = len(sums), float(sums.sum())
@@ -142,8 +141,7 @@ def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value
     """Yield HybridKV's cumulative attention (S*) per KV head of one layer, at 20 values of x.
 
     It is the share of the text queries' attention on the fraction x of the prompt's keys that get most of it. For a prompt
-    without
-    visual tokens, all queries count.
+    without visual tokens, all queries count.
     """
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
@@ -160,8 +158,7 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the energy spectrum of one layer's keys and values along the tokens, in 128 equal bands of frequency.
 
     A value is the band's share of the energy of an orthonormal DCT, summed over heads and channels. Keys are as stored
-    (rotated). x is
-    the band's middle; 1 is the highest frequency.
+    (rotated). x is the band's middle; 1 is the highest frequency.
     """
     length = facts.length
     band_of_bin = torch.arange(length, device=obs.device) * BANDS // length
@@ -181,10 +178,8 @@ def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     none.
 
     Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with the largest absolute value while the
-    answer is
-    decoded. The value is the share of these in which one of 512 proxies reaches as far. The proxies are drawn as the method
-    draws
-    them, with gamma 1 and 10.
+    answer is decoded. The value is the share of these in which one of 512 proxies reaches as far. The proxies are drawn as the
+    method draws them, with gamma 1 and 10.
     """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
     answer_activations = obs.project(answer).float().abs().amax(1).flatten()
@@ -204,8 +199,7 @@ def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the density of the query projection's inputs of one layer, for prompt and answer.
 
     Bins of .25 from -10 to 10; x is a bin's middle, the value is the share of all values in the bin divided by its width.
-    `outside`
-    is the share of values outside the bins.
+    `outside` is the share of values outside the bins.
     """
     for part, rows in (("prompt", obs.states[: facts.length]), ("answer", obs.states[facts.length :])):
         values = rows.double().flatten()
@@ -265,9 +259,8 @@ def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield HybridKV's cumulative focus counts per KV head of one layer: how much decoding selects the same tokens.
 
     At each decoded token, each query head of the KV head selects the 5 % of the prompt's keys with the most attention. The
-    value
-    at x is the share of all selections that fall on the fraction x of tokens that are selected most often. A head that always
-    selects the same tokens has 1 from x = .05 on.
+    value at x is the share of all selections that fall on the fraction x of tokens that are selected most often. A head that
+    always selects the same tokens has 1 from x = .05 on.
     """
     start, heads = facts.length, obs.key.shape[0]
     query = obs.queries[:, start:].float().reshape(heads, -1, obs.key.shape[2])  # [Hkv, g * n, D]
@@ -283,8 +276,7 @@ def sinks(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield numbers on attention sinks of one layer (Xiao et al. 2023, arXiv 2309.17453).
 
     Per query head: the mean attention that the later half of the prompt's queries pays to the first token. Per layer: the
-    largest
-    absolute input of attention over the median absolute input.
+    largest absolute input of attention over the median absolute input.
     """
     length, group = facts.length, obs.queries.shape[0] // obs.key.shape[0]
     first_query = length // 2
@@ -310,14 +302,16 @@ def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, 
 
 
 def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield numbers on attention to visual tokens and on their keys, for one layer; nothing for a prompt without visual tokens.
+    """Yield numbers on attention to visual tokens and on their keys, for one layer; nothing for a prompt without visual
+    tokens.
 
     One number per part:
     - `answer's attention`: share of the decoded tokens' attention on visual tokens, mean over query heads.
-    - `on a tenth of them`: of that attention, the share on the tenth of the visual tokens that get most, mean over query heads.
+    - `on a tenth of them`: of that attention, the share on the tenth of the visual tokens that get most, mean over query
+      heads.
     - `visual sinks`: share of visual tokens whose attention is 10 or more times the median. A token's attention is the mean
-    over all
-    heads and all queries that see the token (Visual Attention Sink, arXiv 2503.03321, defines sinks by activations).
+      over all heads and all queries that see the token (Visual Attention Sink, arXiv 2503.03321, defines sinks by
+      activations).
     - `neighbours`: mean cosine of adjacent visual tokens' keys before rotation, minus the mean cosine of all pairs.
     - `next picture`: mean cosine of keys at the same position in the next picture with as many tokens, minus the same mean.
     """

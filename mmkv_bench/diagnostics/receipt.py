@@ -36,8 +36,7 @@ def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
     """Yield report lines on answers that were made again.
 
     There is one line per store, per answer that differs, and per reason why answers were not made again, and one with the
-    number of
-    answers per compared column.
+    number of answers per compared column.
     """
     for root in dict.fromkeys(one.root for one in drawn):
         outcome_counts = Counter(one.outcome.partition(" (")[0].partition(":")[0] for one in drawn if one.root == root)
@@ -128,8 +127,7 @@ def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, 
     """Return a receipt's entry for one cell.
 
     answers: the cell's answers that were made again. stored: number of all its stored answers. digest, scores: digests of the
-        stored
-    answers and of their scores.
+        stored answers and of their scores.
     """
     row = answers[0].cell
     return {

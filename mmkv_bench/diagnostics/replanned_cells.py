@@ -135,8 +135,7 @@ def cells_again(
     """Return the planned cells of a stored run, given its grid and its methods.
 
     A method has the structure of its present file (`defaults`), with the stored values of its parameters. The stored structure
-    cannot
-    be used: its references to parameters are resolved already, but `reading=released` changes some of these parameters.
+    cannot be used: its references to parameters are resolved already, but `reading=released` changes some of these parameters.
 
     Raises:
         ConfigError: a method no longer has a stored parameter.

@@ -70,8 +70,7 @@ def task_environment(media_root: str | None) -> Iterator[None]:
     Variables of a judge's address are set to the proxy of this process, so a task never sees the key (see judging/client.py).
 
     media_root: the value of HF_HOME inside the block; the folder in which `datasets` converts data stays the same. None leaves
-        HF_HOME
-    unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
+        HF_HOME unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
     """
     from huggingface_hub import constants
 

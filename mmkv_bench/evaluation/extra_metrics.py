@@ -267,8 +267,7 @@ def measured(
     """Yield one table per measure, with rows of the table `samples` (without dataset) in the order of the answers.
 
     A cell in which no sample was measured gets no rows. Otherwise a failed or unmeasured sample gets a row without a value,
-    and a
-    sample for which the measure is meaningless gets none.
+    and a sample for which the measure is meaningless gets none.
 
     Args:
         answers: response rows with `COLUMNS`, of any cells.
@@ -366,8 +365,7 @@ def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
     """Return ROUGE-L of each answer against an answer of `full`; no value if `full` has no sampled answers to the sample.
 
     sampled: compare with the first sampled answer of `full`, and for `full` itself its second sample with the first. Otherwise
-        compare
-    with the greedy answer of `full`; `full` itself then has no value.
+        compare with the greedy answer of `full`; `full` itself then has no value.
     """
     kind_of_full = UNMEASURED if sampled else MEANINGLESS
     kinds, values = np.where(rows.is_full, kind_of_full, UNMEASURED), np.zeros(len(rows.other))

@@ -43,13 +43,11 @@ def generate(
     """Call `answer` once for each of the first `limit` samples, and return the number of calls.
 
     A sample whose images, videos or fields cannot be read is asked with `Request.error` set, so that it gets a row. An
-    exception of
-    `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit.
+    exception of `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit.
 
     wanted: function that returns whether to ask a sample (shards, resuming). The images of other samples are not decoded.
     groups: attach to each request all questions about its document, if `spec.questions_key` groups them, and ask these one
-        after
-    another. Otherwise samples are asked in their order. Questions listed in the row are always attached.
+        after another. Otherwise samples are asked in their order. Questions listed in the row are always attached.
 
     Raises:
         ConfigError, UnsupportedError, DataError: the task cannot run at all.
@@ -106,8 +104,7 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
     """Return document -> hash of its prompt for the present data, "" if media or fields cannot be read.
 
     Pages contain their hashes. Prompts of other tasks are made again, without asking a model, unless they provably have not
-    changed
-    (see fingerprints.py).
+    changed (see fingerprints.py).
 
     limit: the documents are among the first `limit`.
     anew: check files again that this process has checked already.

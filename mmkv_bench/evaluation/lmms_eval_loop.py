@@ -368,8 +368,7 @@ def run_loop(task: ConfigurableMessagesTask, respondent: Respondent, limit: int)
     Return its report on the task, a dict of aggregates by "metric,filter" and further facts.
 
     This calls `evaluate` and not `simple_evaluate`, which replaces functions of other libraries, starts git, and scores in
-    four threads
-    with one shared random generator.
+    four threads with one shared random generator.
     """
     name = task.config.task
     task.set_config("num_fewshot", task.config.num_fewshot or 0)

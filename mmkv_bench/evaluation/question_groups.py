@@ -80,8 +80,7 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
 
     Raises:
         ConfigError: a field is missing by which a protocol scores entries, or the first `count` samples end within a document
-            whose
-        questions are listed.
+            whose questions are listed.
     """
     for name in names:
         known_questions = protocol(name).knows
@@ -134,8 +133,7 @@ class QuestionGroups:
 
         Raises:
             DataError: the sample's question differs from the one in the document's list, or cannot be put behind its document;
-                or text
-            before the end of the document differs between its samples.
+                or text before the end of the document differs between its samples.
         """
         document_questions = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
         if with_question(messages, context, document_questions.texts[document_questions.number]) != list(messages):

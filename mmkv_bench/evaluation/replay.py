@@ -187,7 +187,7 @@ class Replay:
         return metric if len(filters) == 1 else f"{metric},{filters[number]}"
 
     def _score_captions(self) -> None:
-        """Score the collected captions of one filter, with the references of all documents. suffix: name of the filter."""
+        """Score the collected captions of each filter, with the references of all documents."""
         for suffix in {name.partition(",")[2] for name in self.captions}:
             name_parts = {name: name.partition(",") for name in self.captions}
             names = {name: kind for name, (of, _, it) in name_parts.items() if it == suffix and (kind := kind_of(of))}
@@ -236,7 +236,7 @@ class Replay:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
     def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
-        """Return metric -> number in lmms-eval's report, without texts and numbers that combine only a part of the samples."""
+        """Return metric -> number in lmms-eval's report. The reasons why other metrics have none are put into `unaggregated`."""
         numeric_aggregates = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
@@ -271,8 +271,7 @@ def scorer_surroundings(spec: TaskSpec) -> Iterator[ModuleType]:
     """Context manager in which a task's scorer may run. It yields the module `lmms_eval_loop`.
 
     Inside, nothing is printed, the scorer's environment variables are set, and the working folder is temporary (some tasks
-    write files
-    when they aggregate). The state of the random generators is restored afterwards.
+    write files when they aggregate). The state of the random generators is restored afterwards.
     """
     module = lmms_eval(spec.offline)
     with (

@@ -29,8 +29,7 @@ def metrics_due(
     """Return document -> metrics that the scorer returns for an empty answer.
 
     The scorer runs in a separate pass, whose scores are dropped; no judge is asked. If it needs a real answer or a judge, the
-    list is
-    empty.
+    list is empty.
     """
     empty_answers = dict.fromkeys(doc_ids, "")
     if not empty_answers:
@@ -135,21 +134,16 @@ def score(
         judge: answers to the scorers' questions; None: no judge.
 
     Only `ok` answers reach the scorer. An `ok` answer to another prompt than the sample's is refused. Unless every sample has
-    an `ok`
-    answer, lmms-eval's aggregate is None, and the reason counts the others. Failed samples have rows with value None, for the
-    configured metrics and for those that the scorer returns for an empty answer (`metrics_due`). Samples without any answer
-    have no
-    rows.
+    an `ok` answer, lmms-eval's aggregate is None, and the reason counts the others. Failed samples have rows with value None,
+    for the configured metrics and for those that the scorer returns for an empty answer (`metrics_due`). Samples without any
+    answer have no rows.
 
     Python's and numpy's random generators are seeded by task and document before each sample and restored afterwards. If a
-    scorer
-    cannot read a choice from an answer, `parse_failed` is 1. If it then draws a choice, the sample's scores are 0, but
-    lmms-eval's
-    aggregate keeps the drawn scores (see task_scorer.py). Caption metrics are scored per sample (see captions.py).
+    scorer cannot read a choice from an answer, `parse_failed` is 1. If it then draws a choice, the sample's scores are 0, but
+    lmms-eval's aggregate keeps the drawn scores (see task_scorer.py). Caption metrics are scored per sample (see captions.py).
 
     A value that a scorer made from an unanswered question is no score: the sample's value is None, `not_judged` gives the
-    reason, and
-    lmms-eval's aggregate of that metric is left out.
+    reason, and lmms-eval's aggregate of that metric is left out.
 
     Raises:
         ScoringError: the scorer fails, or asks a judge past this package's proxy.
@@ -208,8 +202,7 @@ def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict
     """Return metric (None: all metrics) -> digest of the judge's prompts; empty if no judge was asked.
 
     The prompts are the questions about the dataset's first two documents, with a fixed text in place of the answers. So the
-    digests
-    depend on the prompts and not on the answers.
+    digests depend on the prompts and not on the answers.
     """
     if not any(asked.answered for asked in scoring_pass.asked):
         return {}

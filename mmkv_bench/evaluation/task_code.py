@@ -53,8 +53,7 @@ def digests(path: Path) -> list[str]:
     """Return digests of all code that a task's YAML files (with includes) can reach; none for tasks of lmms-eval.
 
     The code is: files in the YAML's folder, packages below it that they import, and other modules that are not installed
-    packages.
-    lmms-eval's version identifies the code of its own tasks.
+    packages. lmms-eval's version identifies the code of its own tasks.
     """
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
@@ -86,8 +85,7 @@ def _reached(folder: Path) -> dict[str, Path]:
     """Return name -> code file, for all files that a task in `folder` can reach.
 
     These are files in the folder, packages below it that they import, and other modules that are not installed packages. Call
-    this
-    after the task's import, so that those modules can be found.
+    this after the task's import, so that those modules can be found.
     """
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
@@ -300,9 +298,8 @@ def of_one_sample(error: BaseException) -> bool:
     """Return True if an exception concerns only the sample that was read or asked, so that others can go on.
 
     Decoders raise their own exceptions for broken or too large files. Tasks rely on fields that may be empty, and end the
-    process for
-    a missing video. A missing package or name stops every sample, and so does an exception of this project other than
-    DataError.
+    process for a missing video. A missing package or name stops every sample, and so does an exception of this project other
+    than DataError.
     """
     if isinstance(error, MMKVError):
         return isinstance(error, DataError)

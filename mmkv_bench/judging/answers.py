@@ -97,8 +97,7 @@ class Endpoint:
         """Ask the judge several questions. Return name of the question -> reply or failure.
 
         Until the endpoint has answered once, questions are asked one by one; then `concurrency` at a time. An interrupt, or an
-        exception
-        of `keep`, cancels running requests.
+        exception of `keep`, cancels running requests.
 
         keep: function that is called with each reply as it arrives.
         """
@@ -281,8 +280,11 @@ class AnswerCache:
         self.model, self.address = model, address
 
     def get(self, question: Question) -> str | None:
-        """Return the cached answer to a question; None if there is none, or if its file is unreadable or has no correct
-        checksum."""
+        """Return the cached answer to a question; None if there is none or it is unusable.
+
+        It is unusable if its file is unreadable or fails its checksum (older files have none), or if the scorer cannot read
+        it.
+        """
         try:
             record = json.loads(self._file(question).read_text(encoding="utf-8"))
         except (OSError, ValueError):

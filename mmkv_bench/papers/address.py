@@ -248,8 +248,7 @@ def canonical(base: str, parameters: str) -> str:
     """Return the parameters (JSON) of a row that differ from the defaults of the method `base`, as sorted JSON.
 
     A parameter that an old row lacks counts as default. Items that are no parameters of the method, such as checksums of
-    calibrations,
-    are left out.
+    calibrations, are left out.
     """
     settings = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
     if base in _options("method"):

@@ -325,7 +325,7 @@ class StoreTables:
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
-        """Scores of the needed cells, all samples of a cell or none.
+        """Scores of the needed cells, without cells whose scores are older than their answers.
 
         Raises:
             StoreError: scores, metrics and answers contradict each other.

@@ -130,8 +130,7 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
     """Draw the numbers as curves, one curve per table row. Return {"": figure}.
 
     The x axis has the values of `across` (such as budgets), with a panel per block and column. Without `across` it has the
-    columns,
-    with a panel per block.
+    columns, with a panel per block.
     """
     layout = table.layout
     has_columns_across = len(layout.across) > 1

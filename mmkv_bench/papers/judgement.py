@@ -352,7 +352,7 @@ def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
 
 
 def _paired(reader: EvidenceReader, a: FilledCell, b: FilledCell, sign: int) -> Mean | None:
-    """Return our difference a - b, paired by sample; above 0 means that a is better. None if one was not measured.
+    """Return our difference a - b, paired by sample; above 0 means that a is better. None if the two are not comparable.
 
     sign: -1 if smaller values are better. For means, the result is the mean of the parts' differences.
     """

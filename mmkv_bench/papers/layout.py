@@ -335,7 +335,7 @@ def _readings(
 def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
     """Return the keys that table, block, row, column and `across` give for one cell, joined.
 
-    mean: the cell is a mean, so its column may replace keys.
+    mean: the cell is a mean. Without a data set it gets the data set `avg` and the metric `mean`.
 
     Raises:
         ConfigError: a key has two values.

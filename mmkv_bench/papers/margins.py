@@ -212,8 +212,7 @@ def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], f
     """Return the printed numbers of a paper's tables: (of its own methods, of baselines, of the full cache).
 
     The first two map (column and budget) -> method -> number, the third column -> number. If two tables print a number, the
-    first
-    counts.
+    first counts.
     """
     proposed: dict[tuple[str, ...], dict[str, float]] = {}
     baselines: dict[tuple[str, ...], dict[str, float]] = {}

@@ -172,7 +172,10 @@ def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
 
 
 def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | None:
-    """Return the difference a - b of two scores, paired by sample, with its interval [printed unit]; None without scores."""
+    """Return the difference a - b of two scores, paired by sample, with its interval; None without common samples.
+
+    at: address of the difference, whose metric gives the printed unit.
+    """
     assert a.scores is not None
     assert b.scores is not None
     (difference,) = against([a.scores], b.scores, at.metric)
@@ -207,7 +210,7 @@ def joined(*words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """Return a tuple with one sentence on the facts of the model in which the measurements differ; () if they differ in none."""
+    """Return one sentence, in a tuple, on the facts of the model in which the measurements differ; () if in none."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
         values.setdefault(name, set()).add(value)
@@ -225,11 +228,11 @@ def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], 
 
 
 def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
-    """Return a mean with a wider interval if its parts share clusters, such as data sets that ask about the same photographs.
+    """Return a mean with a wider interval if its parts share clusters.
 
-    The distances to the ends are combined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in
-    Medicine
-    27, 2008). Parts of different sheets, and pooled metrics, are taken as independent.
+    Data sets share clusters if they ask about the same photographs. The distances to the ends are combined with the
+    correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine 27, 2008). Parts of different sheets, and
+    pooled metrics, are taken as independent.
     """
     if whole.low is None or whole.high is None:
         return whole

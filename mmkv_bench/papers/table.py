@@ -102,8 +102,7 @@ def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons:
     """Yield the printed cells of one table row, one `GridCell` per column.
 
     row: for each column, the cells that are printed together in it. A cell that belongs to several columns, such as the full
-        cache
-    at all budgets, is printed once and spans them.
+        cache at all budgets, is printed once and spans them.
     """
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
         place, *covered_places = group

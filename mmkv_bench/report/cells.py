@@ -68,8 +68,7 @@ def counted(rows: pa.Table) -> dict[str, Any] | None:
     """Return a summary of a cell's answers; None without answers.
 
     It has the number of answers, the counts of statuses, (least, mean, most) of the columns `COUNTED`, and the number of
-    answers over
-    the budget.
+    answers over the budget.
     """
     if not len(rows):
         return None

@@ -67,9 +67,10 @@ class ScoreView:
         return "<br>".join([*hint_lines, *filter(None, [line["fallbacks"]])])
 
     def leaders(self, budget: str) -> Markup | str:
-        """Return HTML with the best methods at a budget and their best score; `-` if no method is proven better than another.
+        """Return HTML with the best methods at a budget and their best score.
 
-        The best methods are those to which no other is proven superior. The result is "" if no line has the budget.
+        The best methods are those to which no other is proven superior. The result is `-` if no method is proven better than
+        another, and "" if no line has the budget.
         """
         lines = [line for line in self.lines if line["budget"] == budget]
         best_lines = [line for line in lines if line["best"] and line["value"] is not None]
@@ -184,9 +185,9 @@ class ScoreViews:
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
         """Fill in missing times per token from timed passes (`scenario=efficiency`) of any store.
 
-        A line and a pass belong together if model, method, reading, parameters, protocol and budget are equal. Only passes with
-        the
-        smallest batch and the longest prompt are used. Return a sentence on the number of filled lines; [] without passes.
+        A line and a pass belong together if model, method, reading, parameters, protocol and budget are equal. Only passes
+        with the smallest batch and the longest prompt are used. Return a sentence on the number of filled lines; [] without
+        passes.
 
         tables: tables of costs of all stores.
         """
@@ -289,7 +290,7 @@ def _line(
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """Yield groups of tables that differ only in the dataset: one group with the first metric of each task, and one per metric.
+    """Yield groups of tables that differ only in the dataset: the first metric of each task, then one group per metric.
 
     store: number of the store. views: id of a table -> its view.
     """

@@ -104,8 +104,7 @@ class StoreCells:
         """Return the cells, and the sample, that the arguments of `mmkv-bench show` choose.
 
         Each word is a method, dataset, budget, other column value, beginning of a hash, or (one word) a sample's id. A cell
-        must match
-        at least one word of each kind that occurs.
+        must match at least one word of each kind that occurs.
 
         Raises:
             ConfigError: a word matches nothing, or no cell matches all words.
@@ -128,7 +127,8 @@ class StoreCells:
         return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
-        """Return (kind, cells) of a word: its kind, such as `method` or `dataset`, and the hashes of the cells that it matches.
+        """Return (kind, cells) of a word: its kind, such as `method` or `dataset`, and the hashes of the cells that it
+        matches.
 
         A word of no known kind is taken as the beginning of a hash, with the kind `method`; the set is empty if no hash begins
         so.

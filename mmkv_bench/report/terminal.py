@@ -121,8 +121,8 @@ class KeptMap(NamedTuple):
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """Return the map as a block of text lines, at most `width` characters wide. shades: characters from nothing kept to all
-        kept."""
+        """Return the map as a block of text lines, at most `width` characters wide. shades: characters from nothing kept to
+        all kept."""
         visual = self.share[self.visual]
         text = len(self.share) - len(visual)
         counts_text = (

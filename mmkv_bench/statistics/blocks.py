@@ -73,8 +73,7 @@ class Samples:
 
     @cached_property
     def bounded(self) -> np.ndarray:
-        """Mask of the methods whose scores are all from 0 to 1, bool [m]; all False if the scale is unbounded (`rate` is
-        None)."""
+        """Mask of the methods whose scores are all from 0 to 1, bool [m]; all False for an unbounded scale."""
         if self.rate is None:
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | ((self.scores >= 0) & (self.scores <= 1))).all(axis=1)

@@ -345,8 +345,7 @@ def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> 
     """Return the ends [p, 2] of a block's confidence intervals at levels 1 - alpha.
 
     For scores of 0 and 1, each end is the wider of the t interval's and McNemar's, because McNemar takes the number of
-    differing samples
-    as fixed, although it varies. Whether 0 is inside follows McNemar, as the p-value does.
+    differing samples as fixed, although it varies. Whether 0 is inside follows McNemar, as the p-value does.
     """
     test = _test(samples, block)
     low, high = test.ends(alpha)
@@ -362,8 +361,8 @@ def holm(p: np.ndarray, alpha: float = ALPHA) -> tuple[np.ndarray, np.ndarray]:
     """Return (adjusted p-values, levels) of Holm's step-down correction of p-values [P].
 
     The k-th smallest of m p-values is compared with the level alpha / (m - k + 1). At the first one above its level the
-    procedure ends,
-    and the remaining hypotheses keep that step's level. So an interval at `level` never contradicts the decision.
+    procedure ends, and the remaining hypotheses keep that step's level. So an interval at `level` never contradicts the
+    decision.
     """
     m = len(p)
     order = np.argsort(p, kind="stable")

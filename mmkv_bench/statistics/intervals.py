@@ -51,8 +51,7 @@ def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None =
     """Return (lower, upper) end of Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
 
     clusters: the number of equal clusters (`equal_clusters`), if `n` is an effective number that was estimated from clusters.
-        The
-    quantile is then Student's, because few clusters estimate the variance badly.
+        The quantile is then Student's, because few clusters estimate the variance badly.
     """
     from scipy.special import stdtrit
 
@@ -163,8 +162,7 @@ def intervals(
     A cell without samples has no interval, and a single cluster has no bootstrap interval.
 
     cells: (values, clusters) of each cell's samples. share: the scores are shares of 1; otherwise they are amounts, for which
-        Wilson's
-    interval is not used.
+        Wilson's interval is not used.
     """
     intervals = [NO_INTERVAL] * len(cells)
     cells_alike: dict[tuple[bool, int, bytes], list[int]] = {}
@@ -335,8 +333,7 @@ def _clustered(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within:
     """Return how many values to skip at either end for a median's interval if values share clusters; -1 without an interval.
 
     With s = sign(value - median) / 2, `between` is the sum of squared cluster sums of s, and `within` the sum of squares of s.
-    Their
-    ratio gives the design effect. n, clusters: numbers of values and of clusters. All arrays have one entry per group.
+    Their ratio gives the design effect. n, clusters: numbers of values and of clusters. All arrays have one entry per group.
     """
     from scipy.special import stdtrit
 

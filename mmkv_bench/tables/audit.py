@@ -217,14 +217,14 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
-    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes no token from
-    there.
+    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes none from it.
 
-    The end token is not counted. Closing tokens that all answers share are not counted either, unless all answers are equal. An
-    answer without any other token counts as coming wholly from the prefill.
+    The end token is not counted. Closing tokens that all answers share are not counted either, unless all answers are equal.
+    An answer without any other token counts as coming wholly from the prefill.
 
     Args:
-        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Any method of the table would give the same share.
+        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Any method of the table would give the same
+            share.
         name: name of the protocol.
     """
     free_tokens = protocol(name).from_prefill
@@ -246,11 +246,12 @@ def _closing(texts: Sequence[list[int]]) -> int:
 
 
 def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask the answers to samples that the user requested by id and that the run would not have reached in dataset order.
+    """Mask the answers to samples that the user requested by id and that lie behind all samples answered in dataset order.
 
     Cells with such samples are not compared with others. Return None if there are no such answers.
 
     Args:
+        store: the store of the answers.
         answers: table of `Store.responses`, with `cell` and `chosen`.
     """
     is_chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()

@@ -101,8 +101,7 @@ def columns(table: ScoreTable) -> dict[str, Column]:
     """Run paired tests between the competing methods of a table, and return budget -> tested column.
 
     The key is "" if the table has no budgets. Three kinds of table cells are left out: cells over their budget, cells with
-    quantised
-    or offloaded entries, and cells with samples that were requested by id.
+    quantised or offloaded entries, and cells with samples that were requested by id.
     """
     columns_of = {}
     for budget in table.budgets or ("",):
@@ -124,7 +123,10 @@ def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]
 
 
 def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -> np.ndarray:
-    """Mask the pairs [P] of `column` whose two lines are both shown in the table; with `against`, only pairs with that line."""
+    """Mask the pairs [P] of `column` whose two lines are both shown in the table.
+
+    against: name or label of a line; then only pairs with this line.
+    """
     in_table = np.isin(column.names, [line.label for line in table.methods])
     in_against = np.isin(column.names, [line.label for line in table.methods if against in _names(line)])
     is_asked = in_table[column.a] & in_table[column.b]
@@ -252,8 +254,10 @@ def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
 
 
 def better(pair: Pair, p: float | None, falling: bool) -> str:
-    """Return the label of the line that is better at the corrected p-value `p`, or a text for "none". falling: smaller is
-    better."""
+    """Return the label of the better line at the corrected p-value `p`, or `undecided`, or `no rivals` if p is None.
+
+    falling: smaller values are better.
+    """
     if p is None:
         return "no rivals"
     if p > ALPHA:

@@ -51,8 +51,7 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
     """Return the score that the full cache is expected to reach on a dataset's metric; None if no score is configured.
 
     `gate.expected` of the run is used first, then the entry in the model's file. `gate.expected` is one number, so it applies
-    only to
-    the first metric of a run with one dataset. Fixture data have no expected score.
+    only to the first metric of a run with one dataset. Fixture data have no expected score.
     """
     if dataset.endswith(FIXTURE):
         return None
@@ -68,7 +67,8 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """Return the mean score that the full cache is expected to reach on a group of datasets; None if the model's file has none.
+    """Return the mean score that the full cache is expected to reach on a group of datasets; None if the model's file has
+    none.
 
     config: configuration (JSON). group: benchmark and name, such as `MileBench T-1`.
     """
@@ -254,8 +254,7 @@ def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
     """Return the lines (rows) of a table: `full`, `random`, then the other methods by name.
 
     If lines have the same name, their labels contain the parameters in which they differ. If the table has both readings of
-    methods
-    (`paper` and `released`), the labels of the released ones contain it.
+    methods (`paper` and `released`), the labels of the released ones contain it.
     """
     variants = {_variant(row): row for row in cells}
     settings_by_variant = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}

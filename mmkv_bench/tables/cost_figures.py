@@ -137,8 +137,7 @@ def _intervals(
     """Draw the intervals of one line: as a band, or as shifted bars if the panel has many lines.
 
     points: (prompt length, cost, table) of each point. size: number by which costs are divided for the axis. number, lines:
-        position
-    of the line in the panel, and number of lines.
+        position of the line in the panel, and number of lines.
     """
     interval_ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
     if interval_ends and lines <= _BANDS:

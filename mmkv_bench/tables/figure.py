@@ -83,8 +83,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """Return label -> colour and marker. Labels get different ones as long as a hue has markers left.
 
     A shipped method always has its own colour and marker. Another label gets the hue of the shipped method with whose name it
-    begins,
-    or else a hue computed from the label, and a marker that is still free.
+    begins, or else a hue computed from the label, and a marker that is still free.
     """
     labels = set(labels)
     look_of = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}

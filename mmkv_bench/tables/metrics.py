@@ -33,8 +33,7 @@ def metrics_rows(
     """Return one `metrics` row per cell (a method, budget, dataset and seed of a model) and metric, in the order of `cells`.
 
     The column `difference` is the cell's score minus that of the `full` cell of the same context (model, dataset, protocol),
-    over the
-    samples ok in both. It is null for `full` itself, and if `cells` has no such `full` cell.
+    over the samples ok in both. It is null for `full` itself, and if `cells` has no such `full` cell.
 
     Args:
         samples, cells: frames of the store's tables of these names.
@@ -88,8 +87,7 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
 
     value: the score; null, like its interval, unless every sample is ok.
     value_failures_zero: the score with failed samples counted as 0. It is null if smaller values are better, if an answer was
-        not
-    judged, or if a pooled metric has no parts for a failed sample.
+        not judged, or if a pooled metric has no parts for a failed sample.
     """
     aggregator = aggregate_of(metric)
     for cell in scores:

@@ -105,8 +105,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
     - those of `KNOWN`: the score by what the cache was compressed for, such as `joint` for all questions; NaN if missing;
     - `same`: the score under `query_first` if the cache was compressed for this very question;
     - `place`: position of the question in its document's order, from 1. The order begins with the question that `query_first`
-    and
-    `turns` ask first.
+      and `turns` ask first.
 
     Raises:
         NoQuestionsError: the store has no scores of several questions per document.

@@ -28,8 +28,7 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
     """Return `samples` without the scores of stale cells, whose answers then count as not scored.
 
     A cell (a method, budget, dataset and seed of a model) is stale in three cases: its answers were made again after scoring,
-    its
-    metrics were computed from another number of scores, or it has scores without metrics.
+    its metrics were computed from another number of scores, or it has scores without metrics.
 
     Args:
         samples: per-sample scores of all metrics, or of some. Text columns are dictionary-encoded.
@@ -94,8 +93,7 @@ class Sum:
         """Return a text on how these sums contradict the cell's `metrics` row; "" if they do not.
 
         row: the `metrics` row. clusters: hash of the answers' clusters (`Tally.clusters`), compared with that of the scores;
-            None: not
-        compared.
+            None: not compared.
         """
         if self.ok != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"

@@ -101,10 +101,8 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
     """Choose which lines of one budget are compared with each other. The choice never depends on a score.
 
     One line per method competes: the line with the method's name and default parameters, in the reading `paper` if both
-    readings are
-    present. If a method has no such line, all its presets compete. If nearly all lines are presets of one method (an ablation),
-    all
-    lines compete.
+    readings are present. If a method has no such line, all its presets compete. If nearly all lines are presets of one method
+    (an ablation), all lines compete.
     """
     competitors_and_presets = [method for method in methods if method.base not in CONTROLS and not method.cheats]
     groups: dict[tuple[Hashable, ...], list[Line]] = {}
@@ -143,9 +141,8 @@ def calibrations(parameters: str) -> dict[str, str]:
 def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> tuple[str, ...]:
     """Return one phrase per calibration file: its name, checksum and the samples that it was measured on.
 
-    New rows contain the samples in their configuration (`calibrations`). For older rows the file in `conf/calibration` with the
-    same
-    checksum is read.
+    New rows contain the samples in their configuration (`calibrations`). For older rows the file in `conf/calibration` with
+    the same checksum is read.
 
     Args:
         configs: configurations (JSON) of the cells that read the files.
@@ -330,17 +327,19 @@ class ScoreTable:
         return family([method for method in self.methods if (method.label, budget) in self.entries])
 
     def best(self, budget: str) -> tuple[str, ...]:
-        """Return the methods at this budget to which no other method is proven superior: with 95 % confidence the best is among
-        them.
+        """Return the methods at this budget to which no other method is proven superior.
 
-        The result is empty if no method is proven better than another, or if samples failed or differ between cells.
+        With 95 % confidence the best method is among them. The result is empty if no method is proven better than another, or
+        if samples failed or differ between cells.
         """
         column = self.ranked(budget)
         return column.winners if column else ()
 
     def above_bold(self, budget: str) -> frozenset[str]:
-        """Return the presets at this budget that score better than a bold method; presets do not compete, so they are never
-        bold."""
+        """Return the presets at this budget that score better than a bold method.
+
+        Presets (further settings of a method in the table) do not compete, so they are never bold.
+        """
         if budget not in self._above_at:
             sign = -1 if lower_is_better(self.metric) else 1
             entries_at_budget = {label: entry for (label, at), entry in self.entries.items() if at == budget}

@@ -252,8 +252,7 @@ def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
     """Return one csv record per pair of table lines at a budget.
 
     If both lines compete, `low` and `high` are at Holm's level. Otherwise they are at 95 %, and `holm_level` and the following
-    columns
-    are empty.
+    columns are empty.
     """
     return [
         {

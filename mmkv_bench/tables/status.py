@@ -194,7 +194,7 @@ def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tup
     """Return (answers per second in the last hour, time of the newest answer); None for what is unknown.
 
     n: number of answers in each counted batch. first, last: times of its first and last answer; the others are taken as evenly
-    spread between. now: Unix time [s].
+        spread between. now: Unix time [s].
     """
     if not len(n):
         return None, None

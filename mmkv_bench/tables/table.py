@@ -169,9 +169,8 @@ class Table:
     def split_notes(self, how: str = "short") -> tuple[list[str], list[str]]:
         """Return (texts of printed notes, texts of hidden notes), the most important first.
 
-        how: one of `NOTES`. `short` always prints all warnings and meanings of marks, even if these are more than `MOST_NOTES`.
-            `none`
-        returns two empty lists.
+        how: one of `NOTES`. `short` always prints all warnings and meanings of marks, even if these are more than
+            `MOST_NOTES`. `none` returns two empty lists.
         """
         if how == "none":
             return [], []
@@ -190,9 +189,8 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     """Return the tables with other names for some rows, wherever a row's name is printed. The csv records keep the old names.
 
     Args:
-        names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the new
-            name
-        gets this ending.
+        names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
+            new name gets this ending.
 
     Raises:
         ConfigError: no line has that name, or another line has the new name.
@@ -219,7 +217,7 @@ def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
     """Return the table with its title and caption replaced by `caption`; None changes nothing.
 
     Raises:
-        ConfigError: there is more than one table.
+        ConfigError: there is not exactly one table.
     """
     if caption is None:
         return list(tables)

@@ -24,9 +24,8 @@ GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "gr
 def tracked_rows(store: Store) -> list[dict[str, Any]]:
     """Return one row per cell (a method, budget, dataset and seed of a model) and headline metric, in the order of the cells.
 
-    Only the latest version of a method has rows. Cells of `scenario=efficiency` have a row per prompt length and batch, without
-    a
-    score. The keys of a row:
+    Only the latest version of a method has rows. Cells of `scenario=efficiency` have a row per prompt length and batch,
+    without a score. The keys of a row:
 
     cell, ...: identity of the cell; `budget` is a number of entries or a fraction.
     score, low, high, difference: score, its interval, and the difference to `full`.
