@@ -211,7 +211,7 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _cells(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of comparing the bundle's cells with the planned ones.
+    """Yield outcomes of comparing the bundle's cells (each one method, budget and dataset) with the planned ones.
 
     Cells are compared by hash, which covers method, parameters, versions, budget, protocol and data.
     """
@@ -325,7 +325,7 @@ def _scores(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
-    """Score the stored answers of a cell again, without a judge.
+    """Score the stored answers of a cell (one method, budget and dataset) again, without a judge.
 
     Return (number of compared scores, description of the first difference or "").
     """

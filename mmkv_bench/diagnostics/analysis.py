@@ -178,8 +178,7 @@ def diagnose(
 def measurements(
     name: str, source: Source, questions: PromptSamples, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Return label of a method -> identity columns (column -> value) of an analysis's rows; "" is the label of rows without a
-    method.
+    """Return label of a method -> columns (name -> value) that identify an analysis's rows; "" for rows without a method.
 
     The column `measurement` is the hash of the others. It covers the model, the prompts and one method, but not the other
     methods or the samples, so numbers stay valid when methods or samples are added.

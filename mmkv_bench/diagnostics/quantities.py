@@ -174,12 +174,11 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield the hit rate of outlier channels (MM-ShiftKV's Table 14) of one layer, by our own definition: the paper prints
-    none.
+    """Yield the hit rate of outlier channels (MM-ShiftKV's Table 14) of one layer, by our own definition.
 
-    Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with the largest absolute value while the
-    answer is decoded. The value is the share of these in which one of 512 proxies reaches as far. The proxies are drawn as the
-    method draws them, with gamma 1 and 10.
+    The paper prints no definition. Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with the
+    largest absolute value while the answer is decoded. The value is the share of these in which one of 512 proxies reaches as
+    far. The proxies are drawn as the method draws them, with gamma 1 and 10.
     """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
     answer_activations = obs.project(answer).float().abs().amax(1).flatten()
@@ -302,8 +301,7 @@ def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, 
 
 
 def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield numbers on attention to visual tokens and on their keys, for one layer; nothing for a prompt without visual
-    tokens.
+    """Yield numbers on attention to visual tokens and on their keys, for one layer; nothing without visual tokens.
 
     One number per part:
     - `answer's attention`: share of the decoded tokens' attention on visual tokens, mean over query heads.

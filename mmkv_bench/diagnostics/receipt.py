@@ -64,7 +64,8 @@ def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
 
 
 def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the receipt of answers that were made again: JSON data with the outcomes of each store and cell.
+    """Return the receipt of answers that were made again: JSON data with the outcomes of each store and cell (one method,
+    budget and dataset).
 
     Args:
         drawn: the answers with their outcomes.
@@ -96,7 +97,7 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
 
 
 def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """Return hash of a cell -> digest of its samples' scores, 16 hex digits of a sha256.
+    """Return hash of a cell (one method, budget and dataset) -> digest of its samples' scores, 16 hex digits of a sha256.
 
     A cell without scores has the digest of an empty list.
     """
@@ -124,7 +125,7 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
 
 
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
-    """Return a receipt's entry for one cell.
+    """Return a receipt's entry for one cell (one method, budget and dataset).
 
     answers: the cell's answers that were made again. stored: number of all its stored answers. digest, scores: digests of the
         stored answers and of their scores.
@@ -160,7 +161,8 @@ EXIT_CODES = {EQUAL: 0, DIFFERENT: 1, "nothing made again": 2, INTERRUPTED: 130}
 
 
 def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict[str, Mapping[str, Any]]]:
-    """Return store -> hash of a cell -> the cell's entry in a receipt, with the receipt's date, `file` and `path`.
+    """Return store -> hash of a cell (one method, budget and dataset) -> the cell's entry in a receipt, with the receipt's
+    date, `file` and `path`.
 
     paths: receipt files. roots: folders of the stores.
 

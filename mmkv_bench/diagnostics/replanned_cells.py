@@ -44,7 +44,7 @@ class ReplannedCells:
 
 
 def plan_again(rows: Sequence[Row]) -> ReplannedCells:
-    """Plan the stored cells of one dataset and one run with the installed version.
+    """Plan the stored cells (each one method, budget and dataset) of one dataset of one run with the installed version.
 
     The versions of torch and transformers in the rows are used; the caller decides whether the installed ones may differ.
 
@@ -155,7 +155,8 @@ def cells_again(
 
 
 def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
-    """Return a text on the columns in which a stored cell differs from the planned `cells`, so that none has its hash."""
+    """Return a text on the columns in which a stored cell (one method, budget and dataset) differs from the planned `cells`,
+    so that none has its hash."""
     namesakes = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
     if not namesakes:
         return "identity of an older version (its configuration plans no such cell now)"

@@ -315,7 +315,9 @@ def _run_of(one: StoredAnswer) -> tuple[str, ...]:
 def remake(
     root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
 ) -> dict[str, StoredAnswer]:
-    """Answer one sample again with some cells of a store. Return hash of a cell -> its answer.
+    """Answer one sample again with some cells (each one method, budget and dataset) of a store.
+
+    Return hash of a cell -> its answer.
 
     Args:
         root: folder of the store.

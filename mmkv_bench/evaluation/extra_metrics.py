@@ -192,8 +192,7 @@ class PairedAnswers:
 
     @cached_property
     def continued(self) -> np.ndarray:
-        """Mask the answers to continuation datasets, whose fidelity is measured at the tokens of a reference text, bool
-        [rows].
+        """Mask the answers to continuation datasets (fidelity is measured at a reference text's tokens), bool [rows].
 
         They are recognised by fidelity at more tokens than the answer of `full` has.
         """
@@ -201,8 +200,7 @@ class PairedAnswers:
         return self.full_ok & (self.lists("forced_kl").lengths > answered)
 
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
-        """Return a measure with values of an earlier scoring where `pack --slim` has removed the per-token values of the
-        answer.
+        """Return a measure with values of an earlier scoring where `pack --slim` has removed the answer's per-token values.
 
         stored: rows of the table `samples` of this measure.
         """

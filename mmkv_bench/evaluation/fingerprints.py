@@ -81,10 +81,9 @@ def scorer_digest(spec: TaskSpec) -> str:
 
 
 def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, str]:
-    """Return file that a user's task opened while scoring -> its digest, "" for a missing file. Paths are relative to the
-    YAML.
+    """Return file that a user's task opened while scoring -> its digest, "" for a missing file.
 
-    Packages, caches, the dataset's rows and the store's own files are left out.
+    Paths are relative to the task's YAML. Packages, caches, the dataset's rows and the store's own files are left out.
 
     heard: the opened files. store: folder of the store.
     """

@@ -81,7 +81,9 @@ class Grader:
         self._batches: dict[int, BatchGrader | None] = {}
 
     def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
-        """Yield (cell, scores) for these cells in order. Their distinct answers are in memory together.
+        """Yield (cell, scores) for these cells (each one method, budget and dataset) in order.
+
+        Their distinct answers are in memory together.
 
         Raises:
             ScoringError, DataError: as `score` does.
@@ -97,8 +99,8 @@ class Grader:
                 yield from zip(some, batch.scores([self.answers(cell) for cell in some]), strict=True)
 
     def _batch(self, limit: int) -> BatchGrader | None:
-        """Return the batch grader for cells that were asked about `limit` documents; None if the cells must be scored one by
-        one.
+        """Return the batch grader for cells (each one method, budget and dataset) that were asked about `limit` documents;
+        None if the cells must be scored one by one.
 
         That is so if they are few, a judge scores them, or the batch grader failed its test.
         """
@@ -109,7 +111,8 @@ class Grader:
         return self._batches[limit]
 
     def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
-        """Return a batch grader if its scores of the given cells equal those of `score`, otherwise None."""
+        """Return a batch grader if its scores of the given cells (each one method, budget and dataset) equal those of `score`,
+        otherwise None."""
         docs = documents(self.spec, limit)
         batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])
         answers = [self.answers(cell) for cell in cells]
@@ -120,7 +123,9 @@ class Grader:
 
 
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
-    """Score the distinct answers of the cells. Return False if the cells must be scored one by one instead.
+    """Score the distinct answers of the cells (each one method, budget and dataset).
+
+    Return False if the cells must be scored one by one instead.
 
     That is so if a score depends on several samples, or if the scorer failed (scoring one by one then shows in which cell).
     """
@@ -145,8 +150,9 @@ class SharedReplay(Replay):
         self.opened = False
 
     def outcomes(self, answers: Sequence[tuple[int, str]]) -> list[Outcome] | None:
-        """Return the scorer's result for each answer (doc_id, text); None if a score depends on several samples or a judge is
-        asked.
+        """Return the scorer's result for each answer (doc_id, text).
+
+        None if a score depends on several samples or a judge is asked.
 
         Raises:
             ScoringError: the scorer failed.
@@ -189,10 +195,9 @@ class BatchGrader:
         self.opened = False
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
-        """Score the answers of `texts` (doc_id -> texts) that have no score yet. Return False if answers cannot be scored one
-        by one.
+        """Score the answers of `texts` (doc_id -> texts) that have no score yet. Return whether this was possible.
 
-        That is so if a score depends on several samples, or an answer is broken or belongs to no document.
+        It is not if a score depends on several samples, or an answer is broken or belongs to no document.
         """
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
@@ -260,7 +265,8 @@ class BatchGrader:
         return metrics_due(self.spec, self.docs, failed, ())
 
     def _aggregates(self, outcomes: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return (metric -> lmms-eval's aggregate, metric without an aggregate -> reason) of one cell."""
+        """Return (metric -> lmms-eval's aggregate, metric without an aggregate -> reason) of one cell (one method, budget and
+        dataset)."""
         replay = self.aggregating
         returned: dict[tuple[str, str], list] = {}
         for number, name in enumerate(replay.task.filter_names):

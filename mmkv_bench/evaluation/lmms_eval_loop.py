@@ -273,8 +273,8 @@ class ScoringTask(GivenTask):
         return dict(output.agg_metrics)
 
     def score_answers(self, answers: Sequence[tuple[int, str]]) -> None:
-        """Score several answers (doc_id, text), each as lmms-eval's loop does: filters, then the scorer with a copy of the
-        document.
+        """Score several answers (doc_id, text): filters, then the scorer with a copy of the document, as lmms-eval's loop
+        does.
 
         The function `score` gets (doc_id, number of the answer) as key.
         """

@@ -205,7 +205,8 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """Return the documents that this cell was not asked about; an empty range unless `kinds` has CIDEr.
+        """Return the documents that this cell (one method, budget and dataset) was not asked about; an empty range unless
+        `kinds` has CIDEr.
 
         CIDEr needs their references, because its document frequencies cover the whole dataset.
         """
@@ -254,8 +255,7 @@ class Replay:
 
 
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
-    """Add `parse_failed` 0 to all other samples if one sample has `parse_failed`, because every sample must have the metric
-    then.
+    """Add `parse_failed` 0 to all other samples if one sample has `parse_failed`, so that every sample has the metric.
 
     values: doc_id -> metric -> score; changed in place.
     unheard: documents whose choice a judge should have read.

@@ -175,10 +175,9 @@ def _compiled(source: bytes, path: str) -> CodeType:
 
 
 def executed(name: str, file: Path, source_only: bool) -> ModuleType:
-    """Execute a file as a module and return the module, without an entry in `sys.modules`. Exceptions of its code pass
-    unchanged.
+    """Execute a file as a module and return the module, without an entry in `sys.modules`.
 
-    source_only: read and write no bytecode.
+    Exceptions of its code pass unchanged. source_only: read and write no bytecode.
     """
     loader = SourceOnly(name, str(file)) if source_only else SourceFileLoader(name, str(file))
     spec = spec_from_file_location(name, file, loader=loader)

@@ -36,10 +36,10 @@ BESIDE = {"vstar_direct_attributes_acc", "vstar_relative_position_acc"}
 
 
 def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | None:
-    """Return the sample's score from a scorer's value; None for a metric that exists only over many samples (captions,
-    submissions).
+    """Return the sample's score from a scorer's value; None for a metric that exists only over many samples.
 
-    A registered extractor is used first. Otherwise the value itself is the score, or `score` of a dict.
+    Such metrics are captions and submissions. A registered extractor is used first. Otherwise the value itself is the score,
+    or `score` of a dict.
     """
     return EXTRACTORS[metric](value, aggregation) if metric in EXTRACTORS else plain_value(value)
 

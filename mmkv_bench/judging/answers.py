@@ -398,8 +398,7 @@ class JudgeAnswers:
             self._cache.put(question, reply)
 
     def summary(self, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a text on the run's questions to the judge, and on metrics that are not judged; None if there is nothing to
-        report.
+        """Return a text on the run's questions to the judge and on metrics that are not judged; None if it would be empty.
 
         metrics: the `metrics` rows of the run's cells.
         """

@@ -63,10 +63,9 @@ class Question:
         return cls(tuple(messages), float(temperature), int(max_tokens), readable)
 
     def digest(self, model: str, address: str) -> str:
-        """Return the sha256 of a question to a model: its id, the endpoint's address, the messages, the temperature and
-        max_tokens.
+        """Return the sha256 of a question to a model. Equal questions have equal digests.
 
-        Equal questions have equal digests.
+        It covers the model's id, the endpoint's address, the messages, the temperature and max_tokens.
         """
         return _sha256([model, address, list(self.messages), self.temperature, self.max_tokens])
 
@@ -180,10 +179,11 @@ PAIRED = {"gpt_eval_score_consistency": "video_name"}
 
 
 def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the pairs of documents (their numbers) that lmms-eval forms: each document with the next unpaired one of its
-    video.
+    """Return the pairs of documents, by number, that lmms-eval forms.
 
-    fields: the video of each document in order. A document without a partner is in no pair.
+    Each document is paired with the next unpaired one of its video. A document without a partner is in no pair.
+
+    fields: the video of each document in order.
     """
     first_doc_of_key: dict[Any, int] = {}
     pairs_of_docs = []

@@ -119,8 +119,7 @@ class MethodSettings:
         return "{}" if self.base == "full" else _resolved(self, reading)
 
     def version(self, reading: str) -> int:
-        """Return the number of this method's version in the installed code. Rows store it as `method_version` (null counts as
-        1).
+        """Return the number of this method's version in the installed code, which rows store as `method_version`.
 
         reading: `paper` or `released`, the version of the method's rules.
         """

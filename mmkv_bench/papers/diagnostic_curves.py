@@ -143,10 +143,10 @@ def _differences(table: pd.DataFrame) -> str:
 
 
 def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str], address: Address) -> Curve | None:
-    """Return one line of a figure: its value per layer, averaged over heads, and the mean over layers with an interval over
-    samples.
+    """Return one line of a figure: its value per layer, and the mean over layers with an interval over samples.
 
-    line: (label, quantity, part) as in `Diagnostic.lines`. The result is None if the rows have no such values.
+    Heads are averaged. line: (label, quantity, part) as in `Diagnostic.lines`. The result is None if the rows have no such
+    values.
     """
     label, quantity, part = line
     points = rows[(rows["quantity"] == quantity) & ((rows["part"] == part) | (part == "*"))]

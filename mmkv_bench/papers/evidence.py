@@ -72,7 +72,8 @@ class Evidence:
 
     @classmethod
     def of(cls, roots: Sequence[Path], stand_in: bool = False) -> Evidence:
-        """Read the stored cells below `roots`. Each folder is a store or contains stores.
+        """Read the stored cells (each one method, budget and dataset) below `roots`. Each folder is a store or contains
+        stores.
 
         stand_in: read the cells of the embedded model, to fill stand-in tables, and no others.
 
@@ -187,7 +188,7 @@ class Evidence:
         return -len(key.mismatches), key.version, sum(answers_of_store.values()), newest_time
 
     def cell(self, row: int) -> tuple[int, str]:
-        """Return (number of the store, hash) of the cell in a row."""
+        """Return (number of the store, hash) of the cell (one method, budget and dataset) in a row."""
         return int(self.cells["store"].iloc[row]), str(self.cells["cell"].iloc[row])
 
     def source(self, row: int) -> str:
@@ -206,7 +207,7 @@ class Evidence:
         return {name: tuple(sorted({str(value) for value in cells[name]})) for name in VERSIONS if name in cells}
 
     def _has_calibration(self, row: int, wanted: Mapping[str, Any]) -> bool:
-        """Return True if a row was made with the calibration that an address requires.
+        """Return True if a row was made with the calibration (measurements on data that a method reads) of an address.
 
         wanted: required source (data, samples, instruction). If it is empty, the row must have no calibration or the model's
             default one.
@@ -271,7 +272,7 @@ class Evidence:
 
     @cached_property
     def _answers(self) -> list[Mapping[str, int]]:
-        """One mapping per store: hash of a cell -> upper bound of its number of answers."""
+        """One mapping per store: hash of a cell (one method, budget and dataset) -> upper bound of its number of answers."""
         from mmkv_bench.store.store import Store
 
         return [Store(root).counts("responses") for root in self.roots]
@@ -288,7 +289,7 @@ def _stores(root: Path) -> list[Path]:
 
 
 def _stand_ins(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells that are never compared with a paper.
+    """Mask the cells (each one method, budget and dataset) that are never compared with a paper.
 
     These have fixture data, the embedded model, or random weights (unless only times are measured).
     """
@@ -320,8 +321,7 @@ _LONGEST = 60  # printed characters of a value
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a row of `cells` (such as weights, dtype, pixel limits) by name; None for a fact that is not
-    recorded.
+    """Return the facts (such as weights, dtype, pixel limits) of a row of `cells`, by name; None for an unrecorded fact.
 
     row: columns of the cell, null as None.
     """

@@ -315,7 +315,8 @@ class StoreTables:
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
     def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
-        """Yield read(store, hashes) for each store, with the hashes of its cells that some number needs."""
+        """Yield read(store, hashes) for each store, with the hashes of its cells (each one method, budget and dataset) that
+        some number needs."""
         from mmkv_bench.store.store import Store
 
         yield from (read(Store(root), cells) for root, cells in self._cells.items())
@@ -353,12 +354,15 @@ class StoreTables:
 
     @cached_property
     def scored(self) -> Mapping[str, int]:
-        """Hash of a cell -> number of its samples with a score of any metric."""
+        """Hash of a cell (one method, budget and dataset) -> number of its samples with a score of any metric."""
         return self._samples.groupby("cell", observed=True)["sample_id"].nunique().to_dict()
 
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
-        """Hash of a cell -> sorted digests of (sample id, prompt hash) of its answers. Equal digests mean equal questions."""
+        """Hash of a cell (one method, budget and dataset) -> sorted digests of (sample id, prompt hash) of its answers.
+
+        Equal digests mean equal questions.
+        """
         from pandas.util import hash_pandas_object
 
         columns = ["cell", "sample_id", "prompt_hash"]
@@ -382,19 +386,20 @@ class StoreTables:
 
     @cached_property
     def responses(self) -> Mapping[str, pd.DataFrame]:
-        """Hash of a cell -> its answers, with the columns from which metrics other than scores are computed."""
+        """Hash of a cell (one method, budget and dataset) -> its answers, with the columns from which metrics other than
+        scores are computed."""
         columns = ["cell", "sample_id", "cluster", "status", "measured", "context_tokens"]
         columns += dict.fromkeys(one.column for one in REDUCTIONS.values())
         return self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
 
     @cached_property
     def timings(self) -> Mapping[str, pd.DataFrame]:
-        """Hash of a cell -> its timed passes."""
+        """Hash of a cell (one method, budget and dataset) -> its timed passes."""
         return self._first(lambda store, cells: _by_cell(passes(store.timings(cells))))
 
     @cached_property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Hash of a cell -> reason -> number of answers.
+        """Hash of a cell (one method, budget and dataset) -> reason -> number of answers.
 
         The reasons are `ANSWERS` (all), `OVER` (kept more than the budget), fallbacks, and question text before a cut.
         """
@@ -408,7 +413,7 @@ def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _counts(answers: pd.DataFrame) -> Counter[str]:
-    """Count the answers of one cell by the reasons that `StoreTables.counts` lists."""
+    """Count the answers of one cell (one method, budget and dataset) by the reasons that `StoreTables.counts` lists."""
     counts = Counter(f"fallback {reason}" for reasons in answers["fallback"].dropna() for reason in reasons)
     counts[ANSWERS] = len(answers)
     counts[OVER] = int((answers["entries_resident"] > answers["entries_asked"]).sum())

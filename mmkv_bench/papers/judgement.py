@@ -148,7 +148,7 @@ def _fulls_of_paper(paper: str) -> Mapping[_Key, PrintedFull]:
 
 
 def _filled(cell: TableCell, printed: Printed | None, layout: TableLayout, reader: EvidenceReader) -> FilledCell:
-    """Return a table cell with its measured and printed numbers and the tolerance, without verdicts."""
+    """Return a table cell with its printed number, our measured numbers, and how far these may differ, without verdicts."""
     readings = {name: reader.measured(at, parts) for name, (at, parts) in cell.readings.items()}
     is_judged = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
     tolerance = margins.tolerance(layout, cell, printed) if printed is not None and is_judged else None
@@ -156,7 +156,10 @@ def _filled(cell: TableCell, printed: Printed | None, layout: TableLayout, reade
 
 
 def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -> FilledCell:
-    """Return the cell with verdicts added. full: the full cache's printed number for this cell; None if there is none."""
+    """Return a table cell with verdicts (agrees, differs, ...) on our numbers added.
+
+    full: the full cache's printed number for this cell; None if there is none.
+    """
     if one.printed is None:
         return one
     if not has_numbers(one.cell.address.metric):
@@ -214,7 +217,8 @@ def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
 
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
-    """Return the verdict on one measured number beside the printed one; None if there is nothing to judge yet."""
+    """Return the verdict (agrees, differs, ...) on one measured number beside the printed one; None if there is nothing to
+    judge."""
     if one.printed is None or measured.value is None or measured.state not in (*WHOLE, State.PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
@@ -228,7 +232,7 @@ def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
 
 
 def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
-    """Return the verdict on the method's difference to the full cache; None if it cannot be judged."""
+    """Return the verdict (agrees, differs, ...) on the method's difference to the full cache; None if it cannot be judged."""
     full, numbers = pair.full, (one.measured, pair.full.measured)
     states_of_both = {each.state for each in numbers}
     if one.shown is None or full.shown is None or one.tolerance is None or full.tolerance is None:
@@ -288,10 +292,10 @@ class FilledTable:
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, proposed: bool) -> Counter[str]:
-        """Count the verdicts on numbers (not on differences to full). proposed: only the paper's own method, or only all
-        others.
+        """Count the verdicts on numbers (not on differences to full), for the paper's own method or for all others.
 
-        Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
+        proposed: the paper's own method. Computed numbers are left out: they follow from the same lengths and shapes as the
+            printed ones.
         """
         cells = [one for one in self.cells if self.layout.proposes(one.cell) == proposed and one.verdict]
         return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != State.COMPUTED)

@@ -113,7 +113,10 @@ def unjudged(commit: str | None) -> str:
 
 
 def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Tolerance:
-    """Return the tolerance of a table cell whose printed value is a number."""
+    """Return how far our number may differ from the printed one in a table cell.
+
+    printed: a value that is a number.
+    """
     cell_address, number = cell.address, printed.known
     fixed_margin = margin(cell_address.dataset, cell_address.metric)
     half_digit_width = log1p(printed.half / number) if fixed_margin.relative else printed.half
@@ -321,7 +324,10 @@ def of_seeds(values: Sequence[float], relative: bool = False) -> float:
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
-    """Return the verdict on a lead that a paper claims. low, high: interval of our paired difference; above 0 is better."""
+    """Return the verdict (confirmed, contradicted, undecided) on a lead over baselines that a paper claims.
+
+    low, high: interval of our paired difference; above 0 is better.
+    """
     if low is not None and low > 0:
         return Verdict(CONFIRMED)
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)

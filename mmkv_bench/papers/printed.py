@@ -174,8 +174,9 @@ def printed_address(row: Mapping[str, Any]) -> Address:
 
 
 def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
-    """Return our equivalent of a paper's name, None if there is none: first for its table, then for its paper, then for all
-    papers.
+    """Return our equivalent of a paper's name, None if there is none.
+
+    Names of its table are searched first, then names of its paper, then names of all papers.
 
     kind: section of `names.yaml`. row: the printed value.
     """

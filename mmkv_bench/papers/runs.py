@@ -130,10 +130,9 @@ def _setting(name: str) -> Mapping[str, Any]:
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:
-    """Return the command that runs a diagnostic for several methods and budgets, and for `full`. Existing measurements are
-    kept.
+    """Return the command that runs a diagnostic for several methods and budgets, and for `full`.
 
-    addresses: equal in everything but method and budget.
+    The command keeps existing measurements. addresses: equal in everything but method and budget.
     """
     address, diagnostic = addresses[0], DIAGNOSTICS[addresses[0].metric]
     arguments = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]

@@ -115,7 +115,11 @@ def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons:
 
 
 def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[GridCell]:
-    """Return the printed cells of one table cell: its number or state, further lines of a diagnostic, and further readings."""
+    """Return what is printed in one table cell, as one or more `GridCell`s.
+
+    These are its number or state (such as not run), further lines of a diagnostic, and numbers under other readings (versions
+    of the method's rules).
+    """
     measurement, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
     if measurement.value is None:
         marks = (reasons.letter(measurement.why),) if measurement.why else ()
@@ -179,7 +183,8 @@ def _digits(half: float) -> int:
 
 
 def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
-    """Return sentences on a cell: its address (model, data, method, ...), its printed number, our number, and its tolerance."""
+    """Return sentences on a table cell: its address (model, data, method, ...), the printed number, ours, and the allowed
+    difference."""
     cell, first_address, printed = one.cell, one.cell.needed[0], one.printed
     parts_text = (
         f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""

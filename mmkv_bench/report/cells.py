@@ -35,7 +35,8 @@ COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compres
 
 
 def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return hash of a cell -> its row of `cells` as its page prints it: converted to JSON, without nulls."""
+    """Return hash of a cell (one method, budget and dataset) -> its row of `cells` as its page prints it: converted to JSON,
+    without nulls."""
     rows = {}
     for row in cells.to_dict("records"):
         shown_fields = {
@@ -55,7 +56,8 @@ def _plain(value: Any) -> Any:
 
 
 def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Return hash of a cell -> its rows of `metrics`: first the task's metrics, then those measured in every run."""
+    """Return hash of a cell (one method, budget and dataset) -> its rows of `metrics`: first the task's metrics, then those
+    measured in every run."""
     metrics = metrics.sort_values("metric", key=lambda names: names.isin(list(MEASURES)), kind="stable")
     rows: dict[str, list[dict[str, Any]]] = {}
     kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
@@ -141,12 +143,14 @@ class AnswerTable:
         }
 
     def rows(self, cell: str) -> pa.Table:
-        """Return the answers of one cell; an empty table if it has none."""
+        """Return the answers of one cell (one method, budget and dataset); an empty table if it has none."""
         return self._rows.get(cell, self._none)
 
     def of_samples(self, cell: str, samples: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a cell's answers to the given samples, with only `columns`; all values are None for a sample without an
-        answer."""
+        """Return a cell's answers to the given samples, with only `columns`.
+
+        All values are None for a sample without an answer.
+        """
         rows = self.rows(cell)
         row_of_sample = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
         return rows.select(columns).take(pa.array(map(row_of_sample.get, samples), pa.int64())).to_pylist()
@@ -172,7 +176,10 @@ class AnswerTable:
 def sample_scores(
     samples: pd.DataFrame, cells: Collection[str], shown: Collection[str], without: Collection[str] = FIDELITY
 ) -> dict[tuple[str, str], dict[str, float | None]]:
-    """Return (cell, sample id) -> metric -> score, for the given cells and samples. without: metrics that are left out."""
+    """Return (cell, sample id) -> metric -> score, for the given cells (each one method, budget and dataset) and samples.
+
+    without: metrics that are left out.
+    """
     is_wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
     is_wanted &= ~samples["metric"].isin(list(without)).to_numpy()
     wanted_scores = samples.loc[is_wanted, ["cell", "sample_id", "metric", "value", "status"]]
@@ -190,7 +197,7 @@ def sample_scores(
 
 
 def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tuple[list[str], int]:
-    """Return (ids, total) of the samples that any of these cells answered.
+    """Return (ids, total) of the samples that any of these cells (each one method, budget and dataset) answered.
 
     ids: those of the first `most` samples in dataset order. total: number of all samples.
     """
@@ -243,7 +250,7 @@ class Commands:
         self._differing: dict[str, dict[str, Any] | str] = {}
 
     def of(self, row: Mapping[str, Any], text: str) -> dict[str, str]:
-        """Return {"line": command, "note": sentence}: the command that makes a cell again.
+        """Return {"line": command, "note": sentence}: the command that makes a cell (one method, budget and dataset) again.
 
         row: the cell's row of `cells`. text: its configuration (JSON).
         """

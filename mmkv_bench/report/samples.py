@@ -160,7 +160,7 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """Return the entries that a cell kept of one prompt; None if a column is missing.
+        """Return the entries that a cell (one method, budget and dataset) kept of one prompt; None if a column is missing.
 
         row: row of `responses`. visual: column `visual` of the table `prompts`.
         """

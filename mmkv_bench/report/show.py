@@ -79,24 +79,25 @@ class StoreCells:
 
     @cached_property
     def digits(self) -> int:
-        """Number of leading letters of the hashes that distinguish all cells of the store, at least 8."""
+        """Number of leading letters of the hashes that distinguish all cells (each one method, budget and dataset) of the
+        store, at least 8."""
         return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def label(self, cell: str) -> str:
-        """Return the label of a cell: `snapkv@64 strict seed=1`."""
+        """Return the label of a cell (one method, budget and dataset): `snapkv@64 strict seed=1`."""
         return label(self.rows[cell])
 
     def title(self, cell: str) -> str:
-        """Return the title of a cell: `snapkv@64 (37f7b1d0)`."""
+        """Return the title of a cell (one method, budget and dataset): `snapkv@64 (37f7b1d0)`."""
         return f"{self.label(cell)} ({cell[: self.digits]})"
 
     def names(self, cell: str) -> list[str]:
-        """Return two names of a cell: its shortened hash, and its label without the protocol."""
+        """Return two names of a cell (one method, budget and dataset): its shortened hash, and its label without the protocol."""
         label_words = self.label(cell).split(" ")
         return [cell[: self.digits], " ".join(word for word in label_words if word != self.rows[cell]["protocol"])]
 
     def metrics(self, cell: str) -> list[str]:
-        """Return the metrics in the configuration of the dataset of a cell."""
+        """Return the metrics in the configuration of the dataset of a cell (one method, budget and dataset)."""
         row = self.rows[cell]
         return list(dataset_node(config_of(row["config"]), row["dataset"]).get("metrics") or [])
 
@@ -127,11 +128,10 @@ class StoreCells:
         return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
-        """Return (kind, cells) of a word: its kind, such as `method` or `dataset`, and the hashes of the cells that it
-        matches.
+        """Return (kind, cells) of a word of the command line: what it names, and the hashes of the cells that it matches.
 
-        A word of no known kind is taken as the beginning of a hash, with the kind `method`; the set is empty if no hash begins
-        so.
+        A kind is `method`, `dataset` and so on. A word of no known kind is taken as the beginning of a hash, with the kind
+        `method`; the set is empty if no hash begins so.
         """
         for kind in next(iter(self.words.values())):
             fitting = {cell for cell, words in self.words.items() if word in words[kind]}
@@ -141,12 +141,12 @@ class StoreCells:
 
     @cached_property
     def words(self) -> dict[str, dict[str, set[str]]]:
-        """Hash of a cell -> kind of word -> words that choose the cell, besides its hash."""
+        """Hash of a cell (one method, budget and dataset) -> kind of word -> words that choose the cell, besides its hash."""
         return {cell: _words(row) for cell, row in self.rows.items()}
 
     @cached_property
     def samples(self) -> set[str]:
-        """Ids of all samples that some cell answered."""
+        """Ids of all samples that some cell (one method, budget and dataset) answered."""
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:
@@ -158,7 +158,8 @@ class StoreCells:
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
-    """Return the spellings by which a user may name the budget of a cell: `64`, or both `0.2` and `20%`."""
+    """Return the spellings by which a user may name the budget of a cell (one method, budget and dataset): `64`, or both `0.2`
+    and `20%`."""
     if row["budget_fraction"] is not None:
         fraction = Decimal(row["budget_fraction"])
         return {row["budget_fraction"], f"{fraction.normalize():f}", f"{(fraction * 100).normalize():f}%"}
@@ -197,7 +198,11 @@ _PROVENANCE = ("created_at", "git_commit", "git_dirty", "torch", "transformers",
 
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
-    """Print one line per cell of a store: score, interval and counted statuses of the answers. chosen: hashes of the cells."""
+    """Print one line per cell (one method, budget and dataset) of a store: score, interval and counted statuses of the
+    answers.
+
+    chosen: hashes of the cells.
+    """
     counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
     answers_by_status = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
     endings_of: dict[str, dict[str, int]] = {}
@@ -245,7 +250,8 @@ def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
 
 
 def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
-    """Print one cell: configuration, provenance, scores, answers and the command that makes it again."""
+    """Print one cell (one method, budget and dataset): configuration, provenance, scores, answers and the command that makes
+    it again."""
     (row,) = cells.store.cells([cell]).to_pylist()
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
@@ -408,7 +414,8 @@ def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer])
 
 
 def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
-    """Group the cells `names` by what must be equal for a comparison (model, dataset, protocol, ...); `full` comes first."""
+    """Group the cells (each one method, budget and dataset) `names` by what must be equal for a comparison (model, dataset,
+    protocol, ...); `full` comes first."""
     cell_table = with_limits(cells.store.cells(names).to_pandas())
     context_of_cell = {row["cell"]: context_key(row) for row in cell_table.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}

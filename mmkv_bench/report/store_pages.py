@@ -70,7 +70,7 @@ class CellGroup(NamedTuple):
 
     @property
     def hashes(self) -> list[str]:
-        """Hashes of the group's cells."""
+        """Hashes of the group's cells (each one method, budget and dataset)."""
         return [one.cell for one in self.cells]
 
 
@@ -213,7 +213,8 @@ class StorePages:
         return config_names
 
     def _groups(self) -> Iterator[CellGroup]:
-        """Yield the cells in groups that answered the same prompts, in the order of the tables' lines, `full` first."""
+        """Yield the cells (each one method, budget and dataset) in groups that answered the same prompts, in the order of the
+        tables' lines, `full` first."""
         cell_positions = {cell: place for place, cell in enumerate(self._labels)}
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in with_limits(self.cells).to_dict("records"):
@@ -333,7 +334,8 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the data with which the page's script compares two cells: each distinct answer once, failures, and scores."""
+    """Return the data with which the page's script compares two cells (each one method, budget and dataset): each distinct
+    answer once, failures, and scores."""
     text_numbers: dict[str, int] = {}
     cells = [
         {
@@ -353,8 +355,7 @@ def _comparison(shown: GroupAnswers) -> dict[str, Any]:
 
 
 def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
-    """Return the HTML table of the answers of all cells to one sample, with filters for method, budget and comparison with
-    full.
+    """Return the HTML table of the answers of all cells of a group to one sample, with filters.
 
     place: number of the sample among the shown ones.
     """

@@ -112,10 +112,9 @@ class PairedTest:
         return np.where(self.decidable, quantile * self.error, np.nan)
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha; NaN for a pair that is not
-        decidable.
+        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha.
 
-        An interval excludes 0 exactly if p < alpha.
+        They are NaN for a pair that is not decidable. An interval excludes 0 exactly if p < alpha.
         """
         half = self.critical(alpha)
         return self.difference - half, self.difference + half
@@ -258,8 +257,7 @@ class Column:
         return _ranks(self._beats(pairs, alpha, len(method_numbers))[np.ix_(method_numbers, method_numbers)])
 
     def intervals(self, pairs: np.ndarray | None = None, alpha: np.ndarray | float | None = None) -> np.ndarray:
-        """Return the ends of the differences' confidence intervals, float64 [len(pairs), 2]; NaN for a pair that is not
-        decidable.
+        """Return the ends of the differences' confidence intervals, float64 [len(pairs), 2]; NaN for an undecidable pair.
 
         pairs: positions of the pairs; None: all.
         alpha: one number, or one per pair; None: Holm's level, at which an interval excludes 0 exactly if the pair is

@@ -159,10 +159,11 @@ def intervals(
 ) -> list[Interval]:
     """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the bootstrap over clusters.
 
-    A cell without samples has no interval, and a single cluster has no bootstrap interval.
+    A cell is here one method at a budget, with scores of samples. Without samples it has no interval, and with a single
+    cluster it has no bootstrap interval.
 
-    cells: (values, clusters) of each cell's samples. share: the scores are shares of 1; otherwise they are amounts, for which
-        Wilson's interval is not used.
+    cells: (values, clusters) of each cell's samples.
+    share: the scores are shares of 1; otherwise they are amounts, for which Wilson's interval is not used.
     """
     intervals = [NO_INTERVAL] * len(cells)
     cells_alike: dict[tuple[bool, int, bytes], list[int]] = {}

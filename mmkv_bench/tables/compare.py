@@ -75,7 +75,8 @@ class Pair:
 
 
 def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
-    """Collect the scores of several cells in one array [cells, samples]; NaN where a cell lacks a sample.
+    """Collect the scores of several cells (each one method, budget and dataset) in one array [cells, samples]; NaN where a
+    cell lacks a sample.
 
     scores: one item per cell, all of one sheet. The samples are all that any of the cells has.
     """

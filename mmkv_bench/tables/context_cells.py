@@ -67,8 +67,7 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """Return the mean score that the full cache is expected to reach on a group of datasets; None if the model's file has
-    none.
+    """Return the mean score that the full cache should reach on a group of datasets; None if the model's file has none.
 
     config: configuration (JSON). group: benchmark and name, such as `MileBench T-1`.
     """
@@ -129,7 +128,11 @@ class SeedGroup:
     seeds: tuple[int | None, ...]
 
     def refuse_twins(self) -> None:
-        """Raise StoreError if two cells have the same seed."""
+        """Check that no two of these cells, which differ only by seed, have the same seed.
+
+        Raises:
+            StoreError: two cells have the same seed.
+        """
         if len(set(self.seeds)) < len(self.seeds):
             raise StoreError(
                 f"Cells {', '.join(sorted(self.cells))} have the same method, parameters, budget and seed, but differ in "
@@ -164,7 +167,7 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        """Collect what all tables of these cells have in common.
+        """Collect what all tables of these cells (each one method, budget and dataset) have in common.
 
         cells: frame of cells of one context (model, dataset, protocol). axis: their kind of budget, entries or fraction.
         """

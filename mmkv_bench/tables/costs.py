@@ -109,8 +109,7 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Return the readings of the table's methods: `paper` (as the paper's text describes a method) before `released` (as
-        its code does)."""
+        """Return the readings (versions of methods) in the table: `paper` as the paper's text, before `released` as its code."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
@@ -126,7 +125,8 @@ Key = tuple[str, str, str, str, str, str]
 
 
 def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    """Return the identity of a cell without its dataset and store, by which costs and scores of one cell are joined.
+    """Return the identity of a cell (one method, budget and dataset) without its dataset and store, by which costs and scores
+    of one cell are joined.
 
     context: model, protocol and the other columns of `CONTEXT`. method: the cell's table line. axis: its kind of budget.
     """
@@ -242,8 +242,9 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 
 
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """Return the tables of one context and kind of budget: one for answers, or one per prompt length and batch for timed
-    passes.
+    """Return the tables of costs for one context (model, dataset, protocol) and kind of budget.
+
+    There is one table for answers, or one per prompt length and batch for timed passes.
 
     part: costs of all cells. rows: the costs of this context's cells.
     """

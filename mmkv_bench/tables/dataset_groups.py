@@ -87,8 +87,7 @@ class GroupTable:
 
 
 def groups_of(rows: Rows) -> list[DatasetGroup]:
-    """Return the groups of a benchmark (such as MileBench T-1) with at least one dataset in the rows, sorted by benchmark and
-    name.
+    """Return the groups of datasets (such as MileBench T-1) that have rows, sorted by benchmark and name.
 
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
@@ -302,10 +301,9 @@ class TaskRanks:
 
 
 def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Return the ranks of methods over several tasks, for each family of tasks and each budget with at least two common
-    methods.
+    """Return the ranks of methods over several tasks, one item per family of tasks and budget.
 
-    A family is a set of tables that differ only in the dataset.
+    A family is a set of tables that differ only in the dataset. A budget needs at least two methods that all tasks have.
     """
     all_ranks = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
     return [ranks for ranks in all_ranks if len(ranks.tables) > 1]

@@ -124,10 +124,9 @@ class ScoreLoss:
 
 # ---------------------------------------------------------------------- measured
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
-    """Read the timed passes (`scenario=efficiency`) of a rows folder, and return setting -> measured methods, budgets and
-    batches.
+    """Return setting (model, device, prompt) -> its measured methods, budgets and batches, from timed passes of a rows folder.
 
-    A setting is a model, device and prompt. `full` comes first at each batch. The result is empty if the folder has no passes.
+    `full` comes first at each batch. The result is empty if the folder has no passes (`scenario=efficiency`).
     """
     tables_of: dict[Setting, list[CostTable]] = {}
     for table in cost_tables(root, (), beside=[KNOWN[key] for key in _COSTS]):

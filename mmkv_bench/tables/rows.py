@@ -211,7 +211,10 @@ def frames(rows: ReadOnce) -> Rows:
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
-    """Return the store's table `cells` as a frame. names: hashes of cells to return; None: all."""
+    """Return the store's table `cells` as a frame.
+
+    names: hashes of cells (each one method, budget and dataset) to return; None: all.
+    """
     table = store.cells(names, coded=True)
     for number, field in enumerate(table.schema):
         if field.name != "config" and pa.types.is_dictionary(field.type):
@@ -235,7 +238,7 @@ def frame(table: pa.Table) -> pd.DataFrame:
 
 
 def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
-    """Raise StoreError for scores of unknown cells and for cells with two rows."""
+    """Raise StoreError for scores of unknown cells (each one method, budget and dataset) and for cells with two rows."""
     for cell in cells["cell"][cells["cell"].duplicated()]:
         raise StoreError(f"Cell {cell} has more than one row in `cells`: the store is damaged; restore it from a copy.")
     for cell in sorted(set(samples["cell"].unique()) - set(cells["cell"])):
@@ -330,7 +333,10 @@ _LINE = ("method", "base", "reading", "parameters", "budget_kind", "budget_entri
 
 
 def latest(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells with the newest `method_version` among cells that are otherwise alike. Tables show only these.
+    """Mask the cells (each one method, budget and dataset) with the newest `method_version` among cells that are otherwise
+    alike.
+
+    Tables show only these.
 
     cells: frame with the column `limits` (`with_limits`).
     """
@@ -342,5 +348,8 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
-    """Return a cell's values of `columns` as texts, "" for null. Only cells with equal keys may be compared."""
+    """Return a cell's values of `columns` as texts, "" for null.
+
+    Only cells (each one method, budget and dataset) with equal keys may be compared.
+    """
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

@@ -154,7 +154,8 @@ def sums_of(samples: pa.Table) -> Sums:
 
 
 def cells_beside(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the cells whose number of scores differs from the number `n` in their `metrics` row, for at least one metric.
+    """Return the cells (each one method, budget and dataset) whose number of scores differs from the number `n` in their
+    `metrics` row, for at least one metric.
 
     Metrics without any score in `sums` are not compared.
     """

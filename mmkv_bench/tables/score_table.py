@@ -70,7 +70,7 @@ class Line:
 
     @property
     def variant(self) -> tuple[str, str, str | None, str]:
-        """(name, base method, reading, parameters as JSON): identity of the line, independent of its label."""
+        """(name, base method, reading, parameters as JSON) of a table line: its identity, independent of its label."""
         return self.name, self.base, self.reading, self.parameters
 
 
@@ -272,8 +272,7 @@ class ScoreTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Return the readings of the table's methods: `paper` (as the paper's text describes a method) before `released` (as
-        its code does).
+        """Return the readings (versions of methods) in the table: `paper` as the paper's text, before `released` as its code.
 
         The result is empty for a table of only `full`.
         """

@@ -149,7 +149,11 @@ class Sheet:
         return [self.metrics[number] for number in np.flatnonzero(sizes.any(axis=1))]
 
     def rows(self, cell: int, metric: str) -> slice:
-        """Return the rows of a cell (its position) and metric, sorted by sample; an empty slice if there are none."""
+        """Return which rows belong to a cell (one method, budget and dataset) and metric, sorted by sample; an empty slice if
+        none.
+
+        cell: position of the cell.
+        """
         if metric not in self._numbers:
             return slice(0, 0)
         number = self._numbers[metric]
@@ -160,13 +164,14 @@ class Sheet:
         return {name: number for number, name in enumerate(self.metrics)}
 
     def every(self) -> Iterator[tuple[int, str, slice]]:
-        """Yield (position of the cell, metric, rows) for every cell and metric with rows."""
+        """Yield (position of the cell, metric, rows) for every cell (one method, budget and dataset) and metric with rows."""
         for number, metric in enumerate(self.metrics):
             for cell in np.flatnonzero(np.diff(self.starts[number])):
                 yield int(cell), metric, slice(int(self.starts[number, cell]), int(self.starts[number, cell + 1]))
 
     def scores(self, cells: Sequence[int], metric: str) -> Scores:
-        """Return the scores by sample of one cell, or of several cells that differ only by seed, averaged over them.
+        """Return the scores by sample of one cell, or of several cells (each one method, budget and dataset) that differ only
+        by seed, averaged over them.
 
         cells: positions of the cells. A sample is ok if each of its rows has status ok and a value.
         """
@@ -182,7 +187,8 @@ class Sheet:
         return self._joined(slices)
 
     def _joined(self, slices: Sequence[slice]) -> Scores:
-        """Average the rows of several cells within each sample, by compensated summation in the order of the cells' names.
+        """Average the rows of several cells (each one method, budget and dataset) within each sample, by compensated summation
+        in the order of the cells' names.
 
         slices: rows of each cell.
         """

@@ -59,7 +59,7 @@ class DatasetStatus:
 
     @property
     def planned(self) -> int:
-        """Number of answers that all cells will have."""
+        """Number of answers that all cells (each one method, budget and dataset) will have."""
         return self.cells * self.samples
 
 
@@ -182,7 +182,7 @@ def status(store: Store) -> Status:
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:
-    """Return the number of distinct samples that some cells have answered.
+    """Return the number of distinct samples that some cells (each one method, budget and dataset) have answered.
 
     found: the counted answers. own: bool mask over the rows of `found.counts`, those of these cells.
     """
@@ -222,7 +222,7 @@ def failed_rows(store: Store) -> list[dict[str, Any]]:
 
 
 def label(cell: Mapping[str, Any]) -> str:
-    """Return the name of a stored cell for messages: `snapkv@64 strict seed=1`."""
+    """Return the name of a stored cell (one method, budget and dataset) for messages: `snapkv@64 strict seed=1`."""
     parts = [cell["method"]]
     if cell["budget_entries"] is not None:
         parts[0] += f"@{cell['budget_entries']}"

@@ -67,12 +67,12 @@ _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "di
 
 
 def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one dict per headline metric of the cell: metric, score, interval and difference to `full`; one of nulls without
-    scores.
+    """Return one dict per headline metric of a cell: metric, score, interval and difference to `full`.
 
-    Headline metrics are those in the dataset's configuration, or else all metrics that are not measures.
+    Headline metrics are those in the dataset's configuration, or else all metrics that are not measures. Without scores the
+    result is one dict of nulls.
 
-    rows: the cell's `metrics` rows.
+    cell: row of `cells`. rows: the cell's `metrics` rows.
     """
     if cell.get("weights") == "random":
         return [_NO_SCORE]
@@ -86,7 +86,8 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
 
 
 def _totals(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return numbers of answers and failures, median times and the largest peak of `rows`, all of one cell.
+    """Return numbers of answers and failures, median times and the largest peak of `rows`, all of one cell (one method, budget
+    and dataset).
 
     Values of runs that shared a prefill have keys of their own (`GROUP_COSTS`).
     """
