@@ -38,11 +38,11 @@ from mmkv_bench.store.tally import tally
 OK, REFUSED, NOT_CHECKED = "ok", "refused", "not checked"
 ROUNDED = 4
 """In half precision one in so many new answers may differ, because other batches and devices round differently."""
-_SHOWN = 80
+_EXCERPT_LETTERS = 80
 """Characters of a table's line that a message shows."""
-_FACTS = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
-_MODEL = ("path", "revision", "layers", "adapter", "tokenizer")
-_ALIKE = ("model", "dataset", "method", "protocol")
+_MODEL_COLUMNS = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
+_MODEL_SETTINGS = ("path", "revision", "layers", "adapter", "tokenizer")
+_COLUMNS_OF_SIMILAR = ("model", "dataset", "method", "protocol")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def findings(
     plans = []  # with the weights and versions that the rows state, so that the cells' hashes can be compared
     for config in configs:
         newest_cell = _of_model(rows, config.model.name)[-1:]
-        model_facts = {name: newest_cell[0][name] for name in _FACTS} if newest_cell else None
+        model_facts = {name: newest_cell[0][name] for name in _MODEL_COLUMNS} if newest_cell else None
         plans.append(outline(config.updated(out=str(folder)), model_facts))
     bundle = Bundle(store, rows, plans, samples, seed)
     for check in (_code, _model, _cells, _samples, _prompts, _budgets, _scores, _tables, _receipt, _answers):
@@ -170,12 +170,12 @@ def _code(bundle: Bundle) -> Iterator[Outcome]:
 def _sources(file: Path) -> dict[str, str] | None:
     """Return file of the package -> checksum, as the bundle recorded them; None if it has no such record."""
     try:
-        stated = json.loads(file.read_bytes())["source"]
+        recorded_checksums = json.loads(file.read_bytes())["source"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
         raise StoreError(f"{ENVIRONMENT} does not list the package's files; ask for a new bundle") from None
-    return dict(stated) if isinstance(stated, dict) else {}
+    return dict(recorded_checksums) if isinstance(recorded_checksums, dict) else {}
 
 
 def _model(bundle: Bundle) -> Iterator[Outcome]:
@@ -203,7 +203,9 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
             yield REFUSED, f"the weights of {name} are of kind {', '.join(other_kinds)}, the experiment's {source.kind}"
         elif expected_fingerprint is None:
             model_settings = [json.loads(row["config"])["model"] for row in rows]
-            for key in {key for key in _MODEL for node in model_settings if node.get(key) != getattr(plan.model, key)}:
+            for key in {
+                key for key in _MODEL_SETTINGS for node in model_settings if node.get(key) != getattr(plan.model, key)
+            }:
                 yield REFUSED, f"{key} of {name} is not the experiment's {getattr(plan.model, key)}"
             commits = ", ".join(sorted({row["model_revision"] or "none" for row in rows}))
             yield NOT_CHECKED, f"{name} is not on this machine; the rows name {plan.model.path} at commit {commits}"
@@ -221,7 +223,9 @@ def _cells(bundle: Bundle) -> Iterator[Outcome]:
         for cell in plan.cells:
             if cell.cell in bundle.rows:
                 continue
-            similar_rows = [row for row in further_rows if all(row[name] == getattr(cell, name) for name in _ALIKE)]
+            similar_rows = [
+                row for row in further_rows if all(row[name] == getattr(cell, name) for name in _COLUMNS_OF_SIMILAR)
+            ]
             cells_of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
             reason = reason_of_other(similar_rows[0], cells_of_dataset) if similar_rows else "not in the bundle"
             yield REFUSED, f"{cell.model} {cell.label} on {cell.dataset}: {reason}"
@@ -361,8 +365,8 @@ def _tables(bundle: Bundle) -> Iterator[Outcome]:
         stored_line, line_now = (re.sub(r"\s+|-{2,}", " ", line) for line in pair)  # without the padding of columns
         if stored_line != line_now:
             first_difference = next(at for at, (a, b) in enumerate(zip_longest(stored_line, line_now)) if a != b)
-            excerpt_start = max(0, first_difference - _SHOWN // 2)
-            excerpt = slice(excerpt_start, excerpt_start + _SHOWN)
+            excerpt_start = max(0, first_difference - _EXCERPT_LETTERS // 2)
+            excerpt = slice(excerpt_start, excerpt_start + _EXCERPT_LETTERS)
             yield (
                 REFUSED,
                 f"line {number} of {TABLES} is '{stored_line[excerpt]}', but the rows give '{line_now[excerpt]}'",

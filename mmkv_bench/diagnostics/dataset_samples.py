@@ -57,7 +57,7 @@ def of_dataset(
         raise CalibrationError(
             f"{spec.dataset} has {len(refs)} samples, fewer than the {count} asked for; lower --samples"
         )
-    drawn = refs[:count] if draw is None else random.Random(draw).sample(refs, count)
+    drawn_refs = refs[:count] if draw is None else random.Random(draw).sample(refs, count)
     choice_text = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
     if instruction:
         choice_text += f" with more than {low}{f' and at most {high}' if high else ''} tokens of text"
@@ -67,18 +67,18 @@ def of_dataset(
 
     def each(loaded: LoadedModel, take: Callable[[PromptSample], None], without: Collection[str] = ()) -> None:
         def fits(request: Request) -> bool:
-            parts = (part for turn in request.messages for part in turn["content"] if part["type"] == "text")
-            text = "\n".join(part["text"] for part in parts)
+            text_parts = (part for turn in request.messages for part in turn["content"] if part["type"] == "text")
+            text = "\n".join(part["text"] for part in text_parts)
             tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
             return tokens > low and (high is None or tokens <= high)
 
         if instruction:
             _ask(spec, count, take, fits=fits)
         else:
-            wanted = {ref.doc_id for ref in drawn if ref.sample_id not in without}
+            wanted = {ref.doc_id for ref in drawn_refs if ref.sample_id not in without}
             _ask(spec, len(wanted), take, wanted, first=count if draw is None else None)
 
-    ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn, key=lambda ref: ref.doc_id))
+    ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn_refs, key=lambda ref: ref.doc_id))
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
     return PromptSamples(f"{choice_text} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
 

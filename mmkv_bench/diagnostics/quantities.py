@@ -99,9 +99,13 @@ def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """
     states, length = obs.states, facts.length
     types = torch.zeros(length) if obs.token_types is None else obs.token_types[:length].to(states.device)
-    parts = {"prompt": states[:length], "text": states[:length][types == 0], "visual": states[:length][types > 0]}
-    parts["answer"] = states[length:]
-    for part, rows in parts.items():
+    states_by_part = {
+        "prompt": states[:length],
+        "text": states[:length][types == 0],
+        "visual": states[:length][types > 0],
+    }
+    states_by_part["answer"] = states[length:]
+    for part, rows in states_by_part.items():
         if rows.numel():
             values = rows.double()
             yield Value("mean", float(values.mean()), part)

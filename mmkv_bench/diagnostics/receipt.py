@@ -204,7 +204,7 @@ def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         if data["receipt"] != FORMAT:
             raise ValueError(f"format {data['receipt']}, but this version reads format {FORMAT}: verify again")
         entries = {entry["cell"]: dict(entry) for part in data["stores"] for entry in part["cells"]}
-        for entry, (name, kind) in product(entries.values(), _KINDS.items()):
+        for entry, (name, kind) in product(entries.values(), _ENTRY_TYPES.items()):
             if not isinstance(entry[name], kind):
                 raise TypeError(f"{name}={entry[name]!r}")
         return str(data["made_at"]), entries
@@ -214,7 +214,7 @@ def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         ) from None
 
 
-_KINDS = {
+_ENTRY_TYPES = {
     **dict.fromkeys(("cell", "label", "answers_digest", "scores_digest"), str),
     "scores": dict,
     **dict.fromkeys(("answers_stored", "made_again", "equal"), int),

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 VERSIONS = ("torch", "transformers")
-_LABEL = ("method", "budget_kind", "budget_entries", "budget_fraction", "protocol", "reading", "seed")
-_IDENTITY = tuple(column.name for column in CELL_COLUMNS if column.identity and column.name not in _LABEL)
+_LABEL_COLUMNS = ("method", "budget_kind", "budget_entries", "budget_fraction", "protocol", "reading", "seed")
+_IDENTITY_COLUMNS = tuple(
+    column.name for column in CELL_COLUMNS if column.identity and column.name not in _LABEL_COLUMNS
+)
 _FIXTURE = "_fixture"
 
 
@@ -157,10 +159,10 @@ def cells_again(
 def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
     """Return a text on the columns in which a stored cell (one method, budget and dataset) differs from the planned `cells`,
     so that none has its hash."""
-    namesakes = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
+    namesakes = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL_COLUMNS)]
     if not namesakes:
         return "identity of an older version (its configuration plans no such cell now)"
-    values_stored_and_now = {name: (row.get(name), namesakes[0].get(name)) for name in _IDENTITY}
+    values_stored_and_now = {name: (row.get(name), namesakes[0].get(name)) for name in _IDENTITY_COLUMNS}
     structured_columns = {
         name
         for name, pair in values_stored_and_now.items()

@@ -101,8 +101,12 @@ class StoredAnswer:
     def cell_label(self) -> str:
         """Return method, budget, protocol and reading of the answer's cell, as text."""
         budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
-        words = (f"{self.cell['method']}@{budget}".removesuffix("@None"), self.cell["protocol"], self.cell["reading"])
-        return " ".join(filter(None, words))
+        label_parts = (
+            f"{self.cell['method']}@{budget}".removesuffix("@None"),
+            self.cell["protocol"],
+            self.cell["reading"],
+        )
+        return " ".join(filter(None, label_parts))
 
     @property
     def label(self) -> str:
@@ -176,26 +180,30 @@ def draw(
             "no folder of rows is given; give one or more, or run the command in the folder with results/tiny"
         )
     generator = np.random.default_rng(seed)
-    drawn = []
+    drawn_answers = []
     for position, root in enumerate(sorted(roots)):
         store = Store(root)
         rows = store.responses(cells, columns=("cell", "sample_id", "status"))
         eligible = pc.equal(rows["status"], "ok")
         if sample is not None:
             eligible = pc.and_(eligible, pc.equal(rows["sample_id"], sample))
-        places = np.flatnonzero(eligible.to_numpy())
-        if not len(places):
+        answer_positions = np.flatnonzero(eligible.to_numpy())
+        if not len(answer_positions):
             if cells is None:
                 raise ConfigError(f"{root} has no answers; give folders that runs printed as their rows")
             raise ConfigError(
                 f"none of these cells of {root} has answered {sample or 'a sample'} with status ok; choose others"
             )
-        answers_from_store = len(places) if count is None else count // len(roots) + (position < count % len(roots))
+        answers_from_store = (
+            len(answer_positions) if count is None else count // len(roots) + (position < count % len(roots))
+        )
         if not answers_from_store:  # fewer are drawn than there are stores
             continue
-        chosen_rows = rows.take(np.sort(generator.choice(places, min(answers_from_store, len(places)), replace=False)))
-        drawn += _stored_answers(store, {(row["cell"], row["sample_id"]) for row in chosen_rows.to_pylist()})
-    return drawn
+        chosen_rows = rows.take(
+            np.sort(generator.choice(answer_positions, min(answers_from_store, len(answer_positions)), replace=False))
+        )
+        drawn_answers += _stored_answers(store, {(row["cell"], row["sample_id"]) for row in chosen_rows.to_pylist()})
+    return drawn_answers
 
 
 def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[StoredAnswer]:
@@ -214,8 +222,8 @@ def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[Sto
 def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
     """Return the rows whose (cell, sample id) is in `keys`."""
     pairs = zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
-    places = [place for place, key in enumerate(pairs) if key in keys]
-    return rows.take(places).to_pylist() if places else []
+    row_numbers = [place for place, key in enumerate(pairs) if key in keys]
+    return rows.take(row_numbers).to_pylist() if row_numbers else []
 
 
 def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
@@ -262,9 +270,11 @@ def _scores(
     scores: dict[tuple[str, str], dict[str, float]] = {}
     for cell in dict.fromkeys(one.row["cell"] for one in answers if one.scores):
         answers_again = {
-            one.row["sample_id"]: Answer(now["answer"], now["status"], one.row["doc_id"], now["prompt_hash"])
+            one.row["sample_id"]: Answer(
+                new_row["answer"], new_row["status"], one.row["doc_id"], new_row["prompt_hash"]
+            )
             for one in answers
-            if one.row["cell"] == cell and (now := rows[cell, one.row["sample_id"]])["status"] == "ok"
+            if one.row["cell"] == cell and (new_row := rows[cell, one.row["sample_id"]])["status"] == "ok"
         }
         for scored in score(planned.spec, answers_again).samples if answers_again else ():
             if scored.value is not None:
@@ -335,8 +345,8 @@ def remake(
 
     def watch(loaded: LoadedModel, request: Request, encoded: EncodedPrompt, results: Sequence[ForkResult]) -> None:
         visual = np.flatnonzero(encoded.types[0].cpu().numpy() > 0)
-        places = visual_places(loaded, encoded, request)
-        boxes = None if places is None else np.reshape(places, (-1, 6))[:, 1:]
+        token_boxes = visual_places(loaded, encoded, request)
+        boxes = None if token_boxes is None else np.reshape(token_boxes, (-1, 6))[:, 1:]
         prompt = SampleTokens(encoded.length, visual, boxes)
         for result in results:
             answer_of_cell = by_cell[result.cell]

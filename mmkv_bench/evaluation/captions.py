@@ -124,8 +124,8 @@ def _bleu(
         for (doc, counts), value in zip(ngram_counts.items(), values[order - 1], strict=True):
             caption_words = counts["testlen"]
             closest_length = min((abs(length - caption_words), length) for length in counts["reflen"])[1]
-            parts = (caption_words, closest_length, *counts["correct"][:order], *counts["guess"][:order])
-            of_order[doc] = CaptionScore(float(value), tuple(map(float, parts)))
+            bleu_counts = (caption_words, closest_length, *counts["correct"][:order], *counts["guess"][:order])
+            of_order[doc] = CaptionScore(float(value), tuple(map(float, bleu_counts)))
     return scores
 
 
@@ -164,7 +164,7 @@ def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
 
     A caption that matches its whole reference in one chunk counts 0 chunks, because it is not fragmented.
     """
-    words, reference, *statistics = counts
+    caption_words, reference_words, *statistics = counts
     *statistics, chunks, matched, reference_matched = statistics
-    is_unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)
-    return (words, reference, *statistics, 0.0 if is_unbroken else chunks, matched, reference_matched)
+    is_unbroken = chunks == 1 and (matched, reference_matched) == (caption_words, reference_words)
+    return (caption_words, reference_words, *statistics, 0.0 if is_unbroken else chunks, matched, reference_matched)

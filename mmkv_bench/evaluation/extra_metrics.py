@@ -65,10 +65,10 @@ class RaggedArray:
     def of(cls, column: pa.ChunkedArray) -> RaggedArray:
         import pyarrow.compute as pc
 
-        lists = column.combine_chunks()
-        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        is_valid = pc.is_valid(lists).to_numpy(zero_copy_only=False)
-        flat = lists.flatten().to_numpy(zero_copy_only=False)  # without the values of null rows
+        list_column = column.combine_chunks()
+        lengths = pc.fill_null(pc.list_value_length(list_column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        is_valid = pc.is_valid(list_column).to_numpy(zero_copy_only=False)
+        flat = list_column.flatten().to_numpy(zero_copy_only=False)  # without the values of null rows
         return cls(flat, np.cumsum(lengths) - lengths, lengths, is_valid)
 
     def after(self, skipped: np.ndarray) -> RaggedArray:
@@ -215,11 +215,11 @@ class PairedAnswers:
         kinds, values = np.where(is_lost, MEANINGLESS, measure.kinds), measure.values.astype(np.float64)
         values[rows] = stored["value"].to_numpy()[stored_places[rows]]
         kinds[rows] = np.where(np.isnan(values[rows]), UNMEASURED, VALUE)
-        parts = measure.parts
-        if parts is not None:
-            sums, parts = RaggedArray.of(stored["parts"]), parts.copy()
-            parts[rows] = sums.flat[sums.starts[stored_places[rows]][:, None] + np.arange(2)]
-        return Measured(kinds, values, parts)
+        restored_parts = measure.parts
+        if restored_parts is not None:
+            stored_sums, restored_parts = RaggedArray.of(stored["parts"]), restored_parts.copy()
+            restored_parts[rows] = stored_sums.flat[stored_sums.starts[stored_places[rows]][:, None] + np.arange(2)]
+        return Measured(kinds, values, restored_parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
         """Return a measure as rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
@@ -236,9 +236,9 @@ class PairedAnswers:
         if measure.parts is None:
             return table
         # Rows without a value get the parts of an empty answer.
-        parts = np.where(is_missing[:, None], 0.0, measure.parts[rows])
-        ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
-        return table.append_column("parts", pa.ListArray.from_arrays(ends, parts.ravel()))
+        part_columns = np.where(is_missing[:, None], 0.0, measure.parts[rows])
+        list_offsets = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
+        return table.append_column("parts", pa.ListArray.from_arrays(list_offsets, part_columns.ravel()))
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray:
@@ -297,9 +297,9 @@ def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured
 
     Tokens that come from the full prefill are left out.
     """
-    lists = rows.lists(column)
-    kinds, sums, lengths = _sums(lists.first(end), np.maximum(rows.free, start))
-    return Measured(np.where(rows.continued | ~lists.there, kinds, MEANINGLESS), sums / lengths)
+    token_lists = rows.lists(column)
+    kinds, sums, lengths = _sums(token_lists.first(end), np.maximum(rows.free, start))
+    return Measured(np.where(rows.continued | ~token_lists.there, kinds, MEANINGLESS), sums / lengths)
 
 
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -350,8 +350,8 @@ def _pooled(rows: PairedAnswers, skip: int) -> Measured:
 
     skip: number of first tokens that are left out.
     """
-    lists = rows.lists("reference_nll")
-    kinds, totals, lengths = _sums(lists, np.full(len(lists.lengths), skip))
+    nll_lists = rows.lists("reference_nll")
+    kinds, totals, lengths = _sums(nll_lists, np.full(len(nll_lists.lengths), skip))
     values = np.array([math.exp(each) for each in np.minimum(totals / lengths, 700.0).tolist()])
     return Measured(kinds, values, np.stack([totals, lengths.astype(np.float64)], 1))
 

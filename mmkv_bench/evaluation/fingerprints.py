@@ -68,7 +68,7 @@ def fingerprint(spec: TaskSpec) -> str:
     return hashlib.sha256(content_digest.encode()).hexdigest()[:16]
 
 
-_SYSTEM = ("/dev", "/etc", "/lib", "/opt", "/proc", "/sys", "/usr", "/var")
+_SYSTEM_FOLDERS = ("/dev", "/etc", "/lib", "/opt", "/proc", "/sys", "/usr", "/var")
 SCORING = 1  # version of this package's processing of a scorer's values
 
 
@@ -100,7 +100,7 @@ def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, s
         store,
         tempfile.gettempdir(),
     )
-    other_folders = [Path(place).resolve() for place in (*own_folders, *_SYSTEM)]
+    other_folders = [Path(place).resolve() for place in (*own_folders, *_SYSTEM_FOLDERS)]
     other_folders = [place for place in other_folders if not path.is_relative_to(place)]
     digests = {}
     for name in sorted(heard.files):

@@ -249,8 +249,8 @@ class BatchGrader:
         due = self._due([ref.doc_id for ref in refs if ref.sample_id in answers and ref.doc_id not in outcomes])
         values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
         count_parsed(values)
-        parts = {doc_id: outcome.parts for doc_id, outcome in outcomes.items()}
-        return rows_of(self.spec, self.docs, answers, values, parts, {}, due, self.nothing)
+        parts_of_doc = {doc_id: outcome.parts for doc_id, outcome in outcomes.items()}
+        return rows_of(self.spec, self.docs, answers, values, parts_of_doc, {}, due, self.nothing)
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
         """Return document with a failed answer -> the metrics that a good answer would have had.
@@ -303,12 +303,12 @@ class RunningScores:
         outcomes = None if self._spec.name in JUDGED else self._replay.outcomes(answers)
         if outcomes is None:
             return None
-        wanted = self._spec.metrics
+        wanted_metrics = self._spec.metrics
         return [
             {
                 name: value
                 for name, value in outcome.values.items()
-                if name not in outcome.parts and (not wanted or name in wanted)
+                if name not in outcome.parts and (not wanted_metrics or name in wanted_metrics)
             }
             for outcome in outcomes
         ]

@@ -122,7 +122,7 @@ class _MessagesTask(ConfigurableMessagesTask):
             self.dataset = self.dataset_no_image
 
 
-_OF_ARCHIVES = ("video", "cache_dir", "force_download", "force_unzip", "local_files_only", "create_link")
+_ARCHIVE_ARGUMENTS = ("video", "cache_dir", "force_download", "force_unzip", "local_files_only", "create_link")
 
 
 class FetchedTask(_MessagesTask):
@@ -140,7 +140,7 @@ class FetchedTask(_MessagesTask):
         method = ConfigurableTask.download
         if self.converted is not None:
             other_arguments = {
-                name: value for name, value in (dataset_kwargs or {}).items() if name not in _OF_ARCHIVES
+                name: value for name, value in (dataset_kwargs or {}).items() if name not in _ARCHIVE_ARGUMENTS
             }
             dataset_kwargs = other_arguments | {"cache_dir": str(self.converted)}
             self.converted.mkdir(parents=True, exist_ok=True)

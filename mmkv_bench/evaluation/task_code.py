@@ -37,13 +37,13 @@ from mmkv_bench.datasets.task_yaml import includes, lmms_eval_folder
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.file_state import State, is_installed
 
-_KNOWN = sys.stdlib_module_names | {
+_KNOWN_MODULES = sys.stdlib_module_names | {
     *("PIL", "numpy", "datasets", "yaml", "regex", "loguru", "tqdm", "lmms_eval", "mmkv_bench"),
 }
 """Modules that belong to no task."""
 SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # files that Python imports from a folder
-_DYNAMIC = {"importlib", "runpy", "imp"}
-_MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run something not named in the file
+_DYNAMIC_IMPORTERS = {"importlib", "runpy", "imp"}
+_CODE_RUNNING_BUILTINS = {f"__{'import'}__", "exec", "eval"}  # calls that import or run something not named in the file
 
 
 ANY = "*"  # stands for names that are not in the code's text
@@ -105,7 +105,7 @@ def _reached(folder: Path) -> dict[str, Path]:
 
 
 def _elsewhere(name: str) -> dict[str, Path]:
-    if name in _KNOWN:
+    if name in _KNOWN_MODULES:
         return {}
     try:
         module_spec = find_spec(name)
@@ -151,12 +151,12 @@ def _imports(code: bytes) -> frozenset[str]:
                 imports |= {alias.name for alias in names}
             case ast.ImportFrom(module=str(module)):
                 imports.add(module.partition(".")[0])
-            case ast.Name(id=name) if name in _MADE_UP:
+            case ast.Name(id=name) if name in _CODE_RUNNING_BUILTINS:
                 imports.add(ANY)
-    return frozenset(imports | ({ANY} if imports & _DYNAMIC else set()))
+    return frozenset(imports | ({ANY} if imports & _DYNAMIC_IMPORTERS else set()))
 
 
-_PACKAGES = {"site-packages", "dist-packages"}
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 _folders: set[Path] = set()
 
 
@@ -227,10 +227,10 @@ def _of_task(place: str) -> bool:
 
 
 def _own(path: Path) -> bool:
-    return _PACKAGES.isdisjoint(path.parts)
+    return _PACKAGE_FOLDERS.isdisjoint(path.parts)
 
 
-_UNTRACEABLE = {
+_UNTRACEABLE_EVENTS = {
     *("os.listdir", "os.scandir", "glob.glob", "subprocess.Popen", "os.system", "os.posix_spawn", "os.fork"),
     "socket.connect",
 }
@@ -286,7 +286,7 @@ def _hear(event: str, arguments: tuple) -> None:
         path, _, flags = arguments
         for listener in _listeners:
             listener.hear(path, flags)
-    elif event in _UNTRACEABLE and _listeners:
+    elif event in _UNTRACEABLE_EVENTS and _listeners:
         # Searching a folder for a module is no reading.
         is_import = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
         for listener in _listeners:

@@ -73,9 +73,9 @@ def address_of(url: str) -> str:
 
     Equal model ids at different addresses are different models.
     """
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2].lower()
-    return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+    url_parts = urlsplit(url)
+    host = url_parts.netloc.rpartition("@")[2].lower()
+    return f"{url_parts.scheme}://{host}{url_parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
 
 
 class Endpoint:
@@ -468,7 +468,7 @@ def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
 
 def _is_address(url: str) -> bool:
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        url_parts = urlsplit(url)
+        return url_parts.scheme in ("http", "https") and bool(url_parts.hostname) and url_parts.port != 0
     except ValueError:  # a port that is not a number, half an IPv6 address
         return False

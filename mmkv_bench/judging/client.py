@@ -142,17 +142,19 @@ class Probe(ScoringPass):
         return FILLER
 
 
-_OPEN: list[ScoringPass] = []  # a process scores one task at a time, as scoring changes working folder and stdout
+_OPEN_PASSES: list[
+    ScoringPass
+] = []  # a process scores one task at a time, as scoring changes working folder and stdout
 
 
 @contextmanager
 def asking(scoring_pass: ScoringPass) -> Iterator[None]:
     """Context manager: questions of `ask`, `ask_all` and the proxy inside it go to this scoring pass."""
-    _OPEN.append(scoring_pass)
+    _OPEN_PASSES.append(scoring_pass)
     try:
         yield
     finally:
-        _OPEN.remove(scoring_pass)
+        _OPEN_PASSES.remove(scoring_pass)
 
 
 def ask(prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -187,13 +189,13 @@ def ask_all(
     Raises:
         JudgeError: a question has no answer (yet).
     """
-    if not _OPEN:
+    if not _OPEN_PASSES:
         raise JudgeError("there is no judge outside of the score stage; call this only while answers are scored")
     questions = [Question.of(prompt, temperature, max_tokens, readable) for prompt in prompts]
     answers, errors = [], []
     for question in questions:  # without stopping at a missing answer, so that one round collects all
         try:
-            answers.append(_OPEN[-1].answer(question, example))
+            answers.append(_OPEN_PASSES[-1].answer(question, example))
         except JudgeError as error:
             errors.append(error)
     if errors:
@@ -299,7 +301,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, {"error": {"message": "this address answers the scorers of its own process"}})
         if not self.path.endswith("/chat/completions"):
             return self._send(404, {"error": {"message": "only /chat/completions is answered"}})
-        scoring_pass = next(iter(_OPEN[-1:]), None)  # taken once: it may close while the body is read
+        scoring_pass = next(iter(_OPEN_PASSES[-1:]), None)  # taken once: it may close while the body is read
         if scoring_pass is None:
             return self._send(503, {"error": {"message": "nothing is being scored"}})
         try:

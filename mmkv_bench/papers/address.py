@@ -173,9 +173,9 @@ class Address:
         return self.model not in UNAVAILABLE
 
     def __str__(self) -> str:
-        parts = [self.model, self.dataset, self.metric, str(self.method)]
-        parts += [f"minus {self.minus}"] if self.minus else []
-        return " ".join(parts + ([f"budget {self.budget}"] if self.budget else []))
+        texts = [self.model, self.dataset, self.metric, str(self.method)]
+        texts += [f"minus {self.minus}"] if self.minus else []
+        return " ".join(texts + ([f"budget {self.budget}"] if self.budget else []))
 
 
 def address(parts: Mapping[str, Any]) -> Address:

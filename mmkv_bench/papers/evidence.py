@@ -41,7 +41,7 @@ _MAY_DIFFER = (
     *("method_version", "model_revision", "weights", "git_dirty", "device"),
 )
 """Columns in which two cells at one address may differ."""
-_SHOWN = 48  # printed characters of a difference
+_SHOWN_LETTERS = 48  # printed characters of a difference
 
 
 class RunFacts(NamedTuple):
@@ -134,7 +134,7 @@ class Evidence:
             run_facts = self._facts[row]
             libraries = tuple(str(self._records[row][name]) for name in ("torch", "transformers"))
             shared_facts = tuple(
-                (name, _text(value, None)) for name, value in sorted(run_facts.items()) if name not in _APART
+                (name, _text(value, None)) for name, value in sorted(run_facts.items()) if name not in _UNSHARED_FACTS
             )
             mismatches = contradictions(wanted, run_facts, CONDITIONS if self.stand_in else None)
             if like is None or shared_facts == like:
@@ -237,7 +237,8 @@ class Evidence:
             columns[key] = [json.dumps(one.get(key, "not there"), sort_keys=True) for one in parameters]
         differing_values = {name: sorted({*values}) for name, values in columns.items() if len({*values}) > 1}
         difference_texts = [
-            f"{name} {' | '.join(value[:_SHOWN] for value in values)}" for name, values in differing_values.items()
+            f"{name} {' | '.join(value[:_SHOWN_LETTERS] for value in values)}"
+            for name, values in differing_values.items()
         ]
         stores = sorted({int(number) for number in cells["store"]})
         return "; ".join([*difference_texts, "in " + ", ".join(str(self.roots[number]) for number in stores)])
@@ -313,11 +314,11 @@ CHANGED = "changed since its commit"
 PROMPTS = "prompt_tokens"
 """Metric that is independent of the answers' length."""
 _LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "max_prompt_tokens", "layers", "frames")
-_DATA = ("task", "split", "include_path", "placeholders", "cluster_key")
-_TIMES = ("profiles", "memory_limit")
-_APART = ("method version", "code", "weights")
+_DATA_KEYS = ("task", "split", "include_path", "placeholders", "cluster_key")
+_TIMING_KEYS = ("profiles", "memory_limit")
+_UNSHARED_FACTS = ("method version", "code", "weights")
 """Facts in which compared numbers may differ (the fingerprint identifies the weights)."""
-_LONGEST = 60  # printed characters of a value
+_LONGEST_FACT = 60  # printed characters of a value
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,12 +336,12 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
     stated_facts |= {"code": CHANGED if row.get("git_dirty") else None}
     if row["dataset"] in SYNTHETIC:
         stated_facts |= _shape(model) if row.get("weights") == RANDOM else {}
-        stated_facts |= {name: config.get(name) for name in _TIMES} | {"decode": generation.get("decode")}
+        stated_facts |= {name: config.get(name) for name in _TIMING_KEYS} | {"decode": generation.get("decode")}
         return stated_facts | {"device": row["device"], "cpu": row.get("cpu") if row["device"] == "cpu" else None}
     stated_facts |= {name: generation.pop(name, None) for name in ("max_new_tokens", "cut_prompt")}
     stated_facts |= {"num_beams": generation.pop("num_beams", 1), "decoding": generation}
     local_folder = data.get("dataset_path") or (config.get("data") or {}).get("root")
-    stated_facts |= {name: data.get(name) for name in _DATA} | {"source": FOLDER if local_folder else HUB}
+    stated_facts |= {name: data.get(name) for name in _DATA_KEYS} | {"source": FOLDER if local_folder else HUB}
     return stated_facts | {"data": row["dataset_fingerprint"]}
 
 
@@ -365,7 +366,7 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
         required |= {"weights": HUB, "path": model["path"], "fingerprint": fingerprint}
         required |= {"commit": model["revision"]} if model.get("revision") else {}
     if is_timed:
-        return required | dict.fromkeys((*_TIMES, "decode"))
+        return required | dict.fromkeys((*_TIMING_KEYS, "decode"))
     dataset_facts = data.get("about") or {}
     decoding = {"do_sample": False, "until": dataset_facts.get("until") or []} | dict(data.get("generation") or {})
     required |= {name: decoding.pop(name, None) for name in ("max_new_tokens", "cut_prompt")}
@@ -373,7 +374,7 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
     required |= {name: value for name, value in conditions.items() if value is not None}
     if address.metric == PROMPTS:
         required.pop("max_new_tokens")
-    required |= {"num_beams": 1, "decoding": decoding} | {name: data.get(name) for name in _DATA}
+    required |= {"num_beams": 1, "decoding": decoding} | {name: data.get(name) for name in _DATA_KEYS}
     if "fingerprint" in dataset_facts:
         return required | {"data": dataset_facts["fingerprint"]}
     return required if data.get("offline") else required | {"source": HUB}
@@ -429,6 +430,6 @@ def _file(group: str, name: str) -> Mapping[str, Any]:
     return content(group, name) if name in options(group) else {}
 
 
-def _text(value: Any, length: int | None = _LONGEST) -> str:
+def _text(value: Any, length: int | None = _LONGEST_FACT) -> str:
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return text[:length]

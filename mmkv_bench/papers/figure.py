@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LETTERS = 15  # letters of a caption per inch
-_BAR = "<colorbar>"  # matplotlib's label of a colour bar's axes
+_CAPTION_LETTERS_PER_INCH = 15  # letters of a caption per inch
+_COLOUR_BAR_LABEL = "<colorbar>"  # matplotlib's label of a colour bar's axes
 _NO_VERDICT = "no verdict"
 _MARKERS = dict(zip((*WORDS, NOT_COMPARABLE, _NO_VERDICT), "oXDsv.", strict=True))
-_IN_FRONT = ("differs", *(word for word in _MARKERS if word != "differs"))
-_ACROSS = 4  # panels side by side
+_DRAWING_ORDER = ("differs", *(word for word in _MARKERS if word != "differs"))
+_PANELS_ACROSS = 4  # panels side by side
 
 
 def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
@@ -60,16 +60,16 @@ def pictures(table: FilledTable) -> dict[str, Figure]:
         raise ConfigError(
             f"no cell of {layout.id} ({layout.title}) has a number, so there is nothing to draw; run its cells first"
         )
-    drawn = PICTURES[layout.figure](table)
-    for figure in drawn.values():
+    figures = PICTURES[layout.figure](table)
+    for figure in figures.values():
         for axes in figure.axes:
-            if layout.stands_for and axes.get_visible() and axes.get_label() != _BAR:
+            if layout.stands_for and axes.get_visible() and axes.get_label() != _COLOUR_BAR_LABEL:
                 axes.text(
                     0.5, 0.5, "STAND-IN", transform=axes.transAxes, rotation=30, fontsize=34, color="#B00020",
                     alpha=0.22, ha="center", va="center", weight="bold",
                 )  # fmt: skip
         _caption(table, figure)
-    return drawn
+    return figures
 
 
 def against_printed(table: FilledTable) -> Figure:
@@ -81,7 +81,7 @@ def against_printed(table: FilledTable) -> Figure:
             panels.setdefault(f"{one.cell.address.metric}{unit}", []).append(one)
     figure, grid = _panels(len(panels))
     for axes, (name, cells) in zip(grid, panels.items(), strict=True):
-        for word in sorted({_word(one) for one in cells}, key=_IN_FRONT.index, reverse=True):
+        for word in sorted({_word(one) for one in cells}, key=_DRAWING_ORDER.index, reverse=True):
             group = [one for one in cells if _word(one) == word]
             numbers = [(one.measured.number, one.measured.low, one.measured.high) for one in group]
             distances_below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in numbers]
@@ -217,7 +217,7 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
 """Kind of a figure (`TableLayout.figure`) -> function that draws it."""
 
 
-def _panels(count: int, most: int = _ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, most: int = _PANELS_ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure with `count` panels, at most `most` side by side."""
     columns = min(count, most)
     rows_of_panels = math.ceil(count / columns)
@@ -227,7 +227,7 @@ def _panels(count: int, most: int = _ACROSS, **axes: Any) -> tuple[Figure, list[
 
 def _caption(table: FilledTable, figure: Figure) -> None:
     text = f"{table.layout.title} ({table.layout.id}): {table.layout.caption}"
-    small_print(figure, [text], int(_LETTERS * figure.get_figwidth()))
+    small_print(figure, [text], int(_CAPTION_LETTERS_PER_INCH * figure.get_figwidth()))
 
 
 def _styles(table: FilledTable) -> dict[str, Look]:

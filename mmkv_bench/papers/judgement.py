@@ -129,10 +129,10 @@ def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) ->
 
 def _place(cell: TableCell) -> _Key:
     cell_address = cell.address
-    parts = tuple((part.dataset, part.metric) for part in cell.parts)
+    parts_of_mean = tuple((part.dataset, part.metric) for part in cell.parts)
     is_timed = cell_address.dataset in SYNTHETIC  # made-up prompts have no such conditions
     conditions = () if is_timed else (cell_address.max_new_tokens, cell_address.cut_prompt, cell_address.frames)
-    return (*column_of(cell_address), *conditions, cell_address.protocol, parts)
+    return (*column_of(cell_address), *conditions, cell_address.protocol, parts_of_mean)
 
 
 @cache
@@ -187,17 +187,17 @@ def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader)
     full: the full cache's printed number.
     """
     full_address, parts = full.cell.address, full.cell.parts
-    measured, why = reader.measured(full_address, parts, number.shared), ""
-    if number.shared and measured.value is None:
+    full_measurement, why = reader.measured(full_address, parts, number.shared), ""
+    if number.shared and full_measurement.value is None:
         others = reader.measured(full_address, parts).shared
         why = f"full was run with other {differing(number, others)}" if others else _NOT_RUN
-    elif number.shared and measured.shared:
-        mismatch_text = incomparable(number, measured)
+    elif number.shared and full_measurement.shared:
+        mismatch_text = incomparable(number, full_measurement)
         why = f"full has {mismatch_text}" if mismatch_text else ""
     filled_full = FilledCell(
-        full.cell, full.printed, measured, tolerance=margins.tolerance(full.layout, full.cell, full.printed)
+        full.cell, full.printed, full_measurement, tolerance=margins.tolerance(full.layout, full.cell, full.printed)
     )
-    return _PairedFull(filled_full, why, _level(filled_full, measured))
+    return _PairedFull(filled_full, why, _level(filled_full, full_measurement))
 
 
 def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:

@@ -293,17 +293,17 @@ def _parts(
             raise ConfigError("metric=mean needs the key `mean` or `group`")
         return tuple(replace(at, dataset=dataset, metric=metric) for dataset, metric in members(at.dataset))
     by_label = {layout.columns[cell.column].label: cell for cell in row if not layout.columns[cell.column].mean}
-    parts: list[Address] = []
+    addresses: list[Address] = []
     for part in by_label if column.mean == ("all",) else column.mean:
         if isinstance(part, Mapping):
-            parts.append(address({**keys, **part}))
+            addresses.append(address({**keys, **part}))
         elif part not in by_label:
             raise ConfigError(f"mean of {part!r}: there is no such column; {nearest(part, by_label)}")
         elif by_label[part].parts:
             raise ConfigError(f"mean of {part!r}: this column is a mean itself; list its parts instead")
         else:
-            parts.append(by_label[part].readings.get(reading, (by_label[part].address,))[0])
-    return tuple(parts)
+            addresses.append(by_label[part].readings.get(reading, (by_label[part].address,))[0])
+    return tuple(addresses)
 
 
 def _readings(

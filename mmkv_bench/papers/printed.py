@@ -21,9 +21,9 @@ from mmkv_bench.papers.layout import is_stand_in
 if TYPE_CHECKING:
     import pandas as pd
 
-_TEXTS = "paper table model method variant budget budget_kind inferred_budget dataset subset metric"
+_TEXT_COLUMNS = "paper table model method variant budget budget_kind inferred_budget dataset subset metric"
 COLUMNS = {
-    **dict.fromkeys(_TEXTS.split(), "string"),
+    **dict.fromkeys(_TEXT_COLUMNS.split(), "string"),
     "higher_is_better": "boolean",
     "value": "string",
     "number": "float64",
@@ -54,7 +54,7 @@ STATUSES = {
 }
 """Status -> its meaning."""
 
-_KINDS = {"tokens_per_head": int, "ratio": float}
+_BUDGET_TYPES = {"tokens_per_head": int, "ratio": float}
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def printed_address(row: Mapping[str, Any]) -> Address:
     address_keys = {"model": _named("models", row["model"], row), **column}
     address_keys |= _named("methods", name, row) if method is None else method
     if row["budget_kind"] != NONE and not settings_at_budget:
-        address_keys["budget"] = _KINDS[row["budget_kind"]](budget)
+        address_keys["budget"] = _BUDGET_TYPES[row["budget_kind"]](budget)
     return address(address_keys)
 
 

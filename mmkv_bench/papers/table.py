@@ -29,7 +29,7 @@ SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
 """Format -> suffix of the files."""
 SAME, NO_CELL = "←", "no such cell"
 """Texts of a place that is covered by the cell to its left, and of a place that the paper leaves out."""
-_LACKING = (State.NOT_RUN, State.PART, State.PLANNED)
+_INCOMPLETE_STATES = (State.NOT_RUN, State.PART, State.PLANNED)
 _EPSILON = 1e-9  # an interval narrower than this does not determine the digits
 
 
@@ -245,7 +245,7 @@ def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
 
 def _command(filled: FilledTable, one: FilledCell) -> str:
     """Return the commands that make the missing rows of a cell, joined; "" if none are missing or none can be made."""
-    if one.measured.state not in _LACKING:
+    if one.measured.state not in _INCOMPLETE_STATES:
         return ""
     lines = (command(at, filled.layout.experiments) for at in one.cell.needed)
     return "; ".join(dict.fromkeys(filter(None, lines)))
@@ -312,7 +312,7 @@ def _stand_in(filled: FilledTable) -> str:
 
 def _missing(filled: FilledTable) -> str:
     """Return a text with the commands that make the missing rows of all cells; "" if none are missing."""
-    lacking_cells = [one for one in filled.cells if one.measured.state in _LACKING]
+    lacking_cells = [one for one in filled.cells if one.measured.state in _INCOMPLETE_STATES]
     experiments = filled.layout.experiments
     addresses_without_run = [
         part for one in lacking_cells for part in one.cell.needed if not experiments or not has_numbers(part.metric)
@@ -327,9 +327,9 @@ def _verdicts(filled: FilledTable) -> list[str]:
     """Return sentences with the counted verdicts on numbers, on differences to full, and on the paper's leads over baselines."""
     is_proposed = {f"{filled.layout.paper}'s own method": True, "all others": False}
     level_texts = [
-        f"{who}: {words}"
+        f"{who}: {verdict_counts}"
         for who, proposed in is_proposed.items()
-        if (words := _counts(filled.verdicts(proposed), WORDS))
+        if (verdict_counts := _counts(filled.verdicts(proposed), WORDS))
     ]
     latest_version = versions()[-1]
     notes = (
@@ -362,7 +362,7 @@ def _layers(filled: FilledTable) -> list[str]:
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
     """Return the csv record of a cell, with keys in the order of the columns."""
-    at, ours, printed, cell_tolerance = one.cell.address, one.measured, one.printed, one.tolerance
+    address, ours, printed, cell_tolerance = one.cell.address, one.measured, one.printed, one.tolerance
     tolerance = (
         [""] * 4
         if cell_tolerance is None
@@ -371,11 +371,11 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
     return {
         "table": filled.layout.id,
         **filled.layout.labels(one.cell),
-        **{name: getattr(at, name) for name in ("model", "dataset", "metric")},
-        "method": str(at.method),
-        "minus": str(at.minus or ""),
-        "reading": "" if at.method.base == "full" else at.reading,
-        **{name: getattr(at, name) for name in ("protocol", "budget_kind", "budget")},
+        **{name: getattr(address, name) for name in ("model", "dataset", "metric")},
+        "method": str(address.method),
+        "minus": str(address.minus or ""),
+        "reading": "" if address.method.base == "full" else address.reading,
+        **{name: getattr(address, name) for name in ("protocol", "budget_kind", "budget")},
         "state": ours.state,
         "why": ours.why,
         **{name: _six(getattr(ours, name)) for name in ("value", "low", "high")},

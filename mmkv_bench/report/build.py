@@ -120,13 +120,15 @@ def _write_tables(
             folder.figure(f"{view.number}-{cost}", against_cost(view, cost, styles), *view.cost_numbers(cost))
     shared_columns, table = views.table(stores)
     folder.page("table", "table.html", title="Every cell", about=about, shared=shared_columns, table=table)
-    words = [f"{family.words} · {stores[family.store]}" if stores[1:] else family.words for family in views.families]
-    files = ["index.html", *(f"scores-{number}.html" for number in range(1, len(words)))]
+    family_titles = [
+        f"{family.words} · {stores[family.store]}" if stores[1:] else family.words for family in views.families
+    ]
+    files = ["index.html", *(f"scores-{number}.html" for number in range(1, len(family_titles)))]
     page_values = {"title": "Which method leads where", "about": about, "left_out": left_out}
     if not views.families:
         folder.page("index", "scores.html", **page_values, family=None)
     for number, family in enumerate(views.families):
-        _family_page(folder, number, family, page_values | {"families": list(zip(files, words, strict=True))})
+        _family_page(folder, number, family, page_values | {"families": list(zip(files, family_titles, strict=True))})
 
 
 def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[CostTable]) -> None:

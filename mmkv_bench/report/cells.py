@@ -98,15 +98,15 @@ def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
     if counts is None:
         return ["No answers of this cell are stored."]
     sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
-    asked, resident, tokens, compressed = (counts[name] and _ends(counts[name]) for name in COUNTED)
-    if resident:
-        budget = f"{asked} asked" if asked else "no budget"
+    asked_text, resident_text, tokens_text, compressed_text = (counts[name] and _ends(counts[name]) for name in COUNTED)
+    if resident_text:
+        budget = f"{asked_text} asked" if asked_text else "no budget"
         over = (
             f"{counts['over']} answers keep more than was asked." if counts["over"] else "No answer is over the budget."
         )
-        sentences += [f"Entries over all layers and KV heads: {resident} kept, {budget}.", over]
-    if compressed:
-        sentences.append(f"Tokens of an answer: {tokens}; of these from the compressed cache: {compressed}.")
+        sentences += [f"Entries over all layers and KV heads: {resident_text} kept, {budget}.", over]
+    if compressed_text:
+        sentences.append(f"Tokens of an answer: {tokens_text}; of these from the compressed cache: {compressed_text}.")
     return sentences
 
 
@@ -126,16 +126,26 @@ def parsed(text: str) -> Any:
     return config
 
 
-_TEXTS = ("status", "error", "answer", "token_ids", "fallback", "prompt_hash", "kept", "kept_indices", "kept_digest")
-COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_TEXTS, *COUNTED)
+_ANSWER_COLUMNS = (
+    "status",
+    "error",
+    "answer",
+    "token_ids",
+    "fallback",
+    "prompt_hash",
+    "kept",
+    "kept_indices",
+    "kept_digest",
+)
+COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_ANSWER_COLUMNS, *COUNTED)
 
 
 class AnswerTable:
     """Response rows of one store by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
 
     def __init__(self, table: pa.Table) -> None:
-        names, places = coded(frame(table.select(["cell"]))["cell"])
-        cell_bounds = np.searchsorted(places, np.arange(len(names) + 1)).tolist()
+        names, cell_codes = coded(frame(table.select(["cell"]))["cell"])
+        cell_bounds = np.searchsorted(cell_codes, np.arange(len(names) + 1)).tolist()
         self._none = table.slice(0, 0)
         self._rows = {
             name: table.slice(start, end - start)
@@ -236,9 +246,9 @@ def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], 
 
 PROGRAM = "mmkv-bench"
 _FIXTURE = "_fixture"
-_RUN = ("baseline", "decode", "limit", "reading", "sharing")
+_RUN_SETTINGS = ("baseline", "decode", "limit", "reading", "sharing")
 """Settings of a run, besides its groups, on which its rows depend."""
-_NODES = ("methods.", "datasets.")
+_NODE_PREFIXES = ("methods.", "datasets.")
 _NO_SETTINGS = {"about", "gates", "base", "name", "released", "later"}
 
 
@@ -282,7 +292,7 @@ class Commands:
         settings |= {
             key: value
             for key, value in differing_settings.items()
-            if not key.startswith(_NODES) or key.startswith(kept_prefixes)
+            if not key.startswith(_NODE_PREFIXES) or key.startswith(kept_prefixes)
         }
         if row.get("reading") is None:
             settings.pop("reading", None)
@@ -302,7 +312,7 @@ class Commands:
             self._composed[key] = dict(compose(list(key)).resolved)
         composed_config = self._composed[key]
         changed_settings = {
-            name: config[name] for name in _RUN if name in config and config[name] != composed_config.get(name)
+            name: config[name] for name in _RUN_SETTINGS if name in config and config[name] != composed_config.get(name)
         }
         changed_settings |= _other("model", config["model"], composed_config["model"])
         for name in method_names:

@@ -170,8 +170,8 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
         interval_bounds = rows[["low", "high"]].astype(object).where(rows[["low", "high"]].notna(), None)
         points = list(zip(rows["value"], interval_bounds["low"], interval_bounds["high"], strict=True))
         trace = _trace(mode, [number(place + aside(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
-        places = zip(rows["place"], rows["value"], strict=True)
-        hover_texts = [f"{mode}, question {place}: {value:.2f}" for place, value in places]
+        points_of_mode = zip(rows["place"], rows["value"], strict=True)
+        hover_texts = [f"{mode}, question {place}: {value:.2f}" for place, value in points_of_mode]
         traces.append(trace | {"text": hover_texts, "hoverinfo": "text"})
     axis_range = {"range": [-0.03, 1.05]} if line["value"].between(0, 1).all() else {}
     axis = AXIS | {"title": {"text": PLACE}, "tickvals": sorted({*map(int, line["place"])})}

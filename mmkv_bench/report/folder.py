@@ -20,8 +20,8 @@ from mmkv_bench.report.formatting import score
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
 _FOLDERS = ("cells", "configs", "data", "figures", "images", "lib", "receipts", "samples")  # data: of earlier versions
-_MAKING = ".making"  # folder of a new report until it is complete
-_SAFE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.[a-z]+")
+_UNFINISHED_FOLDER = ".making"  # folder of a new report until it is complete
+_FILE_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.[a-z]+")
 TEMPLATES = Path(__file__).with_name("templates")
 LIBRARIES = ("plotly", "itables")
 MISSING = (
@@ -42,7 +42,7 @@ class Folder:
     def __init__(self, root: Path, further: Sequence[tuple[str, str]] = ()) -> None:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        self.root, self.further, self._making = root, further, root / _MAKING
+        self.root, self.further, self._making = root, further, root / _UNFINISHED_FOLDER
         self.bytes: dict[str, int] = {}
         self.files = 0
         self._heads: set[str] = set()
@@ -118,7 +118,7 @@ class Folder:
         Raises:
             StoreError: the disk refuses to write.
         """
-        assert _SAFE.fullmatch(name), f"{name!r} is no name of a file"
+        assert _FILE_NAME_PATTERN.fullmatch(name), f"{name!r} is no name of a file"
         path, (kind, _, _) = self._making / name, name.rpartition("/")
         with _writing(self.root):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ _LINK_RENDERER = (
     "function (name, type) { return type !== 'display' ? name : "
     "`<a href=\"%s${name}.html\">${name.split('-')[1].slice(0, 12)}</a>`; }"
 )
-_OF_NOTEBOOKS = ("dt_url", "connected", "display_logo_when_loading")
+_NOTEBOOK_ARGUMENTS = ("dt_url", "connected", "display_logo_when_loading")
 
 
 def text_field(text: str | None, markup: str | None = None) -> Field:
@@ -121,7 +121,7 @@ def datatable(
         stateDuration=-1,  # as long as the tab is open, so filters survive when a reader comes back
     )
     arguments["data_json"] = json.dumps(json.loads(arguments["data_json"]), separators=(",", ":"), ensure_ascii=False)
-    options: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _OF_NOTEBOOKS}
+    options: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _NOTEBOOK_ARGUMENTS}
     return Markup(html_table_from_template(name, "", False, False, options))  # type: ignore[arg-type]  # noqa: S704
 
 

@@ -310,7 +310,7 @@ def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, Scor
 
 def _ranks(ranked: TaskRanks) -> FamilyRanks:
     names = {line.label: line_label(line) for table in ranked.tables for line in table.methods}
-    methods, means, ends = [names[label] for label in ranked.methods], ranked.means.tolist(), ranked.ranks.tolist()
+    methods, means, rank_ends = [names[label] for label in ranked.methods], ranked.means.tolist(), ranked.ranks.tolist()
     order_by_mean = sorted(
         range(len(methods)), key=lambda at: (sum(means[at]), means[at][1], text_field(methods[at])[1])
     )
@@ -320,7 +320,7 @@ def _ranks(ranked: TaskRanks) -> FamilyRanks:
     return FamilyRanks(
         [table.dataset for table in ranked.tables],
         [methods[at] for at in order_by_mean],
-        [[task[at] for task in ends] for at in order_by_mean],
+        [[task[at] for task in rank_ends] for at in order_by_mean],
         [means[at] for at in order_by_mean],
         " ".join(note),
     )

@@ -46,9 +46,9 @@ _COLUMNS = (
     *("cell", "model", "dataset", "method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed"),
     *("generation", "config"),
 )
-_SHORT = 8  # letters of a hash, or more if cells share these
-_LEAST = 4  # fewest letters of a hash that choose a cell
-_COMPARED = 20_000  # largest number of sample ids that are searched for similar ones
+_LEAST_HASH_LETTERS = 8  # letters of a hash, or more if cells share these
+_LEAST_TYPED_LETTERS = 4  # fewest letters of a hash that choose a cell
+_MOST_IDS_COMPARED = 20_000  # largest number of sample ids that are searched for similar ones
 
 
 class NamedCells(NamedTuple):
@@ -81,7 +81,7 @@ class StoreCells:
     def digits(self) -> int:
         """Number of leading letters of the hashes that distinguish all cells (each one method, budget and dataset) of the
         store, at least 8."""
-        return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
+        return max([_LEAST_HASH_LETTERS, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def label(self, cell: str) -> str:
         """Return the label of a cell (one method, budget and dataset): `snapkv@64 strict seed=1`."""
@@ -137,7 +137,7 @@ class StoreCells:
             fitting = {cell for cell, words in self.words.items() if word in words[kind]}
             if fitting:
                 return kind, fitting
-        return "method", {cell for cell in self.rows if len(word) >= _LEAST and cell.startswith(word)}
+        return "method", {cell for cell in self.rows if len(word) >= _LEAST_TYPED_LETTERS and cell.startswith(word)}
 
     @cached_property
     def words(self) -> dict[str, dict[str, set[str]]]:
@@ -151,7 +151,9 @@ class StoreCells:
 
     def _near(self, word: str) -> str:
         all_words = {name for words in self.words.values() for kind in words.values() for name in kind}
-        close_samples = get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _COMPARED else []
+        close_samples = (
+            get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _MOST_IDS_COMPARED else []
+        )
         if close_samples:
             return f"did you mean {' or '.join(map(repr, close_samples))}?"
         return f"{nearest(word, all_words)}; ids of samples look like {min(self.samples, default='no one')!r}"
@@ -187,14 +189,24 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 MOST = 200
 """Largest number of cells in a list; words choose among more."""
-_METRIC = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "low", "high")
+_METRIC_COLUMNS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "low", "high")
 
-_CONFIGURATION = (
+_CONFIGURATION_COLUMNS = (
     *("model", "model_fingerprint", "weights", "model_revision", "dataset", "dataset_fingerprint", "method", "base"),
     *("reading", "protocol", "seed", "parameters", "allocation_scope", "dtype", "attention", "generation"),
     *("numerics_version", "method_version"),
 )
-_PROVENANCE = ("created_at", "git_commit", "git_dirty", "torch", "transformers", "device", "driver", "cpu", "versions")
+_PROVENANCE_COLUMNS = (
+    "created_at",
+    "git_commit",
+    "git_dirty",
+    "torch",
+    "transformers",
+    "device",
+    "driver",
+    "cpu",
+    "versions",
+)
 
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
@@ -209,7 +221,7 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
     for (cell, status), n in answers_by_status.items():
         endings_of.setdefault(cell, {})[status] = n
     metrics: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in remembered(cells.store, "metrics", _METRIC).to_pylist():
+    for row in remembered(cells.store, "metrics", _METRIC_COLUMNS).to_pylist():
         metrics.setdefault(row["cell"], {})[row["metric"]] = row
     console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {sum(answers_by_status.values()):,} answers")
     dataset_model_protocol = itemgetter("dataset", "model", "protocol")
@@ -255,7 +267,7 @@ def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
     (row,) = cells.store.cells([cell]).to_pylist()
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
-    for title, names in {"Configuration": _CONFIGURATION, "Where it comes from": _PROVENANCE}.items():
+    for title, names in {"Configuration": _CONFIGURATION_COLUMNS, "Where it comes from": _PROVENANCE_COLUMNS}.items():
         console.print(f"\n{title}", style="bold")
         pairs(console, [(name, _value_words(row[name])) for name in names if row[name] is not None])
     console.print("\nScores", style="bold")
@@ -330,7 +342,7 @@ def _spread(mean: float, least: float, most: float) -> str:
     return number_words(mean) if least == most else f"{number_words(mean)} ({number_words(least)}-{number_words(most)})"
 
 
-_ANSWER = (
+_ANSWER_COLUMNS = (
     *("cell", "sample_id", "status", "error", "answer", "token_ids", "fallback", "prompt_hash", "entries_resident"),
     *("prompt_tokens", "visual_tokens"),
 )
@@ -361,7 +373,7 @@ def show_sample(
     has_visual_tokens = any(
         row["visual"] for row in prompts_by_hash.values()
     )  # otherwise positions of kept tokens are unknown
-    columns = (*_ANSWER, "kept_indices", "kept_digest") if has_visual_tokens else _ANSWER
+    columns = (*_ANSWER_COLUMNS, "kept_indices", "kept_digest") if has_visual_tokens else _ANSWER_COLUMNS
     responses = cells.store.responses(None, columns, coded=True)
     responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
     rows = {row["cell"]: row for row in responses.to_pylist()}

@@ -37,7 +37,17 @@ from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_li
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.text import line_label
 
-_ANSWER = ("cell", "sample_id", "status", "error", "answer", "fallback", "entries_resident", "token_ids", "prompt_hash")
+_ANSWER_COLUMNS = (
+    "cell",
+    "sample_id",
+    "status",
+    "error",
+    "answer",
+    "fallback",
+    "entries_resident",
+    "token_ids",
+    "prompt_hash",
+)
 
 
 class GroupCell(NamedTuple):
@@ -141,7 +151,7 @@ class StorePages:
             cells = [cell for group in block_groups for cell in group.hashes]
             answers = AnswerTable(store.responses(cells, COLUMNS, coded=True))
             for group in block_groups:
-                shown = self._shown(answers, group, most)
+                shown_answers = self._shown(answers, group, most)
                 for place, one in enumerate(group.cells):
                     text, row = config_of[one.cell], self._described[one.cell]
                     label_and_budget = one.label, one.budget
@@ -163,7 +173,9 @@ class StorePages:
                         receipt=receipts.get(one.cell),
                         seeds=[] if one.seed is None else [(other.seed, other.name) for other in others],
                         number=place,
-                        samples=len(shown.samples) if any(row["status"] for row in shown.answers[place]) else 0,
+                        samples=len(shown_answers.samples)
+                        if any(row["status"] for row in shown_answers.answers[place])
+                        else 0,
                         scores=list(map(_score_row, scores.get(one.cell, []))),
                         audit=" ".join(audit_sentences(counted(answers.rows(one.cell)))),
                         kept=_heads(answers.kept(one.cell), folder),
@@ -173,9 +185,9 @@ class StorePages:
                             *self._provenance(one.cell, [n for n in row if n not in constant_columns]),
                         ],
                     )
-                self._sample_pages(folder, answers, prompts, group, shown)
-                if shown.total > len(shown.samples):
-                    samples_cut[group.dataset] = shown.total
+                self._sample_pages(folder, answers, prompts, group, shown_answers)
+                if shown_answers.total > len(shown_answers.samples):
+                    samples_cut[group.dataset] = shown_answers.total
         return _left_out(samples_cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
@@ -186,7 +198,7 @@ class StorePages:
     def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
         samples, total = first_samples(answers, group.hashes, most)
         scores = sample_scores(self.samples, group.hashes, samples)
-        rows = [answers.of_samples(cell, samples, _ANSWER) for cell in group.hashes]
+        rows = [answers.of_samples(cell, samples, _ANSWER_COLUMNS) for cell in group.hashes]
         fulls = rows[0] if group.full else [None] * len(samples)
         cells = [[compared(*both, scores) for both in zip(answered, fulls, strict=True)] for answered in rows]
         for answered in cells:
@@ -241,8 +253,8 @@ class StorePages:
         row = self._described[cell]
         budget = row.get("budget_entries", row.get("budget_fraction"))
         unlisted_label = row["method"], budget_words(row["budget_kind"], "" if budget is None else str(budget))
-        label, words = self._labels.get(cell, unlisted_label)
-        return GroupCell(cell, self.name(cell), label, words, row.get("seed"))
+        label, budget_text = self._labels.get(cell, unlisted_label)
+        return GroupCell(cell, self.name(cell), label, budget_text, row.get("seed"))
 
     def _sample_pages(
         self, folder: Folder, answers: AnswerTable, prompts: Prompts, group: CellGroup, shown: GroupAnswers

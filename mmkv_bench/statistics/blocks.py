@@ -17,8 +17,8 @@ import numpy as np
 
 from mmkv_bench.statistics.metric_kinds import Pooled
 
-_BLOCK = 1 << 20  # largest pairs x clusters of a block
-_ROUNDING = 1e-12  # relative to the largest sum: a smaller difference is only rounding by the order of addition
+_BLOCK_NUMBERS = 1 << 20  # largest pairs x clusters of a block
+_ROUNDING_SHARE = 1e-12  # relative to the largest sum: a smaller difference is only rounding by the order of addition
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Samples:
         [m]."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
-        distinct, of = np.unique(self.ok, axis=0, return_inverse=True)
-        return distinct, of.reshape(-1)
+        distinct, pattern_of_method = np.unique(self.ok, axis=0, return_inverse=True)
+        return distinct, pattern_of_method.reshape(-1)
 
     @property
     def rate(self) -> float | None:
@@ -116,7 +116,7 @@ def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) ->
     for block in _pieces(samples, a, b, pairs):
         waiting_pieces.append(block)
         waiting_rows += len(block.at)
-        if waiting_rows * samples.count >= _BLOCK:
+        if waiting_rows * samples.count >= _BLOCK_NUMBERS:
             yield _joined(waiting_pieces)
             waiting_pieces, waiting_rows = [], 0
     if waiting_pieces:
@@ -151,8 +151,8 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
         members, member_of = np.unique(np.concatenate([a[alike], b[alike]]), return_inverse=True)
         of_members = _cluster_sums(samples, members, common_samples)
         of_a, of_b = member_of[: len(alike)], member_of[len(alike) :]
-        smallest_difference = _ROUNDING * np.abs(of_members.sums).max()
-        pairs_at_once = max(1, _BLOCK // samples.count)
+        smallest_difference = _ROUNDING_SHARE * np.abs(of_members.sums).max()
+        pairs_at_once = max(1, _BLOCK_NUMBERS // samples.count)
         for start in range(0, len(alike), pairs_at_once):
             pair_slice = slice(start, start + pairs_at_once)
             sums = of_members.sums[of_a[pair_slice]] - of_members.sums[of_b[pair_slice]]
@@ -207,19 +207,19 @@ def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: 
     if aggregator is None:
         sums = _by_cluster(scores, index, count)
         return ClusterSums(sums.sum(axis=1) / len(index), sums, samples_per_cluster)
-    parts = _by_cluster(scores, index, count)
-    totals = parts.sum(axis=1)
+    part_sums = _by_cluster(scores, index, count)
+    totals = part_sums.sum(axis=1)
     if not aggregator.ratio:
         values = aggregator.function(totals)
         total = samples_per_cluster.sum()
-        influence = (total - samples_per_cluster) * (values[:, None] - aggregator.function(totals[:, None] - parts))
+        influence = (total - samples_per_cluster) * (values[:, None] - aggregator.function(totals[:, None] - part_sums))
         influence -= influence.sum(axis=1, keepdims=True) * samples_per_cluster / total
         return ClusterSums(values, values[:, None] * samples_per_cluster + influence, samples_per_cluster)
     # All methods are scored on the same references and so have the same tokens; otherwise each method counts by its own tokens.
-    tokens = parts[..., 1].mean(axis=0)
+    tokens = part_sums[..., 1].mean(axis=0)
     level_of_method = totals[:, :1] / totals[:, 1:2]
     token_scale = tokens.sum() / totals[:, 1:2]
-    sums = level_of_method * tokens + (parts[..., 0] - level_of_method * parts[..., 1]) * token_scale
+    sums = level_of_method * tokens + (part_sums[..., 0] - level_of_method * part_sums[..., 1]) * token_scale
     return ClusterSums(aggregator.function(totals), sums, tokens, log=True)
 
 

@@ -267,15 +267,15 @@ class Column:
         alpha = self.level[pairs] if alpha is None else np.broadcast_to(alpha, len(pairs))
         alphas = np.full(len(self.p), np.nan)
         alphas[pairs] = alpha
-        ends = np.full((len(self.p), 2), np.nan)
+        interval_ends = np.full((len(self.p), 2), np.nan)
         for block in blocks(self.samples, self.a, self.b, pairs):
             block_ends = _ends(self.samples, self, block, alphas[block.at])
             if block.log:  # exact for the estimate, and (b, a) is minus (a, b)
                 block_ends = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(block_ends / 2)
-            ends[block.at] = block_ends
+            interval_ends[block.at] = block_ends
         is_bounded = self.samples.bounded[self.a] & self.samples.bounded[self.b]
-        ends[is_bounded] = np.clip(ends[is_bounded], -1.0, 1.0)
-        return ends[pairs]
+        interval_ends[is_bounded] = np.clip(interval_ends[is_bounded], -1.0, 1.0)
+        return interval_ends[pairs]
 
     @cached_property
     def resolution(self) -> float | None:

@@ -175,13 +175,13 @@ def intervals(
     for (binary, count, _), numbers in cells_alike.items():
         alike_values = [cells[i][0] for i in numbers]
         index, _ = cluster_index(cells[numbers[0]][1])
-        ends: Iterable[Interval]
+        intervals_of_group: Iterable[Interval]
         if binary:
-            ends = _wilson(np.array(alike_values, dtype=np.float64), index, count)
+            intervals_of_group = _wilson(np.array(alike_values, dtype=np.float64), index, count)
         else:
             draws = bootstrap_statistics(alike_values, index, count, dataset, aggregator)
-            ends = (Interval(*percentile_ends(drawn, 1 - LEVEL), "bootstrap") for drawn in draws)
-        for i, each in zip(numbers, ends, strict=True):
+            intervals_of_group = (Interval(*percentile_ends(drawn, 1 - LEVEL), "bootstrap") for drawn in draws)
+        for i, each in zip(numbers, intervals_of_group, strict=True):
             intervals[i] = each
     return intervals
 
@@ -233,8 +233,8 @@ def bootstrap_statistics(
                 blocks.append(counts @ each)
         for cells, totals in zip(products_at_once, map(np.concatenate, sums), strict=True):
             for i in range(len(cells)):
-                drawn = totals[:, i * size : (i + 1) * size]
-                yield drawn[:, 0] / totals[:, -1] if aggregator is None else aggregator.function(drawn)
+                sums_of_draws = totals[:, i * size : (i + 1) * size]
+                yield sums_of_draws[:, 0] / totals[:, -1] if aggregator is None else aggregator.function(sums_of_draws)
 
 
 def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width: int) -> np.ndarray:

@@ -145,12 +145,12 @@ def _meteor(totals: np.ndarray) -> np.ndarray:
     - chunks (0 if one chunk is the whole answer and reference, which is not fragmented);
     - matched words of answer and of reference.
     """
-    words, function_words = totals[..., 0:2], totals[..., 2:4]
+    text_words, function_words = totals[..., 0:2], totals[..., 2:4]
     matched = totals[..., 4:20].reshape(
         *totals.shape[:-1], 4, 2, 2
     )  # matcher, content or function, answer or reference
     weighted = np.einsum("...mko,m,k->...o", matched, METEOR_WEIGHTS, np.array([METEOR_DELTA, 1 - METEOR_DELTA]))
-    weighted_length = METEOR_DELTA * (words - function_words) + (1 - METEOR_DELTA) * function_words
+    weighted_length = METEOR_DELTA * (text_words - function_words) + (1 - METEOR_DELTA) * function_words
     precision, recall = np.moveaxis(weighted / np.maximum(weighted_length, np.finfo(float).tiny), -1, 0)
     weighted_denominator = METEOR_ALPHA * precision + (1 - METEOR_ALPHA) * recall
     harmonic_mean = precision * recall / np.maximum(weighted_denominator, np.finfo(float).tiny)

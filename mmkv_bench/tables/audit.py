@@ -28,7 +28,9 @@ FREE_COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
 """Columns of the responses of `full` from which the free share is counted."""
 MOSTLY = 0.5
 """From this free share on, a task is mostly free."""
-_PACKED = 0.9  # fewer bytes than this part of the entries' share of the full cache: packed; padding of ragged heads adds bytes
+_PACKED_BYTES_RATIO = (
+    0.9  # below this part of the entries' share of the full cache: packed; padding of ragged heads adds bytes
+)
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,19 @@ class Audits:
             return Audit()
         excess_ratios = np.concatenate([each.excess for each in counts]) if sums["over"] else np.zeros(1)
         fallbacks = sum((Counter(each.fallbacks) for each in counts), Counter())
-        known = sums["known"] if sums["packed"] or sums["retrievable"] else 0
+        answers_with_bytes = sums["known"] if sums["packed"] or sums["retrievable"] else 0
         return Audit(
             n=int(sums["n"]),
             excess_mean=float(np.mean(excess_ratios)),
             excess_worst=float(np.max(excess_ratios)),
             fallbacks=dict(sorted(fallbacks.items())),
             of_all=float(sums["of_all"] / sums["n"]),
-            device=float(sums["device"] / known) if known else 1.0,
-            host=float(sums["host"] / known) if known else 0.0,
+            device=float(sums["device"] / answers_with_bytes) if answers_with_bytes else 1.0,
+            host=float(sums["host"] / answers_with_bytes) if answers_with_bytes else 0.0,
             reach=float(sums["reach"] / sums["retrievable"]) if sums["retrievable"] else 1.0,
-            held=float(sums["held"] / known) if known and not np.isnan(sums["held"]) else None,
+            held=float(sums["held"] / answers_with_bytes)
+            if answers_with_bytes and not np.isnan(sums["held"])
+            else None,
             **{name: int(sums[name]) for name in _FLAGS},
         )
 
@@ -174,33 +178,36 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """
     absent = np.full(len(order), np.nan)
     column = {name: numbers(block[name])[order] if name in block else absent for name in COLUMNS}
-    resident, asked = column["entries_resident"], column["entries_asked"]
+    entries_resident, entries_asked = column["entries_resident"], column["entries_asked"]
     compressed_tokens, is_ended = column["tokens_from_compressed"], is_text(block["finish_reason"], "eos")[order]
-    full_bytes, context_tokens = column["bytes_full"], column["context_tokens"]
+    bytes_full, context_tokens = column["bytes_full"], column["context_tokens"]
     zeros, state = np.zeros(len(order)), column["bytes_state"]
     stored_bytes = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
     with np.errstate(divide="ignore", invalid="ignore"):
-        excess = resident / asked - 1
+        excess = entries_resident / entries_asked - 1
         # Entries of the full cache: `asked` is the budget, or the whole prompt, times the number of heads. Without a budget
         # nothing is evicted.
         full_entries = np.where(
-            np.isnan(asked), resident, asked * context_tokens / np.fmin(column["budget_entries"], context_tokens)
+            np.isnan(entries_asked),
+            entries_resident,
+            entries_asked * context_tokens / np.fmin(column["budget_entries"], context_tokens),
         )
-        known, retrievable = full_bytes > 0, column["entries_reachable"] > resident
+        has_bytes, retrievable = bytes_full > 0, column["entries_reachable"] > entries_resident
         facts = {
             "n": is_text(block["status"], "ok")[order],
             "over": excess > 0,
             "from_prefill": (compressed_tokens - is_ended <= 0) & (compressed_tokens < column["n_tokens"]),
             "text_before_cut": column["question_text_before_cut"] > 0,
-            "packed": known & (column["bytes_device"] < _PACKED * full_bytes * resident / full_entries),
+            "packed": has_bytes
+            & (column["bytes_device"] < _PACKED_BYTES_RATIO * bytes_full * entries_resident / full_entries),
             "retrievable": retrievable,
             CHOSEN: block[CHOSEN].to_numpy()[order] if CHOSEN in block else zeros,
-            "known": known,
-            "device": np.where(known, (column["bytes_device"] + column["bytes_metadata"]) / full_bytes, 0.0),
-            "host": np.where(known, np.nan_to_num(column["bytes_host"]) / full_bytes, 0.0),
-            "reach": np.where(retrievable, column["entries_reachable"] / resident, 0.0),
-            "held": np.where(known, (column["bytes_held"] - np.nan_to_num(state)) / full_bytes, 0.0),
-            "of_all": np.where(state > 0, (stored_bytes + state) / (full_bytes + state), 0.0),
+            "known": has_bytes,
+            "device": np.where(has_bytes, (column["bytes_device"] + column["bytes_metadata"]) / bytes_full, 0.0),
+            "host": np.where(has_bytes, np.nan_to_num(column["bytes_host"]) / bytes_full, 0.0),
+            "reach": np.where(retrievable, column["entries_reachable"] / entries_resident, 0.0),
+            "held": np.where(has_bytes, (column["bytes_held"] - np.nan_to_num(state)) / bytes_full, 0.0),
+            "of_all": np.where(state > 0, (stored_bytes + state) / (bytes_full + state), 0.0),
         }
     return np.stack([facts[name].astype(np.float64) for name in _SUMS], axis=1), excess
 
@@ -210,9 +217,9 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
     Return (distinct names, number of the name of each fallback, position in `order` of the answer of each fallback).
     """
-    lists = lists_of(block["fallback"], pa.string(), order)
-    coded_reasons = lists.flatten().dictionary_encode()
-    rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+    lists_of_reasons = lists_of(block["fallback"], pa.string(), order)
+    coded_reasons = lists_of_reasons.flatten().dictionary_encode()
+    rows = pc.list_parent_indices(lists_of_reasons).to_numpy(zero_copy_only=False)
     return coded_reasons.dictionary.to_pylist(), coded_reasons.indices.to_numpy(zero_copy_only=False), rows
 
 

@@ -57,13 +57,15 @@ def build(
     rows = replace(rows, cells=with_limits(trained))
     is_kept = choose_cells(rows.cells, datasets, protocols, readings)
     choose(pd.Series(list(rows.names), dtype=object), metrics, "metric")
-    parts = _Parts(rows)
+    shared_parts = _Parts(rows)
     cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[is_kept]
     tables = []
     for sweep in sweeps(cells):
-        scored_metrics = parts.sheet.metrics_of(sweep.places)
-        wanted = [metric for metric in scored_metrics if (metric in metrics if metrics else metric not in FIDELITY)]
-        tables += [_table(sweep, metric, parts) for metric in wanted]
+        scored_metrics = shared_parts.sheet.metrics_of(sweep.places)
+        table_metrics = [
+            metric for metric in scored_metrics if (metric in metrics if metrics else metric not in FIDELITY)
+        ]
+        tables += [_table(sweep, metric, shared_parts) for metric in table_metrics]
     return tables
 
 
@@ -83,8 +85,8 @@ class _Parts:
         self.primary = rows.primary
         self.lmms_eval: dict[tuple[str, str], float] = {}
         self.judges: dict[tuple[str, str], str] = {}
-        read = [name for name in _METRICS if name in rows.metrics]
-        for row in rows.metrics[read].to_dict("records"):
+        columns_read = [name for name in _METRICS if name in rows.metrics]
+        for row in rows.metrics[columns_read].to_dict("records"):
             key = row["cell"], row["metric"]
             if not missing(row["lmms_eval"]):
                 self.lmms_eval[key] = float(row["lmms_eval"])

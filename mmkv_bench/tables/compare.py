@@ -219,14 +219,14 @@ def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[st
     def among(values: dict[tuple[str, str], _Value]) -> dict[tuple[str, str], _Value]:
         return {key: value for key, value in values.items() if key[0] in labels and key[1] in ("", *shown_budgets)}
 
-    entries, waiting = among(table.entries), among(table.waiting)
-    shown_keys = {*entries, *waiting}
+    entries, unscored_answers = among(table.entries), among(table.waiting)
+    shown_keys = {*entries, *unscored_answers}
     return replace(
         table,
         methods=tuple(line for line in table.methods if line.label in {label for label, _ in shown_keys}),
         budgets=tuple(budget for budget in shown_budgets if budget in {budget for _, budget in shown_keys}),
         entries=entries,
-        waiting=waiting,
+        waiting=unscored_answers,
         columns={budget: column for budget, column in table.columns.items() if budget in ("", *shown_budgets)},
         calibrations={label: words for label, words in table.calibrations.items() if label in labels},
         versions={label: versions for label, versions in table.versions.items() if label in labels},

@@ -113,7 +113,7 @@ def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
     return (*datasets, *metrics) if len(datasets) == len(metrics) == 1 else None
 
 
-_READ = (
+_COLUMNS_READ = (
     *("place", "cell", "latest", "method", "base", "reading", "parameters", "tuned", "seed", "config"),
     *("budget_kind", "budget_entries", "budget_fraction", "method_version", "cpu", "weights_file"),
 )
@@ -171,7 +171,7 @@ class Sweep:
 
         cells: frame of cells of one context (model, dataset, protocol). axis: their kind of budget, entries or fraction.
         """
-        all_rows = cells[[name for name in _READ if name in cells]].to_dict("records")
+        all_rows = cells[[name for name in _COLUMNS_READ if name in cells]].to_dict("records")
         rows = [row for row in all_rows if row["latest"]]
         methods = _methods(rows)
         label_of = {method.variant: method.label for method in methods}
@@ -182,8 +182,8 @@ class Sweep:
         for method in methods:
             for key in sorted(key for key in rows_by_key if key[0] == method.label):
                 seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in rows_by_key[key])
-                places, names = (tuple(row[name] for row in rows_by_key[key]) for name in ("place", "cell"))
-                groups[key] = SeedGroup(places, names, seeds)
+                cell_positions, names = (tuple(row[name] for row in rows_by_key[key]) for name in ("place", "cell"))
+                groups[key] = SeedGroup(cell_positions, names, seeds)
         configs = [row["config"] for row in sorted(rows, key=lambda row: row["base"] != BASELINE)]
         configs_of: dict[str, dict[str, None]] = {}
         for row in rows:

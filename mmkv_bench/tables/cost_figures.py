@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _STROKES = ("-", "--", "-.", ":")
 _AXES = {"entries": "entries", "fraction": "shares of the prompt", "none": "nothing"}
-_COLUMNS = 3
-_LETTERS = 13  # letters per inch of the small print
-_BANDS = 4
+_PANELS_ACROSS = 3
+_CAPTION_LETTERS_PER_INCH = 13  # letters per inch of the small print
+_MOST_BANDS = 4
 """Largest number of lines in a panel whose intervals are drawn as bands; with more lines, intervals are bars side by side."""
-_BESIDE = 0.02  # distance between the bars of two lines, in doublings of the length
+_BAR_SHIFT = 0.02  # distance between the bars of two lines, in doublings of the length
 
 
 def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
@@ -60,7 +60,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
     axes_of = {key[:-1]: {other[-1] for other in panels if other[:-1] == key[:-1]} for key in panels}
     values = [row[cost.key].value for table in all_tables for row in table.entries.values() if cost.key in row]
     unit_scale = unit_of(cost.unit, [value for value in values if value is not None])
-    n_columns = min(len(panels), _COLUMNS)
+    n_columns = min(len(panels), _PANELS_ACROSS)
     n_rows = -(-len(panels) // n_columns)
     figure, grid = canvas(n_rows, n_columns, (max(5.2 * n_columns, 7.6), 4.3 * n_rows + 0.8), len(panels))
     for axes, (key, group) in zip(grid, panels.items(), strict=False):
@@ -77,7 +77,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
     context_texts += ["medians with their intervals", *_failures(all_tables, cost)]
     disturbed = next((table.disturbed for table in all_tables if table.disturbed), ())
     context_texts += [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
-    small_print(figure, context_texts, int(_LETTERS * figure.get_figwidth()))
+    small_print(figure, context_texts, int(_CAPTION_LETTERS_PER_INCH * figure.get_figwidth()))
     return figure
 
 
@@ -86,13 +86,13 @@ def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str,
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
-    marker_shift_of = {budget: place for place, (_, _, budget) in enumerate(budgets)}
+    marker_shift_of = {budget: marker_shift for marker_shift, (_, _, budget) in enumerate(budgets)}
     styles, markers = {}, [*MARKERS]
     for _, label, budget in lines:
         colour, shape = methods[label]
-        place = marker_shift_of.get(budget, 0)
-        marker = markers[(markers.index(shape) + place) % len(markers)] if shape in markers else shape
-        styles[label, budget] = {"color": colour, "marker": marker, "linestyle": _STROKES[place % len(_STROKES)]}
+        marker_shift = marker_shift_of.get(budget, 0)
+        marker = markers[(markers.index(shape) + marker_shift) % len(markers)] if shape in markers else shape
+        styles[label, budget] = {"color": colour, "marker": marker, "linestyle": _STROKES[marker_shift % len(_STROKES)]}
     return styles
 
 
@@ -140,11 +140,11 @@ def _intervals(
         position of the line in the panel, and number of lines.
     """
     interval_ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
-    if interval_ends and lines <= _BANDS:
+    if interval_ends and lines <= _MOST_BANDS:
         band(axes, interval_ends, colour)
     elif interval_ends:
         prompt_lengths, low, high = zip(*interval_ends, strict=True)
-        shift_factor = 2 ** (_BESIDE * (number - (lines - 1) / 2))
+        shift_factor = 2 ** (_BAR_SHIFT * (number - (lines - 1) / 2))
         axes.vlines(
             [tokens * shift_factor for tokens in prompt_lengths], low, high, color=colour, alpha=0.55, linewidth=1.3
         )
@@ -162,9 +162,9 @@ def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
     return ["no point: " + ", ".join(failure_texts)] if failure_texts else []
 
 
-_FRONT = "#999999"
-_NAMED = 12  # largest number of points in a panel that are all labelled with their budget; beyond, only those on the front are
-_NAMES = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
+_FRONT_COLOUR = "#999999"
+_MOST_NAMED_POINTS = 12  # up to so many points are all labelled with budgets; beyond, only those on the front
+_COST_LABELS = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
     size, unit = unit_of(front.cost.unit, [point.x for point in front.points])
     front_points = [point for point in front.points if point.best]
     x, y = [point.x / size for point in front_points], [point.y for point in front_points]
-    axes.step(x, y, where="post", color=_FRONT, linewidth=1.4, zorder=1, label="Pareto front")
+    axes.step(x, y, where="post", color=_FRONT_COLOUR, linewidth=1.4, zorder=1, label="Pareto front")
     for label in dict.fromkeys(point.method.label for point in front.points):
         points = [point for point in front.points if point.method.label == label]
         colour, shape = styles[label]
@@ -360,7 +360,7 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
         marker = {"markersize": 11 if shape == "*" else 8, "label": line_label(points[0].method), "zorder": 3}
         x, y = [point.x / size for point in points], [point.y for point in points]
         axes.plot(x, y, linestyle="none", **point_style(colour, shape), **marker)
-    for point in front_points if len(front.points) > _NAMED else front.points:
+    for point in front_points if len(front.points) > _MOST_NAMED_POINTS else front.points:
         position, offset = (point.x / size, point.y), {"textcoords": "offset points", "xytext": (6, -10)}
         axes.annotate(point.budget, position, fontsize=8, color="#444444", **offset)
     largest_cost, smallest_cost = max(point.x for point in front.points), min(point.x for point in front.points)
@@ -369,7 +369,7 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(f"{value:.3g}"))))
         axes.xaxis.set_minor_formatter(NullFormatter())
-    name = _NAMES.get(front.cost.key, front.cost.name)
+    name = _COST_LABELS.get(front.cost.key, front.cost.name)
     axes.set_xlabel(f"{name} [{unit}]" if unit else name, fontsize=10.5)
     if front.cost.unit == "tokens/s":
         axes.invert_xaxis()  # the cheaper side is on the left in every panel

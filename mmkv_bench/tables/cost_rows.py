@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_NO_NUMBERS = {"schema_version", "doc_id", "repeat", "place", "order_seed"}
+_COLUMNS_WITHOUT_COST = {"schema_version", "doc_id", "repeat", "place", "order_seed"}
 _OTHER_NAMES = {"peak": "peak_total", "bytes": "bytes_held", "tokens": "n_tokens", "compression_s": "compress_s"}
 """Short name -> full name."""
 _OF_RESPONSES = {"peak_total": ("peak_device_bytes", "peak_resident_bytes")}
@@ -62,7 +62,7 @@ def _all_costs() -> dict[str, Cost]:
     columns_of: dict[str, tuple[str, ...]] = dict(_OF_RESPONSES)
     for table in ("timings", "responses"):
         for column in COLUMNS[table]:
-            if column.type in (INT, FLOAT) and column.name not in _NO_NUMBERS | {"seconds", "peak_allocated"}:
+            if column.type in (INT, FLOAT) and column.name not in _COLUMNS_WITHOUT_COST | {"seconds", "peak_allocated"}:
                 units[column.name] = column.unit
                 if table == "responses":
                     columns_of[column.name] = (column.name,)

@@ -86,20 +86,20 @@ def _title(table: CostTable) -> str:
 
 def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> str:
     contexts = [other.context for other in tables]
-    parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
+    caption_parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     device = f"device={table.context['device']}"
-    parts += [device] * (device not in parts)
+    caption_parts += [device] * (device not in caption_parts)
     timed_keys = {cost.key for cost in table.costs if cost.unit in ("seconds", "tokens/s")}
     entries = [(key, entry) for row in table.entries.values() for key, entry in row.items() if entry.value is not None]
     all_entries = [entry for _, entry in entries]
     # a pass without timing counts bytes too
     sizes = sorted({entry.n for entry in [entry for key, entry in entries if key in timed_keys] or all_entries})
     unit_name = "repeats" if table.per_pass else "samples"
-    parts.append(f"medians of {_ends([str(size) for size in sizes])} {unit_name}" if sizes else "medians")
+    caption_parts.append(f"medians of {_ends([str(size) for size in sizes])} {unit_name}" if sizes else "medians")
     levels = sorted({entry.level for entry in all_entries if entry.level is not None and entry.low != entry.high})
     if intervals and levels:
-        parts.append(f"{_ends([f'{level:.0%}' for level in levels])} intervals")
-    return "; ".join(parts)
+        caption_parts.append(f"{_ends([f'{level:.0%}' for level in levels])} intervals")
+    return "; ".join(caption_parts)
 
 
 def _ends(texts: Sequence[str]) -> str:

@@ -164,13 +164,13 @@ def cost_tables(
     names = list(cells["cell"])
     # rows of costs refer to the position of a cell among all cells of the store
     cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))[is_kept]
-    parts: list[_Part] = []
+    cost_parts: list[_Part] = []
     for part in (read(store, names, [*costs, *beside]) for read in (answer_costs, pass_costs)):
         rows = part.frame[np.isin(part.frame["place"], cells["place"])]
         shown_costs = [c for c in (*costs, *beside) if (rows[c.key].notna() & ~(rows["group"] & c.shared)).any()]
-        parts.append((part, rows, tuple(shown_costs)))
-    _refuse_unknown(parts, costs)
-    return [table for part, rows, known in parts if known for table in _tables(cells, part, rows, known)]
+        cost_parts.append((part, rows, tuple(shown_costs)))
+    _refuse_unknown(cost_parts, costs)
+    return [table for part, rows, known in cost_parts if known for table in _tables(cells, part, rows, known)]
 
 
 def needed(costs: Sequence[Cost]) -> list[Cost]:

@@ -29,12 +29,12 @@ COLOURS = tuple(HUES.values())
 BESIDE = {"prefix_search": "lorenz"}
 """Analysis -> another analysis that its figure shows too, for samples that have both."""
 _PANEL = ("model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint", "versions", "setting")
-_COLUMNS = 3
-_INSIDE = 4  # largest number of lines whose legend fits into a panel
-_TICKS = 12  # largest number of layers that all have a tick
-_BAND = "bands: middle half of the samples"
+_PANELS_ACROSS = 3
+_MOST_LINES_INSIDE = 4  # largest number of lines whose legend fits into a panel
+_MOST_TICKS = 12  # largest number of layers that all have a tick
+_LEGEND_OF_BAND = "bands: middle half of the samples"
 _BUDGETS = (0.1, 0.3, 0.5, 0.7, 0.9)
-_MAP = "viridis"
+_COLOUR_MAP = "viridis"
 _HEAD_LABELS = {
     "cumulative_attention": ("share of the prompt's keys, largest first", "share of the text's attention"),
     "focus": ("share of the prompt's tokens, most focused first", "share of the answer's focuses"),
@@ -113,7 +113,7 @@ def diagnostic_figure(panels: Sequence[Panel]) -> Figure:
     """Draw all panels of one analysis as one figure."""
     drawing = DRAWINGS[panels[0].name]
     axes_in_row = drawing.axes > 1
-    n_columns = drawing.axes if axes_in_row else min(len(panels), _COLUMNS)
+    n_columns = drawing.axes if axes_in_row else min(len(panels), _PANELS_ACROSS)
     n_rows = len(panels) if axes_in_row else -(-len(panels) // n_columns)
     figure, axes = canvas(
         n_rows, n_columns, (max(4.6 * n_columns, 6.4), 3.9 * n_rows + 0.7), len(panels) * drawing.axes
@@ -133,7 +133,7 @@ def _look(place: int) -> dict[str, Any]:
 
 
 def _some(layers: Sequence[int]) -> list[int]:
-    return list(layers if len(layers) <= _TICKS else layers[:: -(-len(layers) // 10)])
+    return list(layers if len(layers) <= _MOST_TICKS else layers[:: -(-len(layers) // 10)])
 
 
 def _layer_axis(axes: Axes, panel: Panel) -> None:
@@ -145,7 +145,7 @@ def _layer_axis(axes: Axes, panel: Panel) -> None:
 
 def _legend(axes: Axes) -> None:
     lines = len(axes.get_legend_handles_labels()[1])
-    outside_placement = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if lines > _INSIDE else {}
+    outside_placement = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if lines > _MOST_LINES_INSIDE else {}
     if lines:
         axes.legend(frameon=False, fontsize=8.5, **outside_placement)
 
@@ -305,7 +305,7 @@ def _heat(
 ) -> None:
     """Draw a heat map with a row per layer and a labelled colour bar. ends: smallest and largest value of the x axis."""
     edges = (*ends, layers[-1] + 0.5, layers[0] - 0.5)
-    heat = axes.imshow(grid, aspect="auto", extent=edges, cmap=_MAP, interpolation="nearest", **colours)
+    heat = axes.imshow(grid, aspect="auto", extent=edges, cmap=_COLOUR_MAP, interpolation="nearest", **colours)
     axes.set_yticks(_some(layers))
     axes.figure.colorbar(heat, ax=axes, label=label)
     axes.set_ylabel("layer")
@@ -315,11 +315,11 @@ def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
     """Draw the energy of keys and values over frequency: all layers together, then layer by layer."""
     from matplotlib.colors import LogNorm
 
-    rows, parts = panel.rows, ("keys", "values")
-    grids = [_grid(rows[rows["part"] == part], ["layer"]) for part in parts]
+    rows, keys_and_values = panel.rows, ("keys", "values")
+    grids = [_grid(rows[rows["part"] == part], ["layer"]) for part in keys_and_values]
     all_shares = np.concatenate([grid.to_numpy() for grid in grids])
     norm = LogNorm(all_shares[all_shares > 0].min(), all_shares.max())
-    for number, (part, grid, each) in enumerate(zip(parts, grids, axes[1:], strict=True)):
+    for number, (part, grid, each) in enumerate(zip(keys_and_values, grids, axes[1:], strict=True)):
         mean = rows[rows["part"] == part].groupby("x")["value"].mean()
         axes[0].plot(mean.index, mean, color=COLOURS[number], linewidth=1.5, label=part)
         _heat(each, grid, [int(layer) for layer in grid.index], (0, 1), "share of the energy", norm=norm)
@@ -337,7 +337,7 @@ def _colour(panel: Panel, layer: Any) -> Any:
     from matplotlib import colormaps
 
     layers = panel.layers
-    return colormaps[_MAP](layers.index(int(layer)) / max(len(layers) - 1, 1) * 0.92)
+    return colormaps[_COLOUR_MAP](layers.index(int(layer)) / max(len(layers) - 1, 1) * 0.92)
 
 
 def _layer_bar(axes: Axes, panel: Panel) -> None:
@@ -353,20 +353,20 @@ def _layer_bar(axes: Axes, panel: Panel) -> None:
     bar.set_label("layer")
 
 
-_ONE_A_HEAD = "one line a KV head, its colour the layer; bold: "
+_LEGEND_OF_HEADS = "one line a KV head, its colour the layer; bold: "
 DRAWINGS = {
     "hidden_states": Drawing(_hidden_states, "lines: means; dashed: one standard deviation to either side", 2),
-    "coverage": Drawing(_coverage, _BAND),
+    "coverage": Drawing(_coverage, _LEGEND_OF_BAND),
     "histogram": Drawing(_histogram, "density of the values, all samples together", 4),
-    "outlier_hits": Drawing(_outliers, _BAND),
+    "outlier_hits": Drawing(_outliers, _LEGEND_OF_BAND),
     "lorenz": Drawing(_lorenz, "one line a layer; dashed: all tokens alike"),
-    "prefix_search": Drawing(_prefix, _BAND),
-    "feature_error": Drawing(partial(_parts, label="mean absolute error of layer outputs", bottom=0), _BAND),
-    "entropy": Drawing(partial(_parts, label="cross-modal attention entropy [nats]"), _BAND),
-    "cumulative_attention": Drawing(_heads, f"{_ONE_A_HEAD}the flattest and the steepest"),
-    "focus": Drawing(_heads, f"{_ONE_A_HEAD}the most dynamic and the most static"),
+    "prefix_search": Drawing(_prefix, _LEGEND_OF_BAND),
+    "feature_error": Drawing(partial(_parts, label="mean absolute error of layer outputs", bottom=0), _LEGEND_OF_BAND),
+    "entropy": Drawing(partial(_parts, label="cross-modal attention entropy [nats]"), _LEGEND_OF_BAND),
+    "cumulative_attention": Drawing(_heads, f"{_LEGEND_OF_HEADS}the flattest and the steepest"),
+    "focus": Drawing(_heads, f"{_LEGEND_OF_HEADS}the most dynamic and the most static"),
     "sinks": Drawing(_sinks, "means over the samples; queries of the prompt's later half", 2),
-    "vision": Drawing(partial(_parts, label="share, or cosine above that of all pairs"), _BAND),
+    "vision": Drawing(partial(_parts, label="share, or cosine above that of all pairs"), _LEGEND_OF_BAND),
     "power_spectrum": Drawing(_spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),
 }
 """Analysis -> its drawing."""

@@ -60,7 +60,7 @@ _FAMILIES = {
     "sky": ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "kivi_prefixkv", "kivi"),
 }
 _MARKERS = "".join(MARKERS)
-_LISTED = {
+_LOOKS_OF_SHIPPED = {
     name: Look(COLOURS[hue], _MARKERS[(place + shift) % len(_MARKERS)])
     for shift, (hue, names) in enumerate(_FAMILIES.items())
     for place, name in enumerate(names)
@@ -76,7 +76,7 @@ _LISTED = {
 }
 
 
-_OTHERS = ("brown", "pink", "gold", "sky")  # hues for methods that are not shipped
+_HUES_OF_OTHERS = ("brown", "pink", "gold", "sky")  # hues for methods that are not shipped
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
@@ -86,13 +86,17 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     begins, or else a hue computed from the label, and a marker that is still free.
     """
     labels = set(labels)
-    look_of = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
+    look_of = {label: _LOOKS_OF_SHIPPED[label] for label in sorted(labels) if label in _LOOKS_OF_SHIPPED}
     for label in sorted(labels - set(look_of)):
         label_hash = zlib.crc32(label.encode())
-        listed_prefix = max((name for name in _LISTED if label.startswith(name)), key=len, default="")
-        hue = _LISTED[listed_prefix].colour if listed_prefix else COLOURS[_OTHERS[label_hash % len(_OTHERS)]]
+        listed_prefix = max((name for name in _LOOKS_OF_SHIPPED if label.startswith(name)), key=len, default="")
+        hue = (
+            _LOOKS_OF_SHIPPED[listed_prefix].colour
+            if listed_prefix
+            else COLOURS[_HUES_OF_OTHERS[label_hash % len(_HUES_OF_OTHERS)]]
+        )
         markers = [_MARKERS[(label_hash // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
-        used_looks = {*_LISTED.values(), *look_of.values()}
+        used_looks = {*_LOOKS_OF_SHIPPED.values(), *look_of.values()}
         look_of[label] = next(
             (look for marker in markers if (look := Look(hue, marker)) not in used_looks), Look(hue, markers[0])
         )
@@ -258,8 +262,8 @@ def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
 
 
 def _caption(tables: Sequence[ScoreTable]) -> list[str]:
-    parts = caption(tables[0], tables).split("; ")[1:]
-    shared_parts = [part for part in parts if not part.startswith(_DIFFERS_BY_PANEL)]
+    caption_parts = caption(tables[0], tables).split("; ")[1:]
+    shared_parts = [part for part in caption_parts if not part.startswith(_DIFFERS_BY_PANEL)]
     if any(entry.audit.over for table in tables for entry in table.entries.values()):
         shared_parts.append(f"{OVER} more entries resident than the budget")
     return [", ".join(f"{table.dataset} {size_text(table)}" for table in tables), *shared_parts]

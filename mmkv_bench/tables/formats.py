@@ -68,8 +68,10 @@ def _section(table: Table, notes: str) -> str:
     for grid in table.grids:
         blocks += [f"*{grid.heading}*"] if grid.heading else []
         blocks.append(_grid(grid))
-    shown, hidden = table.split_notes(notes)
-    lines = [f"- {note}" for note in shown] + ([f"- {len(hidden)} more notes with `--notes`"] if hidden else [])
+    printed_notes, hidden_notes = table.split_notes(notes)
+    lines = [f"- {note}" for note in printed_notes] + (
+        [f"- {len(hidden_notes)} more notes with `--notes`"] if hidden_notes else []
+    )
     blocks += ["\n".join(lines)] if lines else []
     return "\n\n".join(blocks) + "\n"
 

@@ -25,7 +25,7 @@ PACKAGES = {
     "xcolor": r"\textcolor",
 }
 """Package -> text that shows that a table needs the package."""
-_SPECIAL = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
+_ESCAPES = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
     "\\": r"\textbackslash{}",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
@@ -43,12 +43,18 @@ _SPECIAL = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
     "≠": r"\ensuremath{\neq}",
     "⊘": r"\ensuremath{\oslash}",
 }
-_FLOATS = 10  # tables between page breaks; LaTeX gives up if 18 floats wait for a page
-_TEXT = (345.0, 550.0)  # points across and down, of the narrowest text of class article
+_FLOATS_PER_CLEARPAGE = 10  # tables between page breaks; LaTeX gives up if 18 floats wait for a page
+_TEXT_AREA_PT = (345.0, 550.0)  # points across and down, of the narrowest text of class article
 _SIZES = ((10, ""), (9, r"\small"), (8, r"\footnotesize"), (7, r"\scriptsize"), (6, r"\fontsize{6}{7}\selectfont"))
-_EM = {10: 10.0, 9: 9.25, 8: 8.5, 7: 8.0, 6: 7.3}  # width of a letter m in points; smaller letters are relatively wider
+_EM_PT = {
+    10: 10.0,
+    9: 9.25,
+    8: 8.5,
+    7: 8.0,
+    6: 7.3,
+}  # width of a letter m in points; smaller letters are relatively wider
 _NO_SMALLER = r"\let\scriptsize\relax\def\textsuperscript#1{\raisebox{.4ex}{#1}}"
-_MOST = 150.0  # points; a wider column becomes a paragraph of this width
+_WIDEST_COLUMN_PT = 150.0  # points; a wider column becomes a paragraph of this width
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,11 @@ class _Setting:
 
     @property
     def across(self) -> float:
-        return _TEXT[self.turned]
+        return _TEXT_AREA_PT[self.turned]
 
     @property
     def down(self) -> float:
-        return 0.94 * _TEXT[not self.turned]
+        return 0.94 * _TEXT_AREA_PT[not self.turned]
 
     @property
     def gap(self) -> float:
@@ -76,7 +82,7 @@ class _Setting:
 
 def escape(text: str) -> str:
     """Escape plain text for LaTeX."""
-    return "".join(_SPECIAL.get(character, character) for character in text)
+    return "".join(_ESCAPES.get(character, character) for character in text)
 
 
 def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
@@ -90,7 +96,7 @@ def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
     needed_packages = [package for package, sign in PACKAGES.items() if any(sign in text for text in texts)]
     first_line = [f"% needs {', '.join(needed_packages)}"]
     first_line += [rf"\definecolor{{{name}}}{{HTML}}{{{COLOURS[name]}}}" for name in COLOURS if name in used_colours]
-    clearpage_numbers = {*range(_FLOATS, len(texts), _FLOATS)}
+    clearpage_numbers = {*range(_FLOATS_PER_CLEARPAGE, len(texts), _FLOATS_PER_CLEARPAGE)}
     return "\n".join(
         [*first_line, *(text + "\\clearpage\n" * (number in clearpage_numbers) for number, text in enumerate(texts, 1))]
     )
@@ -98,9 +104,15 @@ def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
 
 def _table(table: Table, how: str) -> str:
     setting, grids = _fitting(table.grids)
-    shown, hidden = table.split_notes(how)
-    notes = [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, shown))] if shown else []
-    notes += [f"% {' '.join(note.split())}" for note in hidden]  # hidden notes become comments, which explain the marks
+    printed_notes, hidden_notes = table.split_notes(how)
+    notes = (
+        [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, printed_notes))]
+        if printed_notes
+        else []
+    )
+    notes += [
+        f"% {' '.join(note.split())}" for note in hidden_notes
+    ]  # hidden notes become comments, which explain the marks
     title = escape(". ".join(filter(None, (table.title, table.caption))))
     name = "".join(character if character.isalnum() or character == "-" else "-" for character in table.name)
     caption = [rf"\caption{{{title}}}", *([rf"\label{{tab:{name}}}"] if name else [])]
@@ -109,7 +121,7 @@ def _table(table: Table, how: str) -> str:
     size += [rf"\setlength{{\tabcolsep}}{{{setting.gap:g}pt}}"] if setting.gap < 6 else []
     groups = _joined(grids)
     height = sum(_height(group, setting) for group in groups) + 11 * len(title) / setting.across * 5
-    height += sum(10 * ceil(_width(note, 8) / setting.across) for note in shown)
+    height += sum(10 * ceil(_width(note, 8) / setting.across) for note in printed_notes)
     if not setting.turned and height <= setting.down:
         body = [line for group in groups for line in _tabular(group, setting)]
         return "\n".join([r"\begin{table}", r"\centering", *caption, *size, *body, *notes, r"\end{table}", ""])
@@ -272,10 +284,10 @@ def _cell(cell: GridCell) -> str:
 
 
 def _columns(grids: Sequence[Grid], setting: _Setting) -> str:
-    paragraph = rf">{{\raggedright\arraybackslash}}p{{{_MOST - 2 * setting.gap:g}pt}}"
+    paragraph = rf">{{\raggedright\arraybackslash}}p{{{_WIDEST_COLUMN_PT - 2 * setting.gap:g}pt}}"
     kinds = ["l" if column < grids[0].labels else "c" for column in range(len(grids[0].header))]
     widths = _widths(grids, setting)
-    return "".join(paragraph if width >= _MOST else kind for kind, width in zip(kinds, widths, strict=True))
+    return "".join(paragraph if width >= _WIDEST_COLUMN_PT else kind for kind, width in zip(kinds, widths, strict=True))
 
 
 def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
@@ -288,7 +300,7 @@ def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
     for row in (row for grid in grids for row in _in_columns(first, grid)):
         for column, cell in enumerate(row):
             widest_points[column] = max(widest_points[column], _cell_width(cell, setting.size) / max(cell.span, 1))
-    return [min(width + 2 * setting.gap, _MOST) for width in widest_points]
+    return [min(width + 2 * setting.gap, _WIDEST_COLUMN_PT) for width in widest_points]
 
 
 def _cell_width(cell: GridCell, size: int) -> float:
@@ -306,7 +318,7 @@ def _height(grids: Sequence[Grid], setting: _Setting) -> float:
     for row in (row for grid in grids for row in _in_columns(grids[0], grid)):
         pairs = zip(row, widths, strict=True)
         lines += max(
-            ceil(_cell_width(cell, setting.size) / max(width - 2 * setting.gap, 1)) if width >= _MOST else 1
+            ceil(_cell_width(cell, setting.size) / max(width - 2 * setting.gap, 1)) if width >= _WIDEST_COLUMN_PT else 1
             for cell, width in pairs
         )
     return lines * 1.2 * setting.size + 10
@@ -316,4 +328,6 @@ def _width(text: str, size: int) -> float:
     """Return an upper estimate of a text's width in points, from letter widths of Computer Modern."""
     narrow_letters = sum(text.count(letter) for letter in "ijl.,:;'!|")
     wide_letters = sum(character.isupper() or character in "mw%+=<>±@_†‡§¶◊∥✓✗○" for character in text)
-    return _EM[size] * (0.3 * narrow_letters + 0.8 * wide_letters + 0.53 * (len(text) - narrow_letters - wide_letters))
+    return _EM_PT[size] * (
+        0.3 * narrow_letters + 0.8 * wide_letters + 0.53 * (len(text) - narrow_letters - wide_letters)
+    )

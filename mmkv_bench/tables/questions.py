@@ -55,7 +55,7 @@ LEAST = 10
 """Smallest number of documents for an interval."""
 
 _BY_TURN = "by turn of the conversation; in brackets the same questions, each compressed for anew"
-_NOTHING = (
+_NO_SCORES_MESSAGE = (
     "{} has no scores of several questions per document; run dataset=questions_records with "
     "'protocol=[query_aware,query_joint,query_first]', or choose other rows with --dataset and --metric"
 )
@@ -93,7 +93,7 @@ def tables_with_scores(
         scores = scores[scores["dataset"].isin(datasets)]
     scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(list(FIDELITY))]
     if scores.empty:
-        raise NoQuestionsError(_NOTHING.format(root))
+        raise NoQuestionsError(_NO_SCORES_MESSAGE.format(root))
     return [(_table(names, rows), rows) for names, rows in scores.groupby(LINE[:3], sort=False)]
 
 
@@ -115,7 +115,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
     cells = store.cells().to_pandas()
     cells = cells[cells["protocol"].isin(_PROTOCOLS)]
     if cells.empty:
-        raise NoQuestionsError(_NOTHING.format(root))
+        raise NoQuestionsError(_NO_SCORES_MESSAGE.format(root))
     cells = cells.assign(known=cells["protocol"].map(_PROTOCOLS))
     budget_percents = (cells["budget_fraction"].astype(float) * 100).map("{:g}%".format)
     cells["budget"] = cells["budget_entries"].map("{:g}".format).where(cells["budget_entries"].notna(), budget_percents)
@@ -126,7 +126,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
     answers = store.responses(cells["cell"], ["cell", "sample_id", "question_number", "question_known"]).to_pandas()
     answers = answers[answers["question_number"].notna()]
     if answers.empty:
-        raise NoQuestionsError(_NOTHING.format(root))
+        raise NoQuestionsError(_NO_SCORES_MESSAGE.format(root))
     scores = store.samples(cells["cell"], ["cell", "dataset", "sample_id", "cluster", "metric", "value"]).to_pandas()
     rows = scores.merge(answers, on=["cell", "sample_id"]).merge(cells[line_columns], on="cell")
     question_numbers = rows["question_number"].astype("Int64").astype(str)
@@ -159,7 +159,7 @@ def _places(rows: pd.DataFrame) -> pd.DataFrame:
     listed_sizes = (
         first_questions.loc[first_questions["known"] == "joint", "question_known"].str.count(",").astype(float) + 1
     )
-    size = listed_sizes.reindex(question_rows.index).fillna(question_rows["size"])
+    questions_per_document = listed_sizes.reindex(question_rows.index).fillna(question_rows["size"])
     question_orders = first_questions.loc[first_questions["known"].isin(["same", "other", "turns"]), "question_known"]
     first_numbers = (
         question_orders[~question_orders.index.duplicated()]
@@ -168,8 +168,10 @@ def _places(rows: pd.DataFrame) -> pd.DataFrame:
         .astype(float)
         .reindex(question_rows.index)
     )
-    place = (question_rows["question_number"] - (first_numbers if len(question_orders) else 0)) % size + 1
-    return place.rename("place").reset_index()
+    positions = (
+        question_rows["question_number"] - (first_numbers if len(question_orders) else 0)
+    ) % questions_per_document + 1
+    return positions.rename("place").reset_index()
 
 
 def by_place(scores: pd.DataFrame) -> pd.DataFrame:
@@ -352,8 +354,8 @@ LOOKS = {
     "turns": Look(COLOURS["violet"], "X"),
 }
 """Mode -> colour and marker, in figures and in the report."""
-_WIDTH = 4
-_ASIDE = 0.07
+_PANELS_ACROSS = 4
+_POINT_SHIFT = 0.07
 """Horizontal distance between the points of different modes, many of which are equal."""
 
 
@@ -362,7 +364,7 @@ def aside(mode: str, modes: Sequence[str]) -> float:
 
     modes: all drawn modes (what the cache was compressed for).
     """
-    return _ASIDE * (modes.index(mode) - (len(modes) - 1) / 2)
+    return _POINT_SHIFT * (modes.index(mode) - (len(modes) - 1) / 2)
 
 
 def question_figure(
@@ -381,7 +383,7 @@ def question_figure(
     """
     panels = _panels(points, methods, budgets)
     modes = [mode for mode in MODES if (points["mode"] == mode).any()]
-    across = min(_WIDTH, len(panels))
+    across = min(_PANELS_ACROSS, len(panels))
     down = -(-len(panels) // across)
     figure, axes = canvas(down, across, (3.0 * max(across, 2), 2.6 * down + 0.8), len(panels), sharey=True)
     full_points = points[(points["method"] == "full") & (points["mode"] == "each")]

@@ -43,8 +43,8 @@ AT_ONCE = 1 << 18
 """Most answers of a store that are read at once for the audit. In a larger store, cells are read in blocks of whole cells."""
 
 SAMPLE_COLUMNS = ("cell", "sample_id", "cluster", "metric", "value", "status", "parts")
-_FEW = ("cell", "sample_id", "status")
-RESPONSE_COLUMNS = (*_FEW, "fallback", "finish_reason", *audit.COLUMNS)
+_STATUS_COLUMNS = ("cell", "sample_id", "status")
+RESPONSE_COLUMNS = (*_STATUS_COLUMNS, "fallback", "finish_reason", *audit.COLUMNS)
 
 
 @dataclass
@@ -96,8 +96,8 @@ class ReadOnce:
 
         In a large store it skips the fidelity metrics that are not in `metrics`, because they are most of the scores.
         """
-        wanted = set(FIDELITY).intersection(metrics)
-        return ReadOnce(self.store, self.names, self._further, wanted) if self.large else self
+        fidelity_metrics = set(FIDELITY).intersection(metrics)
+        return ReadOnce(self.store, self.names, self._further, fidelity_metrics) if self.large else self
 
     @cached_property
     def large(self) -> bool:
@@ -106,7 +106,7 @@ class ReadOnce:
 
     @cached_property
     def responses(self) -> pa.Table:
-        columns = _FEW if self.large else (*RESPONSE_COLUMNS, audit.CHOSEN)
+        columns = _STATUS_COLUMNS if self.large else (*RESPONSE_COLUMNS, audit.CHOSEN)
         return self.store.responses(self.names, list(dict.fromkeys([*columns, *self._further])), coded=True)
 
     @cached_property
@@ -118,8 +118,8 @@ class ReadOnce:
 
     @cached_property
     def samples(self) -> pa.Table:
-        wanted = [name for name in self.held or () if name not in FIDELITY or name in (self._fidelity or ())]
-        return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=wanted or None)
+        metric_names = [name for name in self.held or () if name not in FIDELITY or name in (self._fidelity or ())]
+        return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=metric_names or None)
 
     @cached_property
     def metrics(self) -> pa.Table:
@@ -156,10 +156,10 @@ def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
 
     rows: all answers of each cell that occurs.
     """
-    apart = audit.chosen_apart(store, rows)
+    is_apart = audit.chosen_apart(store, rows)
     answers = frame(rows.select(RESPONSE_COLUMNS))
-    if apart is not None:
-        answers[audit.CHOSEN] = apart
+    if is_apart is not None:
+        answers[audit.CHOSEN] = is_apart
     return answers
 
 
@@ -329,7 +329,7 @@ def _limits(config: Mapping[str, Any], dataset: str) -> str:
     return " ".join(f"{key}={value}" for key, value in limits.items())
 
 
-_LINE = ("method", "base", "reading", "parameters", "budget_kind", "budget_entries", "budget_fraction", "seed")
+_LINE_COLUMNS = ("method", "base", "reading", "parameters", "budget_kind", "budget_entries", "budget_fraction", "seed")
 
 
 def latest(cells: pd.DataFrame) -> pd.Series:
@@ -343,7 +343,7 @@ def latest(cells: pd.DataFrame) -> pd.Series:
     if "method_version" not in cells:
         return cells["cell"].notna()
     version = cells["method_version"].astype("float64").fillna(1)
-    newest = version.groupby([cells[name] for name in (*CONTEXT, *_LINE)], dropna=False).transform("max")
+    newest = version.groupby([cells[name] for name in (*CONTEXT, *_LINE_COLUMNS)], dropna=False).transform("max")
     return version == newest
 
 

@@ -148,8 +148,8 @@ def sums_of(samples: pa.Table) -> Sums:
             if aggregate_of(metrics[metric]) is not None:
                 parts_per_score = batch["parts"].take(np.flatnonzero(group_keys == row["key"])).drop_null()
                 if len(parts_per_score):
-                    parts = parts_per_score.flatten().to_numpy().reshape(len(parts_per_score), -1).sum(axis=0)
-                    total.parts = parts if total.parts is None else total.parts + parts
+                    part_sums = parts_per_score.flatten().to_numpy().reshape(len(parts_per_score), -1).sum(axis=0)
+                    total.parts = part_sums if total.parts is None else total.parts + part_sums
     return sums
 
 

@@ -30,7 +30,7 @@ FIXTURE_DATA = Note(
 )
 NOTHING_RIGHT = "The full cache scores 0: this model cannot do this task, so its methods cannot be judged by it."
 RANKS = "Ranks run from 1 + the number of methods proven better to m - the number proven worse"
-_MANY = 6  # cells that a note lists by name
+_MOST_LISTED = 6  # cells that a note lists by name
 _ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
 
 
@@ -66,8 +66,8 @@ def gate_note(verdict: str) -> Note:
 
 def score_notes(table: ScoreTable) -> list[Note]:
     """Return all notes of a table of scores."""
-    parts = (_data_notes, _failure_notes, _bold_notes, _mark_notes, _free_notes, _state_notes, _line_notes)
-    return [note for part in (*parts, _version_notes, _origin_notes) for note in part(table)]
+    note_functions = (_data_notes, _failure_notes, _bold_notes, _mark_notes, _free_notes, _state_notes, _line_notes)
+    return [note for part in (*note_functions, _version_notes, _origin_notes) for note in part(table)]
 
 
 def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
@@ -126,8 +126,8 @@ def _failure_notes(table: ScoreTable) -> Iterator[Note]:
         budgets_text = "" if len(unranked) == len(table.columns) else f" at {', '.join(unranked)}"
         yield Note(f"No bold{budgets_text}: the cells that are compared are not ok on the same samples.", Rank.MARK)
     if table.waiting:
-        waiting = ", ".join(f"{cell_words(*key)} ({count})" for key, count in table.waiting.items())
-        yield Note(f"Answers without scores yet (stage=score adds them): {waiting}.", Rank.WARNING)
+        unscored_texts = ", ".join(f"{cell_words(*key)} ({count})" for key, count in table.waiting.items())
+        yield Note(f"Answers without scores yet (stage=score adds them): {unscored_texts}.", Rank.WARNING)
 
 
 def _bold_notes(table: ScoreTable) -> Iterator[Note]:
@@ -277,7 +277,7 @@ def _listed(cells: Sequence[tuple[str, int, int]]) -> str:
 
     cells: (name of the cell, affected answers, all answers).
     """
-    if len(cells) > _MANY:
+    if len(cells) > _MOST_LISTED:
         counts = sorted(count for _, count, _ in cells)
         return f"{len(cells)} cells, {counts[0]} to {counts[-1]} answers each of {max(n for *_, n in cells)}"
     return "; ".join(f"{words} ({count} of {n})" for words, count, n in cells)
@@ -296,8 +296,8 @@ def _bytes(entry: Entry) -> str:
 
 
 def _some(cells: Sequence[str]) -> str:
-    more_text = f"; and {len(cells) - _MANY} more cells" if len(cells) > _MANY else ""
-    return "; ".join(cells[:_MANY]) + more_text
+    more_text = f"; and {len(cells) - _MOST_LISTED} more cells" if len(cells) > _MOST_LISTED else ""
+    return "; ".join(cells[:_MOST_LISTED]) + more_text
 
 
 def _free_notes(table: ScoreTable) -> Iterator[Note]:
@@ -398,17 +398,17 @@ def _origin_notes(table: ScoreTable) -> Iterator[Note]:
 
 def _lmms_eval_notes(table: ScoreTable) -> Iterator[Note]:
     gaps = [
-        (abs(e.value - e.lmms_eval_ours), words, e)
-        for words, _, e in _cells(table)
+        (abs(e.value - e.lmms_eval_ours), cell_name, e)
+        for cell_name, _, e in _cells(table)
         if e.value is not None and e.lmms_eval_ours is not None
     ]
     if not gaps:
         return
-    largest_gap, words, entry = max(gaps, key=lambda one: one[0])
+    largest_gap, cell_name, entry = max(gaps, key=lambda one: one[0])
     scale = upstream(table.metric)
     aggregate = "lmms-eval's own aggregate" + ("" if scale is SAME else f" ({scale.unit}, rescaled here)")
     if largest_gap <= _ROUNDING:
         yield Note(f"{aggregate} is the same in all {len(gaps)} cells that have one.", Rank.DETAIL)
     else:
         numbers = f"{entry.lmms_eval_ours:.4f} against {entry.value:.4f}"
-        yield Note(f"{aggregate} differs, most for {words}: {numbers} here.", Rank.WARNING)
+        yield Note(f"{aggregate} differs, most for {cell_name}: {numbers} here.", Rank.WARNING)

@@ -80,8 +80,8 @@ CONTROLS = ("full", "oracle", "blind")
 PRESETS = {"adakv_official": "adakv", "mmshift_llava": "mmshift", "snapkv_kvpress": "snapkv"}
 """Methods of conf/method with another method's parts and other constants -> that other method, which is predeclared."""
 
-_NEARLY_ALL = 0.8  # share of a column's lines
-_LOADED = {"kvpress": ("press",), "custom": ("path", "name")}
+_ABLATION_SHARE = 0.8  # share of a column's lines
+_NAMING_PARAMETERS = {"kvpress": ("press",), "custom": ("path", "name")}
 """Families whose method is named by these parameters."""
 
 
@@ -110,7 +110,7 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
         groups.setdefault(_method(line), []).append(line)
     presets: dict[str, str] = {}
     for name, group in groups.items():
-        if len(group) > 1 and len(group) >= _NEARLY_ALL * len(competitors_and_presets):
+        if len(group) > 1 and len(group) >= _ABLATION_SHARE * len(competitors_and_presets):
             return ComparisonFamily(tuple(competitors_and_presets), {}, str(name[0]))
         untuned_lines = [
             line for line in group if not line.tuned and line.name == line.base and line.base not in PRESETS
@@ -124,7 +124,7 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
 @cache
 def _method(line: Line) -> tuple[Hashable, ...]:
     """Return the identity of the method of which a line is a preset."""
-    keys = _LOADED.get(line.base, ())
+    keys = _NAMING_PARAMETERS.get(line.base, ())
     parameters = json.loads(line.parameters) if keys else {}
     return PRESETS.get(line.base, line.base), *(json.dumps(parameters.get(key)) for key in keys)
 
@@ -267,8 +267,12 @@ class ScoreTable:
     @property
     def cells(self) -> list[tuple[Line, str, Entry]]:
         """Return every table cell once, line by line: (method, budget, entry)."""
-        places = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
-        return [(line, at, self.entries[line.label, at]) for line, at in places if (line.label, at) in self.entries]
+        methods_and_budgets = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
+        return [
+            (line, at, self.entries[line.label, at])
+            for line, at in methods_and_budgets
+            if (line.label, at) in self.entries
+        ]
 
     @property
     def readings(self) -> tuple[str, ...]:

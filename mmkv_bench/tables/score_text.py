@@ -406,8 +406,8 @@ def _joined(family: Sequence[ScoreTable], tables: Sequence[ScoreTable], interval
     shared_parts = [word for word in caption_parts[0] if all(word in other for other in caption_parts)]
     notes: dict[Note, list[str]] = {}
     for name, table, each in zip(names, family, caption_parts, strict=True):
-        own = "; ".join(word for word in each if word not in shared_parts)
-        for note in dict.fromkeys([*([Note(f"{own}.")] if own else []), *score_notes(table)]):
+        own_text = "; ".join(word for word in each if word not in shared_parts)
+        for note in dict.fromkeys([*([Note(f"{own_text}.")] if own_text else []), *score_notes(table)]):
             notes.setdefault(note, []).append(name)
     shared_notes = {note for note, of in notes.items() if len(of) == len(family)}
     merged_notes = [

@@ -65,9 +65,9 @@ class Scores:
 
     def among(self, samples: np.ndarray) -> Scores:
         """Return only the scores of the samples in `samples`, int [m] of positions in `ids`."""
-        keep = np.isin(self.samples, samples)
-        parts = None if self.parts is None else self.parts[keep]
-        return Scores(self.samples[keep], self.clusters[keep], self.values[keep], parts, ids=self.ids)
+        is_kept = np.isin(self.samples, samples)
+        kept_parts = None if self.parts is None else self.parts[is_kept]
+        return Scores(self.samples[is_kept], self.clusters[is_kept], self.values[is_kept], kept_parts, ids=self.ids)
 
 
 def common_samples(scores: Iterable[Scores]) -> np.ndarray:
@@ -181,9 +181,9 @@ class Sheet:
             answered, value = self.answered[score_slice], self.value[score_slice]
             has_value = answered & ~np.isnan(value)
             values = np.where(has_value, value, np.nan)
-            parts = self._parts(score_slice)
+            cell_parts = self._parts(score_slice)
             unjudged = int((answered & ~has_value).sum())
-            return Scores(self.sample[score_slice], self.cluster[score_slice], values, parts, unjudged, self.ids)
+            return Scores(self.sample[score_slice], self.cluster[score_slice], values, cell_parts, unjudged, self.ids)
         return self._joined(slices)
 
     def _joined(self, slices: Sequence[slice]) -> Scores:
@@ -197,8 +197,8 @@ class Sheet:
         counts, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
         value_sums, rounding_errors, cluster = np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int32)
         parts_of = [self._parts(at) for at in slices]
-        width = max((parts.shape[1] for parts in parts_of if parts is not None), default=0)
-        parts = np.zeros((n, width))
+        width = max((summed_parts.shape[1] for summed_parts in parts_of if summed_parts is not None), default=0)
+        summed_parts = np.zeros((n, width))
         for at, of_cell in zip(slices, parts_of, strict=True):
             sample_places = np.searchsorted(samples, self.sample[at])
             value, is_answered = self.value[at], self.answered[at]
@@ -210,26 +210,26 @@ class Sheet:
             sums = value_sums[sample_places] + added
             rounding_errors[sample_places] = sums - value_sums[sample_places] - added
             value_sums[sample_places] = sums
-            parts[sample_places] += np.nan if of_cell is None else of_cell
+            summed_parts[sample_places] += np.nan if of_cell is None else of_cell
         values = np.where(ok == counts, value_sums / counts, np.nan)
         unjudged = int(((answered == counts) & (ok < counts)).sum())
-        return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
+        return Scores(samples, cluster, values, summed_parts / counts[:, None] if width else None, unjudged, self.ids)
 
     def _parts(self, at: slice) -> np.ndarray | None:
         """Return the column `parts` of the rows `at`, float64 [n, k], NaN for a row without parts; None if no row has any."""
-        lists = None if self.parts is None else self.parts[at]
-        if lists is None or lists.null_count == len(lists):
+        part_lists = None if self.parts is None else self.parts[at]
+        if part_lists is None or part_lists.null_count == len(part_lists):
             return None
-        present = lists.is_valid().to_numpy(zero_copy_only=False)
-        flat_parts = lists.flatten().to_numpy(zero_copy_only=False)
+        present = part_lists.is_valid().to_numpy(zero_copy_only=False)
+        flat_parts = part_lists.flatten().to_numpy(zero_copy_only=False)
         width = len(flat_parts) // int(present.sum())
-        if set(lists.value_lengths().drop_null().unique().to_pylist()) != {width}:
+        if set(part_lists.value_lengths().drop_null().unique().to_pylist()) != {width}:
             raise StoreError(
                 "samples: the parts of one metric have different lengths: the store is damaged; restore a copy."
             )
-        parts = np.full((len(lists), width), np.nan)
-        parts[present] = flat_parts.reshape(-1, width)
-        return parts
+        part_matrix = np.full((len(part_lists), width), np.nan)
+        part_matrix[present] = flat_parts.reshape(-1, width)
+        return part_matrix
 
 
 def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
@@ -285,5 +285,7 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
     """Return the lists of a column as an arrow array, in the order of rows `order`. kind: type of the lists' items."""
-    lists = pa.array(column, type=pa.list_(kind), from_pandas=True)
-    return (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))
+    list_array = pa.array(column, type=pa.list_(kind), from_pandas=True)
+    return (list_array.combine_chunks() if isinstance(list_array, pa.ChunkedArray) else list_array).take(
+        pa.array(order)
+    )

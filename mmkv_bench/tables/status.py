@@ -28,10 +28,20 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import planned_cells
 from mmkv_bench.store.tally import Tally, remembered, tally
 
-_LABEL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "generation")
-_CELL = (*_LABEL, "config")
-_TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that have no answers
-_LATELY = 3600.0  # seconds over which the rate is measured
+_LABEL_COLUMNS = (
+    "cell",
+    "dataset",
+    "method",
+    "budget_entries",
+    "budget_fraction",
+    "protocol",
+    "reading",
+    "seed",
+    "generation",
+)
+_CELL_COLUMNS = (*_LABEL_COLUMNS, "config")
+_EFFICIENCY_PATTERN = r'"scenario": ?"efficiency"'  # in the configuration of cells that have no answers
+_RATE_WINDOW_S = 3600.0  # seconds over which the rate is measured
 
 
 @dataclass(frozen=True)
@@ -107,9 +117,9 @@ def status(store: Store) -> Status:
     metrics = remembered(store, "metrics", ("cell", "n", "answers_digest"))
     timing_table = store.timings()
     timings = [timing_table[name].to_pylist() for name in ("status", "phase", "searched")]
-    cells = remembered(store, "cells", _CELL)
+    cells = remembered(store, "cells", _CELL_COLUMNS)
     refuse_malformed(cells, store.root)
-    cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_TIMED, text) is None))
+    cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_EFFICIENCY_PATTERN, text) is None))
     names = cells["cell"].combine_chunks().cast(pa.string())
     if len(names.unique()) != len(names):
         raise StoreError(
@@ -198,7 +208,7 @@ def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tup
     """
     if not len(n):
         return None, None
-    window_start = max(now - _LATELY, first[last > now - _LATELY].min(initial=now))
+    window_start = max(now - _RATE_WINDOW_S, first[last > now - _RATE_WINDOW_S].min(initial=now))
     share = np.clip((last - np.maximum(first, window_start)) / np.maximum(last - first, 1e-6), 0, 1)
     share[(last == first) & (last >= window_start)] = 1
     answers = float((n * share).sum())
@@ -212,7 +222,7 @@ def failed_rows(store: Store) -> list[dict[str, Any]]:
     """
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()
-    cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _LABEL).to_pylist()}
+    cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _LABEL_COLUMNS).to_pylist()}
     failure_records = [
         {"dataset": cells[row["cell"]]["dataset"], "sample_id": row["sample_id"], "label": label(cells[row["cell"]])}
         | {"cell": row["cell"], "status": row["status"], "error": row["error"]}
@@ -223,15 +233,15 @@ def failed_rows(store: Store) -> list[dict[str, Any]]:
 
 def label(cell: Mapping[str, Any]) -> str:
     """Return the name of a stored cell (one method, budget and dataset) for messages: `snapkv@64 strict seed=1`."""
-    parts = [cell["method"]]
+    label_parts = [cell["method"]]
     if cell["budget_entries"] is not None:
-        parts[0] += f"@{cell['budget_entries']}"
+        label_parts[0] += f"@{cell['budget_entries']}"
     elif cell["budget_fraction"] is not None:
-        parts[0] += f"@{(Decimal(cell['budget_fraction']) * 100).normalize():f}%"
-    parts += [cell["protocol"]] * (cell["protocol"] != DEFAULT)
-    parts += [cell["reading"]] * (cell["reading"] not in (None, "paper"))
-    parts += asked_at(cell)
-    return " ".join(parts + ([f"seed={cell['seed']}"] if cell["seed"] is not None else []))
+        label_parts[0] += f"@{(Decimal(cell['budget_fraction']) * 100).normalize():f}%"
+    label_parts += [cell["protocol"]] * (cell["protocol"] != DEFAULT)
+    label_parts += [cell["reading"]] * (cell["reading"] not in (None, "paper"))
+    label_parts += asked_at(cell)
+    return " ".join(label_parts + ([f"seed={cell['seed']}"] if cell["seed"] is not None else []))
 
 
 def asked_at(cell: Mapping[str, Any]) -> list[str]:

@@ -67,9 +67,17 @@ def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
 
 
 # Context that a caption names only if it differs between tables; the value names what must be equal in these tables.
-_WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
-_QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
-_QUIET += ("device", "processor", "lmms_eval")
+_GROUPING_COLUMN_OF = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
+_HIDDEN_COLUMNS = (
+    *_GROUPING_COLUMN_OF,
+    "dtype",
+    "attention",
+    "generation",
+    "numerics_version",
+    "torch",
+    "transformers",
+)
+_HIDDEN_COLUMNS += ("device", "processor", "lmms_eval")
 
 
 def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:
@@ -78,16 +86,16 @@ def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = T
     It also has the settings in which this table differs from the others of `tables`.
     """
     contexts = [each.context for each in tables]
-    parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
+    caption_parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     if table.mostly_free:
-        parts.append("answers mostly free")
-    parts.append(size_text(table))
+        caption_parts.append("answers mostly free")
+    caption_parts.append(size_text(table))
     if table.metric in CAPS:
-        parts.append(f"a sample counts for {CAPS[table.metric]:g} nats at most")
+        caption_parts.append(f"a sample counts for {CAPS[table.metric]:g} nats at most")
     kinds = sorted({entry.interval for entry in table.entries.values()} - {"none"})
     if intervals and kinds:
-        parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")
-    return "; ".join(parts)
+        caption_parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")
+    return "; ".join(caption_parts)
 
 
 def axis_words(axis: str) -> str:
@@ -99,20 +107,20 @@ def context_words(
     context: Mapping[str, str], readings: Sequence[str], contexts: Sequence[Mapping[str, str]]
 ) -> list[str]:
     """Return the caption parts of a context: model, protocol, reading, and the settings in which it differs from `contexts`."""
-    parts = [f"model={context['model']}", f"protocol={context['protocol']}"]
+    context_texts = [f"model={context['model']}", f"protocol={context['protocol']}"]
     if readings:
-        parts.append(f"reading={' and '.join(readings)}")
+        context_texts.append(f"reading={' and '.join(readings)}")
     if context["limits"]:
-        parts.append(context["limits"])
-    for column in _QUIET:
-        grouping_column = _WITHIN.get(column)
+        context_texts.append(context["limits"])
+    for column in _HIDDEN_COLUMNS:
+        grouping_column = _GROUPING_COLUMN_OF.get(column)
         comparable_contexts = [
             other for other in contexts if grouping_column is None or other[grouping_column] == context[grouping_column]
         ]
         if len({other[column] for other in comparable_contexts}) > 1:
             value = context[column]
-            parts.append(f"{column}={value[:12] if grouping_column else value}")
-    return parts
+            context_texts.append(f"{column}={value[:12] if grouping_column else value}")
+    return context_texts
 
 
 def size_text(table: ScoreTable) -> str:

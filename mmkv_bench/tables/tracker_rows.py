@@ -14,7 +14,7 @@ from mmkv_bench.tables.rows import config_of, dataset_node, latest, missing, wit
 if TYPE_CHECKING:
     import pandas as pd
 
-_BESIDE = {*MEASURES, PARSE_FAILED}
+_NOT_HEADLINE_METRICS = {*MEASURES, PARSE_FAILED}
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
 """Key of a row -> name of its cost."""
 GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
@@ -78,7 +78,9 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
         return [_NO_SCORE]
     headline_metrics = dataset_node(config_of(cell["config"]), cell["dataset"]).get("metrics")
     shown_rows = [
-        row for row in rows if (row["metric"] in headline_metrics if headline_metrics else row["metric"] not in _BESIDE)
+        row
+        for row in rows
+        if (row["metric"] in headline_metrics if headline_metrics else row["metric"] not in _NOT_HEADLINE_METRICS)
     ]
     return [{name: row["value" if name == "score" else name] for name in _NO_SCORE} for row in shown_rows] or [
         _NO_SCORE
