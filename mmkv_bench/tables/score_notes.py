@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp, inf
 
 from mmkv_bench.protocols import protocol
-from mmkv_bench.statistics.column import LARGEST_SHARE, Column
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.statistics.metric_kinds import (
     FIDELITY,
@@ -18,6 +17,7 @@ from mmkv_bench.statistics.metric_kinds import (
     lower_is_better,
     upstream,
 )
+from mmkv_bench.statistics.paired_tests import LARGEST_SHARE, Column
 from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.tables.rows import BASELINE, FIXTURE
 from mmkv_bench.tables.score_table import CONTROLS, Entry, Line, ScoreTable

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmkv_bench.config.files import conf_dir
-from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.statistics.paired_tests import Column
 from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.store.study import PrimaryEndpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit

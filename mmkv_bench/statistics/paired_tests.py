@@ -36,7 +36,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mmkv_bench.statistics.blocks import Block, Samples, blocks
+from mmkv_bench.statistics.cluster_sums import Block, Samples, blocks
 from mmkv_bench.statistics.intervals import ALPHA
 
 LARGEST_SHARE = 0.1  # largest part of a pair's samples in one cluster; above it nothing is claimed
