@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 from scipy.special import stdtr
 
-from mmkv_bench.statistics.blocks import Block, Samples, blocks
-from mmkv_bench.statistics.column import compare_pairs, holm
+from mmkv_bench.statistics.cluster_sums import Block, Samples, blocks
+from mmkv_bench.statistics.paired_tests import compare_pairs, holm
 from tools.simulate import graded_scores, redrawn, right
 
 METHODS, PAGES = (2, 3, 5, 8, 28), (50, 100, 300)

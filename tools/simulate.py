@@ -20,9 +20,9 @@ from functools import partial
 
 import numpy as np
 
-from mmkv_bench.statistics.blocks import Samples
-from mmkv_bench.statistics.column import Column, compare_column, holm
+from mmkv_bench.statistics.cluster_sums import Samples
 from mmkv_bench.statistics.metric_kinds import F1_OF_MEANS, PERPLEXITY, bleu
+from mmkv_bench.statistics.paired_tests import Column, compare_column, holm
 
 METHODS = 30
 GAPS = (1.6, 0.16, 0.08)

@@ -38,11 +38,11 @@ from mmkv_bench.store.tally import tally
 OK, REFUSED, NOT_CHECKED = "ok", "refused", "not checked"
 ROUNDED = 4
 """In half precision one in so many new answers may differ, because other batches and devices round differently."""
-_SHOWN = 80
+_EXCERPT_LETTERS = 80
 """Characters of a table's line that a message shows."""
-_FACTS = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
-_MODEL = ("path", "revision", "layers", "adapter", "tokenizer")
-_ALIKE = ("model", "dataset", "method", "protocol")
+_MODEL_COLUMNS = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
+_MODEL_SETTINGS = ("path", "revision", "layers", "adapter", "tokenizer")
+_COLUMNS_OF_SIMILAR = ("model", "dataset", "method", "protocol")
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ Outcome = tuple[str, str]
 
 
 def concluded(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the outcome of one check: the worst one, with at most three sentences."""
+    """Return (outcome, text) of a check with several outcomes: the worst one, with at most three of its sentences."""
     texts: dict[str, dict[str, None]] = {REFUSED: {}, NOT_CHECKED: {}, OK: {}}
     for outcome, text in outcomes:
         texts[outcome][text] = None
-    worst = next(outcome for outcome in texts if texts[outcome])
-    more = f"; and {len(texts[worst]) - 3} more" if len(texts[worst]) > 3 else ""
-    return worst, "; ".join([*texts[worst]][:3]) + more
+    worst_outcome = next(outcome for outcome in texts if texts[outcome])
+    more_text = f"; and {len(texts[worst_outcome]) - 3} more" if len(texts[worst_outcome]) > 3 else ""
+    return worst_outcome, "; ".join([*texts[worst_outcome]][:3]) + more_text
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Bundle:
     seed: int
 
     def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
-        """Yield (plan, dataset, planned cells that the bundle has) for each dataset of each plan."""
+        """Yield (plan, dataset, cells) for each dataset of each planned run. The cells are the planned ones that the bundle
+        contains."""
         for plan in self.plans:
             for part in plan.parts:
                 yield plan, part, [cell for cell in part.cells if cell.cell in self.rows]
@@ -98,9 +99,10 @@ class Bundle:
 def findings(
     source: PublishLocation, configs: Sequence[RunConfig], folder: Path, samples: int, seed: int
 ) -> Iterator[Finding]:
-    """Fetch a bundle and check it, one finding after the other.
+    """Fetch a bundle (published rows with tables and a receipt) and yield the outcome of one check after the other.
 
     Args:
+        source: where the bundle is published.
         configs: configurations of the experiment's runs.
         folder: an empty folder for the bundle.
         samples, seed: number of answers that are made again, and seed of their draw.
@@ -120,9 +122,9 @@ def findings(
     go_offline()
     plans = []  # with the weights and versions that the rows state, so that the cells' hashes can be compared
     for config in configs:
-        newest = _of_model(rows, config.model.name)[-1:]
-        facts = {name: newest[0][name] for name in _FACTS} if newest else None
-        plans.append(outline(config.updated(out=str(folder)), facts))
+        newest_cell = _of_model(rows, config.model.name)[-1:]
+        model_facts = {name: newest_cell[0][name] for name in _MODEL_COLUMNS} if newest_cell else None
+        plans.append(outline(config.updated(out=str(folder)), model_facts))
     bundle = Bundle(store, rows, plans, samples, seed)
     for check in (_code, _model, _cells, _samples, _prompts, _budgets, _scores, _tables, _receipt, _answers):
         try:
@@ -133,63 +135,77 @@ def findings(
 
 
 def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
-    """Return the rows of `cells` that name a model, the newest last."""
+    """Return the rows of `cells` for the model `name`, the newest last."""
     return sorted((row for row in rows.values() if row["model"] == name), key=lambda row: row["created_at"])
 
 
 def _code(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare the code that made the answers with the installed code."""
+    """Yield outcomes of comparing the code that made the bundle's answers with the installed code."""
     versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
     commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
     source = f"git checkout {min(commits)[:12]}" if commits else "ask for its commit"
-    get, here = f"install the version that made it ({source})", source_version()
-    stated, installed = _sources(bundle.store.root / ENVIRONMENT), source_files()
+    install_text, version_here = f"install the version that made it ({source})", source_version()
+    stated_digests, installed_digests = _sources(bundle.store.root / ENVIRONMENT), source_files()
     differing = sorted(
-        name for name in {**installed, **(stated or {})} if installed.get(name) != (stated or {}).get(name)
+        name
+        for name in {**installed_digests, **(stated_digests or {})}
+        if installed_digests.get(name) != (stated_digests or {}).get(name)
     )
-    if stated is not None and differing:
-        names = ", ".join(differing[:3]) + ", ..." * (len(differing) > 3)
-        yield REFUSED, f"{names}: {len(differing)} files of the package differ from the installed ones ({here}); {get}"
-    elif others := {version for version in versions.values() if version not in (None, here)}:
-        made = f"{sum(version in others for version in versions.values())} of {len(versions)} cells were made by mmkv_bench"
-        yield REFUSED, f"{made} {', '.join(sorted(others))}, not {here}; {get}"
+    if stated_digests is not None and differing:
+        differing_files = ", ".join(differing[:3]) + ", ..." * (len(differing) > 3)
+        yield (
+            REFUSED,
+            f"{differing_files}: {len(differing)} files of the package differ from the installed ones ({version_here}); "
+            f"{install_text}",
+        )
+    elif other_versions := {version for version in versions.values() if version not in (None, version_here)}:
+        cells_of_others = sum(version in other_versions for version in versions.values())
+        made_text = f"{cells_of_others} of {len(versions)} cells were made by mmkv_bench"
+        yield REFUSED, f"{made_text} {', '.join(sorted(other_versions))}, not {version_here}; {install_text}"
     elif None in versions.values():
         yield NOT_CHECKED, "rows of an older version do not state the code that made them"
-    yield OK, f"mmkv_bench {here} made all {len(versions)} cells and is installed here"
+    yield OK, f"mmkv_bench {version_here} made all {len(versions)} cells and is installed here"
 
 
 def _sources(file: Path) -> dict[str, str] | None:
-    """Return the package's files and checksums that the bundle states; None if it has no such file."""
+    """Return file of the package -> checksum, as the bundle recorded them; None if it has no such record."""
     try:
-        stated = json.loads(file.read_bytes())["source"]
+        recorded_checksums = json.loads(file.read_bytes())["source"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
         raise StoreError(f"{ENVIRONMENT} does not list the package's files; ask for a new bundle") from None
-    return dict(stated) if isinstance(stated, dict) else {}
+    return dict(recorded_checksums) if isinstance(recorded_checksums, dict) else {}
 
 
 def _model(bundle: Bundle) -> Iterator[Outcome]:
-    """Check that the bundle's answers come from the experiment's models: compare the fingerprints of the weights if the model is
-    on this machine, otherwise the settings that the rows state."""
+    """Yield outcomes of comparing the bundle's models with those of the experiment.
+
+    Fingerprints of the weights are compared if the model is on this machine, otherwise the settings in the rows.
+    """
     names = []
     for plan in bundle.plans:
         name, source = plan.model.name, Source.of(plan.model)
         rows = _of_model(bundle.rows, name)
         fingerprints = ", ".join(sorted({row["model_fingerprint"] for row in rows}))
-        others = {row["weights"] for row in rows} - {None, source.kind}
-        expected = source.outlined()[1]
+        other_kinds = {row["weights"] for row in rows} - {None, source.kind}
+        expected_fingerprint = source.outlined()[1]
         names.append(f"{name} ({fingerprints})")
         if not rows:
-            held = ", ".join(sorted({row["model"] for row in bundle.rows.values()})) or "none"
-            yield REFUSED, f"no answers of {name}; the bundle has answers of: {held}"
-        elif expected is not None and fingerprints != expected:
-            yield REFUSED, f"the weights of {name} have fingerprint {fingerprints}, those of the experiment {expected}"
-        elif others:
-            yield REFUSED, f"the weights of {name} are of kind {', '.join(others)}, the experiment's {source.kind}"
-        elif expected is None:
-            stated = [json.loads(row["config"])["model"] for row in rows]
-            for key in {key for key in _MODEL for node in stated if node.get(key) != getattr(plan.model, key)}:
+            models_in_bundle = ", ".join(sorted({row["model"] for row in bundle.rows.values()})) or "none"
+            yield REFUSED, f"no answers of {name}; the bundle has answers of: {models_in_bundle}"
+        elif expected_fingerprint is not None and fingerprints != expected_fingerprint:
+            yield (
+                REFUSED,
+                f"the weights of {name} have fingerprint {fingerprints}, those of the experiment {expected_fingerprint}",
+            )
+        elif other_kinds:
+            yield REFUSED, f"the weights of {name} are of kind {', '.join(other_kinds)}, the experiment's {source.kind}"
+        elif expected_fingerprint is None:
+            model_settings = [json.loads(row["config"])["model"] for row in rows]
+            for key in {
+                key for key in _MODEL_SETTINGS for node in model_settings if node.get(key) != getattr(plan.model, key)
+            }:
                 yield REFUSED, f"{key} of {name} is not the experiment's {getattr(plan.model, key)}"
             commits = ", ".join(sorted({row["model_revision"] or "none" for row in rows}))
             yield NOT_CHECKED, f"{name} is not on this machine; the rows name {plan.model.path} at commit {commits}"
@@ -197,62 +213,72 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _cells(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare the cells with the plan; a cell's hash covers method, parameters, versions, budget, protocol and data."""
-    planned = {cell.cell for plan in bundle.plans for cell in plan.cells}
-    others = [row for row in bundle.rows.values() if row["cell"] not in planned]
+    """Yield outcomes of comparing the bundle's cells (each one method, budget and dataset) with the planned ones.
+
+    Cells are compared by hash, which covers method, parameters, versions, budget, protocol and data.
+    """
+    planned_hashes = {cell.cell for plan in bundle.plans for cell in plan.cells}
+    further_rows = [row for row in bundle.rows.values() if row["cell"] not in planned_hashes]
     for plan in bundle.plans:
         for cell in plan.cells:
             if cell.cell in bundle.rows:
                 continue
-            alike = [row for row in others if all(row[name] == getattr(cell, name) for name in _ALIKE)]
-            of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
-            reason = reason_of_other(alike[0], of_dataset) if alike else "not in the bundle"
+            similar_rows = [
+                row for row in further_rows if all(row[name] == getattr(cell, name) for name in _COLUMNS_OF_SIMILAR)
+            ]
+            cells_of_dataset = [one for one in plan.cells if one.dataset == cell.dataset]
+            reason = reason_of_other(similar_rows[0], cells_of_dataset) if similar_rows else "not in the bundle"
             yield REFUSED, f"{cell.model} {cell.label} on {cell.dataset}: {reason}"
-    beside = f"; {len(others)} further cells are not part of the experiment" if others else ""
-    yield OK, f"all {len(planned)} cells of the experiment{beside}"
+    further_text = f"; {len(further_rows)} further cells are not part of the experiment" if further_rows else ""
+    yield OK, f"all {len(planned_hashes)} cells of the experiment{further_text}"
 
 
 def _samples(bundle: Bundle) -> Iterator[Outcome]:
-    """Count the answers of each cell."""
-    count, failed = 0, 0
+    """Yield outcomes of counting the answers of each cell: missing, failed, complete."""
+    count, failures = 0, 0
     for plan, part, cells in bundle.parts():
         statuses = plan.coverage(bundle.store).statuses(part)[[cell in cells for cell in part.cells]]
-        lost = np.argwhere(statuses < 0)
+        missing_answers = np.argwhere(statuses < 0)
         if part.counted == "unknown":
             yield NOT_CHECKED, f"the number of samples of {part.dataset} is unknown without its data"
-        if len(lost):
-            cell, sample = lost[0]
-            what = f"{len(lost)} of {statuses.size} answers of {plan.model.name} to {part.dataset} are missing"
-            yield REFUSED, f"{what} (first: {cells[cell].label}, {part.samples[sample]})"
-        count, failed = count + statuses.size, failed + int((statuses > 0).sum())
-    yield OK, f"{count} answers, none missing" + (f", {failed} of them failures" if failed else "")
+        if len(missing_answers):
+            cell, sample = missing_answers[0]
+            missing_text = (
+                f"{len(missing_answers)} of {statuses.size} answers of {plan.model.name} to {part.dataset} are missing"
+            )
+            yield REFUSED, f"{missing_text} (first: {cells[cell].label}, {part.samples[sample]})"
+        count, failures = count + statuses.size, failures + int((statuses > 0).sum())
+    yield OK, f"{count} answers, none missing" + (f", {failures} of them failures" if failures else "")
 
 
 def _prompts(bundle: Bundle) -> Iterator[Outcome]:
-    """Make the prompts again and compare the hashes."""
+    """Yield outcomes of making the prompts again and comparing their hashes."""
     count = 0
     for plan, part, cells in bundle.parts():
         names = [cell.cell for cell in cells]
         try:
             preflight(part.spec)
-            content = dataset_identity(part.spec).fingerprint
-            changed, unreadable = differing_prompts(bundle.store, part, names, plan.limit)
+            dataset_fingerprint = dataset_identity(part.spec).fingerprint
+            changed_prompts, unreadable_prompts = differing_prompts(bundle.store, part, names, plan.limit)
         except MMKVError as error:
             yield NOT_CHECKED, str(error)
             continue
-        if any(bundle.rows[name]["dataset_fingerprint"] != content for name in names):
-            yield REFUSED, f"the data of {part.dataset} differ from the data on this machine ({content})"
-        if changed.num_rows:
-            first = changed["sample_id"][0]
-            yield REFUSED, f"{changed.num_rows} answers to {part.dataset} are to other prompts (first: {first})"
-        if unreadable.num_rows:
-            yield NOT_CHECKED, f"{unreadable.num_rows} prompts of {part.dataset} cannot be read on this machine"
+        if any(bundle.rows[name]["dataset_fingerprint"] != dataset_fingerprint for name in names):
+            yield REFUSED, f"the data of {part.dataset} differ from the data on this machine ({dataset_fingerprint})"
+        if changed_prompts.num_rows:
+            first_changed = changed_prompts["sample_id"][0]
+            yield (
+                REFUSED,
+                f"{changed_prompts.num_rows} answers to {part.dataset} are to other prompts (first: {first_changed})",
+            )
+        if unreadable_prompts.num_rows:
+            yield NOT_CHECKED, f"{unreadable_prompts.num_rows} prompts of {part.dataset} cannot be read on this machine"
         count += len(part.samples)
     yield OK, f"{count} prompts, equal to the prompts made on this machine"
 
 
 def _budgets(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare each answer's budget with its cell's, and the counted entries with the requested entries."""
+    """Yield outcomes of checking each answer's budget against its cell's, and its kept entries against the budget."""
     count = 0
     columns = ("sample_id", "status", "context_tokens", "budget_entries", "entries_asked", "entries_resident")
     for _, part, cells in bundle.parts():
@@ -261,116 +287,134 @@ def _budgets(bundle: Bundle) -> Iterator[Outcome]:
                 continue
             rows = bundle.store.responses([cell.cell], columns).to_pandas()
             rows = rows[(rows["status"] == "ok") & rows["budget_entries"].notna()]
-            wrong = rows[rows["budget_entries"] != rows["context_tokens"].map(cell.budget.entries_for)]
-            more = rows[rows["entries_resident"] > rows["entries_asked"]]
-            free = (
+            wrong_budgets = rows[rows["budget_entries"] != rows["context_tokens"].map(cell.budget.entries_for)]
+            rows_over_budget = rows[rows["entries_resident"] > rows["entries_asked"]]
+            may_exceed = (
                 cell.base in RESAMPLING or cell.reading == "released" or json.loads(cell.parameters).get("over_budget")
             )
-            where, count = f"{cell.label} on {part.dataset}", count + len(rows)
-            for row in wrong.head(1).itertuples():
-                yield REFUSED, f"{where}, {row.sample_id}: planned with {row.budget_entries:.0f} entries per head"
-            for row in more.head(0 if free else 1).itertuples():
-                entries = f"{row.entries_resident:.0f} entries for {row.entries_asked:.0f} asked"
-                yield REFUSED, f"{where}, {row.sample_id}: {entries}"
+            cell_place, count = f"{cell.label} on {part.dataset}", count + len(rows)
+            for row in wrong_budgets.head(1).itertuples():
+                yield REFUSED, f"{cell_place}, {row.sample_id}: planned with {row.budget_entries:.0f} entries per head"
+            for row in rows_over_budget.head(0 if may_exceed else 1).itertuples():
+                entries_text = f"{row.entries_resident:.0f} entries for {row.entries_asked:.0f} asked"
+                yield REFUSED, f"{cell_place}, {row.sample_id}: {entries_text}"
     yield OK, f"{count} answers under a budget, none with more entries than asked"
 
 
 def _scores(bundle: Bundle) -> Iterator[Outcome]:
-    """Check that the scores belong to the stored answers, and score the answers again if the data are on this machine."""
+    """Yield outcomes of checking that the scores belong to the stored answers.
+
+    The answers are also scored again if the data are on this machine.
+    """
     digests = tally(bundle.store).digests
-    scored = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
-    again = 0
+    digest_of_scores = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
+    scores_compared = 0
     for _, part, cells in bundle.parts():
         for cell in cells:
-            if cell.cell not in scored:
+            if cell.cell not in digest_of_scores:
                 yield REFUSED, f"{cell.label} on {part.dataset} has no scores"
-            elif scored[cell.cell] not in (None, digests.get(cell.cell, (0, ""))[1]):
-                what = f"the scores of {cell.label} on {part.dataset}"
-                yield REFUSED, f"{what} belong to other answers than the stored ones"
+            elif digest_of_scores[cell.cell] not in (None, digests.get(cell.cell, (0, ""))[1]):
+                scores_text = f"the scores of {cell.label} on {part.dataset}"
+                yield REFUSED, f"{scores_text} belong to other answers than the stored ones"
         try:
             preflight(part.spec)
             for cell in cells:
                 count, other = _rescored(bundle.store, part, cell.cell)
-                again += count
+                scores_compared += count
                 if other:
                     yield REFUSED, f"{cell.label} on {part.dataset}: {other}"
         except MMKVError as error:
             yield NOT_CHECKED, str(error)
-    yield OK, f"{len(scored)} cells, scored from the stored answers; {again} scores made again"
+    yield OK, f"{len(digest_of_scores)} cells, scored from the stored answers; {scores_compared} scores made again"
 
 
 def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
-    """Score a cell's stored answers again, without a judge.
+    """Score the stored answers of a cell (one method, budget and dataset) again, without a judge.
 
-    Return the number of scores compared, and a description of the first difference.
+    Return (number of compared scores, description of the first difference or "").
     """
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
     rows = store.responses([cell], ("sample_id", "answer", "status", "doc_id", "prompt_hash")).to_pylist()
     answers = {row["sample_id"]: Answer(*list(row.values())[1:]) for row in rows if row["status"] == "ok"}
-    made = {(one.sample_id, one.metric): one.value for one in score(part.spec, answers).samples} if answers else {}
+    recomputed = (
+        {(one.sample_id, one.metric): one.value for one in score(part.spec, answers).samples} if answers else {}
+    )
     stored = store.samples([cell], ("sample_id", "metric", "value")).to_pylist()
-    compared = [row for row in stored if made.get((row["sample_id"], row["metric"])) is not None]
-    differing = [row for row in compared if row["value"] != made[row["sample_id"], row["metric"]]]
+    comparable_rows = [row for row in stored if recomputed.get((row["sample_id"], row["metric"])) is not None]
+    differing = [row for row in comparable_rows if row["value"] != recomputed[row["sample_id"], row["metric"]]]
     if not differing:
-        return len(compared), ""
-    first = differing[0]
-    value = made[first["sample_id"], first["metric"]]
-    return len(compared), (
-        f"{len(differing)} scores differ from those of the stored answers (first: {first['metric']} of "
-        f"{first['sample_id']} is {first['value']}, made again {value})"
+        return len(comparable_rows), ""
+    first_differing = differing[0]
+    value = recomputed[first_differing["sample_id"], first_differing["metric"]]
+    return len(comparable_rows), (
+        f"{len(differing)} scores differ from those of the stored answers (first: {first_differing['metric']} of "
+        f"{first_differing['sample_id']} is {first_differing['value']}, made again {value})"
     )
 
 
 def _tables(bundle: Bundle) -> Iterator[Outcome]:
-    """Make the tables again and compare the texts."""
+    """Yield outcomes of making the tables again and comparing the texts."""
     file = bundle.store.root / TABLES
     if not file.exists():
         yield NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
         return
-    stated, made = file.read_text(encoding="utf-8").splitlines(), tables_text(bundle.store.root).splitlines()
-    for number, pair in enumerate(zip_longest(stated, made, fillvalue=""), 1):
-        before, now = (re.sub(r"\s+|-{2,}", " ", line) for line in pair)  # without the padding of columns
-        if before != now:
-            differing = next(at for at, (a, b) in enumerate(zip_longest(before, now)) if a != b)
-            begin = max(0, differing - _SHOWN // 2)
-            shown = slice(begin, begin + _SHOWN)
-            yield REFUSED, f"line {number} of {TABLES} is '{before[shown]}', but the rows give '{now[shown]}'"
+    stored_lines, lines_now = file.read_text(encoding="utf-8").splitlines(), tables_text(bundle.store.root).splitlines()
+    for number, pair in enumerate(zip_longest(stored_lines, lines_now, fillvalue=""), 1):
+        stored_line, line_now = (re.sub(r"\s+|-{2,}", " ", line) for line in pair)  # without the padding of columns
+        if stored_line != line_now:
+            first_difference = next(at for at, (a, b) in enumerate(zip_longest(stored_line, line_now)) if a != b)
+            excerpt_start = max(0, first_difference - _EXCERPT_LETTERS // 2)
+            excerpt = slice(excerpt_start, excerpt_start + _EXCERPT_LETTERS)
+            yield (
+                REFUSED,
+                f"line {number} of {TABLES} is '{stored_line[excerpt]}', but the rows give '{line_now[excerpt]}'",
+            )
             return
-    if stated != made:
+    if stored_lines != lines_now:
         yield REFUSED, f"{TABLES} has different spaces from the tables of the rows"
-    yield OK, f"{len(made)} lines, made again to the last digit"
+    yield OK, f"{len(lines_now)} lines, made again to the last digit"
 
 
 def _receipt(bundle: Bundle) -> Iterator[Outcome]:
-    """Check that the receipt belongs to the rows, and report its counts."""
+    """Yield outcomes of checking that the bundle's receipt (record of answers made again) belongs to its rows."""
     file = bundle.store.root / RECEIPT
     if file.exists():
         entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
-        again, equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
-        yield OK, f"is about these rows: {again} answers were made again, {equal} of them equal"
+        answers_again, answers_equal = (sum(entry[name] for entry in entries) for name in ("made_again", "equal"))
+        yield OK, f"is about these rows: {answers_again} answers were made again, {answers_equal} of them equal"
     else:
         yield NOT_CHECKED, f"no {RECEIPT} in it"
 
 
 def _answers(bundle: Bundle) -> Iterator[Outcome]:
-    """Draw answers at random, make them again and compare them."""
+    """Yield outcomes of making randomly drawn answers again and comparing them."""
     if not bundle.samples:
         yield NOT_CHECKED, "no answer was to be made again (--samples 0)"
         return
-    drawn = draw([bundle.store.root], bundle.samples, bundle.seed)
-    make_again(drawn)
-    again, different = [one for one in drawn if one.compared], [one for one in drawn if one.outcome == DIFFERENT]
-    rounded = sum(one.cell["dtype"] != "float32" for one in again) // ROUNDED
-    sure = [one for one in different if {"status", "prompt_hash"}.intersection(one.differing)]
-    reasons = Counter(one.outcome for one in drawn if not one.compared)
-    differences = [f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}" for one in different]
-    problems = [(REFUSED, text) for text in differences if sure or len(different) > rounded]
-    problems += [(NOT_CHECKED, f"{count} of {len(drawn)} answers: {why}") for why, count in reasons.items()]
+    answers_drawn = draw([bundle.store.root], bundle.samples, bundle.seed)
+    make_again(answers_drawn)
+    answers_again, different_answers = (
+        [one for one in answers_drawn if one.compared],
+        [one for one in answers_drawn if one.outcome == DIFFERENT],
+    )
+    allowed_by_rounding = sum(one.cell["dtype"] != "float32" for one in answers_again) // ROUNDED
+    certain_differences = [one for one in different_answers if {"status", "prompt_hash"}.intersection(one.differing)]
+    reasons = Counter(one.outcome for one in answers_drawn if not one.compared)
+    differences = [
+        f"{one.cell_label} {one.row['sample_id']}: another {', '.join(one.differing)}" for one in different_answers
+    ]
+    problems = [
+        (REFUSED, text) for text in differences if certain_differences or len(different_answers) > allowed_by_rounding
+    ]
+    problems += [(NOT_CHECKED, f"{count} of {len(answers_drawn)} answers: {why}") for why, count in reasons.items()]
     outcome, text = concluded([*problems, (OK, "")])
-    if outcome != REFUSED and again:
-        differ = f", {len(different)} differ as half precision may" if different else ""
-        rest = f"; not made again: {text}" if text else ""
-        outcome, text = OK, f"{len(again)} made again, {len(again) - len(different)} equal{differ}{rest}"
+    if outcome != REFUSED and answers_again:
+        differ_text = f", {len(different_answers)} differ as half precision may" if different_answers else ""
+        rest_text = f"; not made again: {text}" if text else ""
+        outcome, text = (
+            OK,
+            f"{len(answers_again)} made again, {len(answers_again) - len(different_answers)} equal{differ_text}{rest_text}",
+        )
     yield outcome, f"{text}; --seed {bundle.seed} draws the same"

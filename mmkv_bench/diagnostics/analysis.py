@@ -48,13 +48,13 @@ class ComparedMethod:
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the method and budget, as rows store them."""
-        entries = self.budget.kind == "entries"
+        has_entry_budget = self.budget.kind == "entries"
         return {
             "base": self.base,
             "reading": self.compressor.reading,
             "parameters": json.loads(self.parameters),
             "budget_kind": self.budget.kind,
-            "budget": str(self.budget.entries) if entries else self.budget.fraction_text,
+            "budget": str(self.budget.entries) if has_entry_budget else self.budget.fraction_text,
         }
 
 
@@ -74,8 +74,7 @@ def methods_of(
     fingerprint: str,
     cost: StateCost | None = None,
 ) -> list[ComparedMethod]:
-    """Return every evicting method at every budget, under the first seed. `full` is not in the list, because it is always
-    analysed.
+    """Return every evicting method at every budget, under the first seed. `full` is left out, because it is always analysed.
 
     Args:
         chosen: methods of a run.
@@ -91,7 +90,7 @@ def methods_of(
     from mmkv_bench.methods.node import parameters_json
     from mmkv_bench.plan.cells import build_methods, method_entries
 
-    compared = []
+    methods_compared = []
     for method in build_methods(method_entries(chosen), Calibrations(model, fingerprint)):
         if method.compressor.needs.answer:
             raise ConfigError(
@@ -101,8 +100,8 @@ def methods_of(
             budget = Budget.parse(value, cost)
             label = f"{method.name}@{budget}" + ("" if method.compressor.reading == "paper" else " released")
             base, parameters = str(method.plain["base"]), parameters_json(method.plain, method.decoding)
-            compared.append(ComparedMethod(label, base, method.compressor, budget, parameters))
-    return compared
+            methods_compared.append(ComparedMethod(label, base, method.compressor, budget, parameters))
+    return methods_compared
 
 
 def diagnose(
@@ -113,13 +112,14 @@ def diagnose(
     out: Path,
     methods: Callable[[str, StateCost | None], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
-    """Run one analysis and store its numbers, sample by sample. Numbers that the store already has for the same model, prompts
-    and methods are not measured again.
+    """Run one analysis and store its numbers, sample by sample. Numbers that the store already has are not measured again.
 
     Args:
         name: one of `quantities.QUANTITIES`.
         model: the `model` node of a run.
+        questions: the samples with their prompts.
         tokens: limit of the full cache's answer, for analyses of answers.
+        out: folder of the store.
         methods: function from the model's fingerprint and the cost of its state to the methods to compare.
 
     Raises:
@@ -135,16 +135,20 @@ def diagnose(
     store.check_writable()
     fingerprint, _ = source.fingerprint()
     dtype = resolve_dtype(model.dtype, source.described, source.path)
-    compared = [] if methods is None else methods(fingerprint, cost_of(source.described, dtype))
-    columns_of = measurements(name, source, questions, tokens, compared)
-    done = store.diagnosed([one["measurement"] for one in columns_of.values()])
+    methods_compared = [] if methods is None else methods(fingerprint, cost_of(source.described, dtype))
+    columns_by_measurement = measurements(name, source, questions, tokens, methods_compared)
+    measurements_done = store.diagnosed([one["measurement"] for one in columns_by_measurement.values()])
 
     def missing(sample: str) -> list[str]:
-        return [label for label, one in columns_of.items() if sample not in done[one["measurement"]]]
+        return [
+            label
+            for label, one in columns_by_measurement.items()
+            if sample not in measurements_done[one["measurement"]]
+        ]
 
-    earlier = [sample for sample in questions.ids if not missing(sample)]
-    if len(earlier) == len(questions.ids):
-        return AnalysisCounts(0, len(earlier), 0)
+    samples_done = [sample for sample in questions.ids if not missing(sample)]
+    if len(samples_done) == len(questions.ids):
+        return AnalysisCounts(0, len(samples_done), 0)
     loaded = source.load()
     source.confirm(fingerprint)
     numbers = 0
@@ -152,28 +156,29 @@ def diagnose(
     def take(sample: PromptSample) -> None:
         nonlocal numbers
         labels = missing(sample.sample_id)
-        values = layers_of(loaded, name, sample, tokens, [one for one in compared if one.label in labels])
+        values = layers_of(loaded, name, sample, tokens, [one for one in methods_compared if one.label in labels])
         rows = [
-            {"sample_id": sample_id, "layer": layer, **value._asdict(), **columns_of[label]}
+            {"sample_id": sample_id, "layer": layer, **value._asdict(), **columns_by_measurement[label]}
             for sample_id, layer, value in values
-            if (label := value.part if value.part in columns_of else "") in labels  # "": a number without a method
+            if (label := value.part if value.part in columns_by_measurement else "")
+            in labels  # "": a number without a method
         ]
         if rows:
             store.write_diagnostics(pa.Table.from_pylist(rows))
             numbers += len(rows)
 
-    questions.each(loaded, take, earlier)
-    if not numbers and not earlier:
+    questions.each(loaded, take, samples_done)
+    if not numbers and not samples_done:
         raise ConfigError(
             f"{name} has no values for these samples, because it needs text and images; choose other samples"
         )
-    return AnalysisCounts(len(questions.ids) - len(earlier), len(earlier), numbers)
+    return AnalysisCounts(len(questions.ids) - len(samples_done), len(samples_done), numbers)
 
 
 def measurements(
     name: str, source: Source, questions: PromptSamples, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Return the identity columns of an analysis's rows: method's label -> column -> value ("": numbers without a method).
+    """Return label of a method -> columns (name -> value) that identify an analysis's rows; "" for rows without a method.
 
     The column `measurement` is the hash of the others. It covers the model, the prompts and one method, but not the other
     methods or the samples, so numbers stay valid when methods or samples are added.
@@ -208,34 +213,41 @@ def measurements(
 def layers_of(
     loaded: LoadedModel, name: str, sample: PromptSample, tokens: int, methods: Sequence[ComparedMethod] = ()
 ) -> list[Row]:
-    """Compute the numbers of analysis `name` for one sample: rows (sample id, layer or None, value).
+    """Compute the numbers of the analysis `name` for one sample. Return rows (sample id, layer or None, value).
+
+    Errors of encoding or prefilling the prompt are passed on.
 
     tokens: limit of the full cache's answer. methods: methods to compare, if the analysis compares methods.
-    Errors of encoding or prefilling the prompt are passed on."""
+    """
     from mmkv_bench.calibrate.measurements import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, PromptFacts
 
     quantity, replays = QUANTITIES[name], any(one.compressor.needs.replay for one in methods)
     prompt = encoded(loaded, sample, replays)
-    inputs, types = prompt.inputs, prompt.types
-    kept = {one.label: kept_entries(loaded, prompt, one) for one in methods} if quantity.methods else {}
-    decoded: dict[str, list[torch.Tensor]] = {}
+    inputs, token_types = prompt.inputs, prompt.types
+    kept_by_method = {one.label: kept_entries(loaded, prompt, one) for one in methods} if quantity.methods else {}
+    decoded_by_name: dict[str, list[torch.Tensor]] = {}
     if quantity.answer or quantity.decoding:
         answer = fed_tokens(loaded, prompt, tokens, quantity.endless)
         if quantity.decoding:
-            decoded = {"full": decoded_outputs(loaded, prompt, answer)}
-            decoded |= {one.label: decoded_outputs(loaded, prompt, answer, one) for one in methods}
+            decoded_by_name = {"full": decoded_outputs(loaded, prompt, answer)}
+            decoded_by_name |= {one.label: decoded_outputs(loaded, prompt, answer, one) for one in methods}
         else:
-            inputs, types = with_answer(inputs, types, answer)
-    facts = PromptFacts(prompt.length, kept, decoded)
+            inputs, token_types = with_answer(inputs, token_types, answer)
+    prompt_facts = PromptFacts(prompt.length, kept_by_method, decoded_by_name)
     layer_values = read_layers(
-        loaded.model, inputs, types, quantity.needs, lambda obs: list(quantity.read(obs, facts)), prompt.identity
+        loaded.model,
+        inputs,
+        token_types,
+        quantity.needs,
+        lambda obs: list(quantity.read(obs, prompt_facts)),
+        prompt.identity,
     )
     return [(sample.sample_id, layer, value) for layer, value in quantity.finish(layer_values)]
 
 
 def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> Session:
-    """Open a session in which the method compresses the prompt."""
+    """Return a session in which `method` compresses the cache of the prompt."""
     from mmkv_bench.compression.session import attach
 
     options: dict[str, Any] = {"token_types": prompt.types, "identity": prompt.identity, "replay": prompt.words}
@@ -294,8 +306,8 @@ def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless:
     import torch
 
     generate: Any = loaded.model.generate
-    least = {"min_new_tokens": tokens} if endless else {}
+    min_tokens = {"min_new_tokens": tokens} if endless else {}
     with torch.no_grad():
-        sequence = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False, **least)
+        sequence = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False, **min_tokens)
     answer: torch.Tensor = sequence[0, prompt.length :]
     return answer[:-1] if len(answer) > 1 else answer

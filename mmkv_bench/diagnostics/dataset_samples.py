@@ -29,10 +29,11 @@ def of_dataset(
     instruction: str | None = None,
     calibrating: bool = True,
 ) -> PromptSamples:
-    """Select `count` samples of the dataset that the overrides name: the first samples, or random ones.
+    """Return `count` samples of one dataset with their prompts: the first samples, or random ones.
 
     Args:
-        overrides: `dataset=<name>`, `data=...`, `dataset.<key>=...`.
+        overrides: settings that name the dataset: `dataset=<name>`, `data=...`, `dataset.<key>=...`.
+        count: number of samples.
         draw: seed of a random draw; None takes the first samples.
         instruction: `LOW:HIGH`: take samples whose text has more than LOW and at most HIGH tokens; either may be empty.
         calibrating: the samples calibrate a method, so test pages are refused.
@@ -56,30 +57,30 @@ def of_dataset(
         raise CalibrationError(
             f"{spec.dataset} has {len(refs)} samples, fewer than the {count} asked for; lower --samples"
         )
-    drawn = refs[:count] if draw is None else random.Random(draw).sample(refs, count)
-    which = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
+    drawn_refs = refs[:count] if draw is None else random.Random(draw).sample(refs, count)
+    choice_text = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
     if instruction:
-        which += f" with more than {low}{f' and at most {high}' if high else ''} tokens of text"
+        choice_text += f" with more than {low}{f' and at most {high}' if high else ''} tokens of text"
     settings: dict[str, Any] = {"dataset": spec.dataset, "dataset_fingerprint": fingerprint(spec), "split": spec.split}
     settings |= {"draw": draw} if draw is not None else {}
     settings |= {"instruction": instruction} if instruction else {}
 
     def each(loaded: LoadedModel, take: Callable[[PromptSample], None], without: Collection[str] = ()) -> None:
         def fits(request: Request) -> bool:
-            parts = (part for turn in request.messages for part in turn["content"] if part["type"] == "text")
-            text = "\n".join(part["text"] for part in parts)
+            text_parts = (part for turn in request.messages for part in turn["content"] if part["type"] == "text")
+            text = "\n".join(part["text"] for part in text_parts)
             tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
             return tokens > low and (high is None or tokens <= high)
 
         if instruction:
             _ask(spec, count, take, fits=fits)
         else:
-            wanted = {ref.doc_id for ref in drawn if ref.sample_id not in without}
+            wanted = {ref.doc_id for ref in drawn_refs if ref.sample_id not in without}
             _ask(spec, len(wanted), take, wanted, first=count if draw is None else None)
 
-    ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn, key=lambda ref: ref.doc_id))
+    ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn_refs, key=lambda ref: ref.doc_id))
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
-    return PromptSamples(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
+    return PromptSamples(f"{choice_text} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
 
 
 def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
@@ -113,12 +114,12 @@ def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
 
 
 def _bounds(instruction: str | None) -> tuple[int, int | None]:
-    low, colon, high = (instruction or ":").partition(":")
-    if not colon or not all(text == "" or (text.isascii() and text.isdigit()) for text in (low, high)):
+    lowest, colon, highest = (instruction or ":").partition(":")
+    if not colon or not all(text == "" or (text.isascii() and text.isdigit()) for text in (lowest, highest)):
         raise ConfigError(
             f"--instruction {instruction} is not a range of tokens; write LOW:HIGH, such as 100:500, :100 or 500:"
         )
-    return int(low or 0), int(high) if high else None
+    return int(lowest or 0), int(highest) if highest else None
 
 
 def _ask(
@@ -129,7 +130,10 @@ def _ask(
     first: int | None = None,
     fits: Callable[[Request], bool] = lambda request: True,
 ) -> None:
-    """Call `take` for `count` samples that `fits`. wanted: their documents. first: number of documents to search; None: all."""
+    """Call `take` for up to `count` samples of a dataset for which `fits` is true.
+
+    wanted: numbers of the documents to use; None: all. first: number of documents to search; None: all.
+    """
     from mmkv_bench.evaluation.generating import generate
 
     taken = 0

@@ -33,47 +33,54 @@ NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept pos
 
 
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
-    """Yield lines of the report: one per store, difference and reason, and one with the number of answers per compared column."""
+    """Yield report lines on answers that were made again.
+
+    There is one line per store, per answer that differs, and per reason why answers were not made again, and one with the
+    number of answers per compared column.
+    """
     for root in dict.fromkeys(one.root for one in drawn):
-        of = Counter(one.outcome.partition(" (")[0].partition(":")[0] for one in drawn if one.root == root)
-        yield f"{root}: {sum(of.values())} drawn, {', '.join(f'{count} {kind}' for kind, count in sorted(of.items()))}"
+        outcome_counts = Counter(one.outcome.partition(" (")[0].partition(":")[0] for one in drawn if one.root == root)
+        count_texts = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome_counts.items()))
+        yield f"{root}: {sum(outcome_counts.values())} drawn, {count_texts}"
     for one in drawn:
         if one.outcome == DIFFERENT:
-            here, there = collect()["cpu"], one.cell["cpu"]
-            cpus = "" if there in (None, here) else f" (made on {there}, here {here})"
-            yield f"different: {one.label}: {', '.join(one.differing)}{cpus}"
+            cpu_here, cpu_of_cell = collect()["cpu"], one.cell["cpu"]
+            cpu_text = "" if cpu_of_cell in (None, cpu_here) else f" (made on {cpu_of_cell}, here {cpu_here})"
+            yield f"different: {one.label}: {', '.join(one.differing)}{cpu_text}"
     for reason, count in Counter(one.outcome for one in drawn if one.outcome not in (EQUAL, DIFFERENT)).items():
         example = next(one for one in drawn if one.outcome == reason)
         yield f"not made again: {count} because of {reason}; first {example.label}"
     yield f"equal: {sum(one.same for one in drawn)} of {len(drawn)} drawn"
-    remade = [one for one in drawn if one.compared]
-    if remade:
-        counts = _counts(remade)
-        yield f"compared in {len(remade)} answers: " + ", ".join(
-            NAMES.get(name, name) + ("" if count == len(remade) else f" (in {count})")
+    answers_remade = [one for one in drawn if one.compared]
+    if answers_remade:
+        counts = _counts(answers_remade)
+        yield f"compared in {len(answers_remade)} answers: " + ", ".join(
+            NAMES.get(name, name) + ("" if count == len(answers_remade) else f" (in {count})")
             for name, count in counts.items()
             if count
         )
-        if absent := [NAMES.get(name, name) for name, count in counts.items() if not count]:
-            yield f"not compared, because the rows do not have it: {', '.join(absent)}"
+        if fields_absent := [NAMES.get(name, name) for name, count in counts.items() if not count]:
+            yield f"not compared, because the rows do not have it: {', '.join(fields_absent)}"
 
 
 def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the receipt of answers that were made again, as JSON data.
+    """Return the receipt of answers that were made again: JSON data with the outcomes of each store and cell (one method,
+    budget and dataset).
 
     Args:
+        drawn: the answers with their outcomes.
         seed: seed of the draw; None if all answers of the cells were made again.
         words: command-line words that selected the cells.
     """
-    here = collect()
+    environment_here = collect()
     stores = []
     for root in dict.fromkeys(one.root for one in drawn):
         answers = [one for one in drawn if one.root == root]
         cells: dict[str, list[StoredAnswer]] = {}
         for one in answers:
             cells.setdefault(one.row["cell"], []).append(one)
-        digests, of_scores = tally(Store(root)).digests, score_digests(Store(root), cells)
-        entries = [_cell(cell, group, *digests[cell], of_scores[cell]) for cell, group in sorted(cells.items())]
+        digests, score_digest_of = tally(Store(root)).digests, score_digests(Store(root), cells)
+        entries = [_cell(cell, group, *digests[cell], score_digest_of[cell]) for cell, group in sorted(cells.items())]
         stores.append({"rows": root.name, "cells": entries})
     return {
         "receipt": FORMAT,
@@ -82,16 +89,18 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
         "seed": seed,
         "words": list(words),
         "versions": {"mmkv_bench": __version__, **{name: version(name) for name in VERSIONS}},
-        "commit": here["git_commit"],
-        "uncommitted_changes": here["git_dirty"],
-        "processor": here["cpu"] or here["device"],
+        "commit": environment_here["git_commit"],
+        "uncommitted_changes": environment_here["git_dirty"],
+        "processor": environment_here["cpu"] or environment_here["device"],
         "stores": stores,
     }
 
 
 def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """Map each cell to a digest of its samples' scores: 16 hex digits of a sha256. A cell without scores has the digest of an
-    empty list."""
+    """Return hash of a cell (one method, budget and dataset) -> digest of its samples' scores, 16 hex digits of a sha256.
+
+    A cell without scores has the digest of an empty list.
+    """
     columns = ("cell", "sample_id", "metric", "value")
     rows = (
         store.samples(cells, columns).select(columns).sort_by([(name, "ascending") for name in columns[:3]]).to_pandas()
@@ -103,17 +112,24 @@ def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
 
 
 def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
-    """Map each metric to its mean over the answers that were scored again: from the stored scores and from the new ones."""
+    """Return metric -> mean of the stored scores and mean of the new scores, over the answers that were scored again."""
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]
-        stored, again = (fmean(one.scores[metric] for one in scored), fmean(one.scores_again[metric] for one in scored))
-        means[metric] = {"stored": stored, "made_again": again, "answers": len(scored)}
+        stored, score_again = (
+            fmean(one.scores[metric] for one in scored),
+            fmean(one.scores_again[metric] for one in scored),
+        )
+        means[metric] = {"stored": stored, "made_again": score_again, "answers": len(scored)}
     return means
 
 
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
-    """Return a receipt's entry for one cell. stored: number of its stored answers. digest, scores: of these and their scores."""
+    """Return a receipt's entry for one cell (one method, budget and dataset).
+
+    answers: the cell's answers that were made again. stored: number of all its stored answers. digest, scores: digests of the
+        stored answers and of their scores.
+    """
     row = answers[0].cell
     return {
         "cell": cell,
@@ -132,7 +148,7 @@ def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, 
 
 
 def verdict(drawn: Sequence[StoredAnswer]) -> str:
-    """Return `equal`, `different`, `interrupted`, or `nothing made again`."""
+    """Return the result for all answers: `equal`, `different`, `interrupted`, or `nothing made again`."""
     outcomes = {one.outcome for one in drawn}
     if DIFFERENT in outcomes:
         return DIFFERENT
@@ -145,7 +161,10 @@ EXIT_CODES = {EQUAL: 0, DIFFERENT: 1, "nothing made again": 2, INTERRUPTED: 130}
 
 
 def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict[str, Mapping[str, Any]]]:
-    """Map each store and cell hash to the cell's entry in a receipt, with the receipt's date, `file` and `path`.
+    """Return store -> hash of a cell (one method, budget and dataset) -> the cell's entry in a receipt, with the receipt's
+    date, `file` and `path`.
+
+    paths: receipt files. roots: folders of the stores.
 
     Raises:
         ConfigError: a file is not a receipt, or is a receipt of other rows.
@@ -154,20 +173,20 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
     stores = {root: Store(root) for root in (roots if paths else ())}
     digests = {root: tally(store).digests for root, store in stores.items()}
     for number, path in enumerate(paths):
-        made_at, entries = _read(path)
-        about = {root: [cell for cell in entries if cell in digests[root]] for root in stores}
-        if not any(about.values()):
+        made_at, cell_entries = _read(path)
+        cells_about = {root: [cell for cell in cell_entries if cell in digests[root]] for root in stores}
+        if not any(cells_about.values()):
             raise ConfigError(
                 f"{path} has no cell of {', '.join(map(str, roots))}; give the receipt of these rows, or leave it out"
             )
-        for root, cells in about.items():
-            of_scores = score_digests(stores[root], cells) if cells else {}
+        for root, cells in cells_about.items():
+            score_digest_of = score_digests(stores[root], cells) if cells else {}
             for cell in cells:
-                entry = entries[cell]
-                answers = digests[root][cell][1] == entry["answers_digest"]
-                if not answers or of_scores[cell] != entry["scores_digest"]:
+                entry = cell_entries[cell]
+                same_answers = digests[root][cell][1] == entry["answers_digest"]
+                if not same_answers or score_digest_of[cell] != entry["scores_digest"]:
                     raise ConfigError(
-                        f"{path} is about other {'scores' if answers else 'answers'} of cell {cell[:8]} ({entry['label']}) "
+                        f"{path} is about other {'scores' if same_answers else 'answers'} of cell {cell[:8]} ({entry['label']}) "
                         f"than {root} has; verify these rows again"
                     )
                 receipts[root][cell] = entry | {"made_at": made_at, "file": f"{number}-{path.name}", "path": path}
@@ -175,13 +194,17 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
 
 
 def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the date of a receipt, and its entries by cell hash."""
+    """Return (date, entries by hash of the cell) of a receipt file.
+
+    Raises:
+        ConfigError: the file is not a receipt.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["receipt"] != FORMAT:
             raise ValueError(f"format {data['receipt']}, but this version reads format {FORMAT}: verify again")
         entries = {entry["cell"]: dict(entry) for part in data["stores"] for entry in part["cells"]}
-        for entry, (name, kind) in product(entries.values(), _KINDS.items()):
+        for entry, (name, kind) in product(entries.values(), _ENTRY_TYPES.items()):
             if not isinstance(entry[name], kind):
                 raise TypeError(f"{name}={entry[name]!r}")
         return str(data["made_at"]), entries
@@ -191,7 +214,7 @@ def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         ) from None
 
 
-_KINDS = {
+_ENTRY_TYPES = {
     **dict.fromkeys(("cell", "label", "answers_digest", "scores_digest"), str),
     "scores": dict,
     **dict.fromkeys(("answers_stored", "made_again", "equal"), int),
@@ -218,17 +241,23 @@ def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
     """
     receipts_of([receipt], [store.root])
     rows = store.cells(columns=MADE_WITH).to_pylist()
-    distinct = {json.dumps(row, sort_keys=True): row | {"versions": json.loads(row["versions"])} for row in rows}
-    made = {"made_with": list(distinct.values()), "package": source_version(), "source": dict(source_files())}
+    distinct_rows = {json.dumps(row, sort_keys=True): row | {"versions": json.loads(row["versions"])} for row in rows}
+    file_contents = {
+        "made_with": list(distinct_rows.values()),
+        "package": source_version(),
+        "source": dict(source_files()),
+    }
     return {
         RECEIPT: receipt.read_bytes(),
         TABLES: tables_text(store.root).encode(),
-        ENVIRONMENT: json.dumps(made, indent=1).encode() + b"\n",
+        ENVIRONMENT: json.dumps(file_contents, indent=1).encode() + b"\n",
     }
 
 
 def tables_text(root: Path) -> str:
-    """Return the tables of all scores with their separated pairs as markdown; for random weights only a sentence.
+    """Return the tables of all scores of a store as markdown, with the pairs of methods that are proven different.
+
+    For random weights the text is only a sentence.
 
     Raises:
         ConfigError: there are no scores. StoreError: rows contradict each other.
@@ -240,9 +269,9 @@ def tables_text(root: Path) -> str:
 
     rows = load(root, fidelity=among([]))
     try:
-        built = build(rows, metrics=names(None, rows))
+        built_tables = build(rows, metrics=names(None, rows))
     except ConfigError as error:
         if str(error) != RANDOM:
             raise
         return f"{RANDOM}\n"
-    return markdown(tables_of_scores(built, pairs=True))
+    return markdown(tables_of_scores(built_tables, pairs=True))

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 VERSIONS = ("torch", "transformers")
-_LABEL = ("method", "budget_kind", "budget_entries", "budget_fraction", "protocol", "reading", "seed")
-_IDENTITY = tuple(column.name for column in CELL_COLUMNS if column.identity and column.name not in _LABEL)
+_LABEL_COLUMNS = ("method", "budget_kind", "budget_entries", "budget_fraction", "protocol", "reading", "seed")
+_IDENTITY_COLUMNS = tuple(
+    column.name for column in CELL_COLUMNS if column.identity and column.name not in _LABEL_COLUMNS
+)
 _FIXTURE = "_fixture"
 
 
@@ -44,11 +46,12 @@ class ReplannedCells:
 
 
 def plan_again(rows: Sequence[Row]) -> ReplannedCells:
-    """Plan stored cells of one dataset that were made by one run.
+    """Plan the stored cells (each one method, budget and dataset) of one dataset of one run with the installed version.
+
+    The versions of torch and transformers in the rows are used; the caller decides whether the installed ones may differ.
 
     Args:
-        rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`. The stored versions
-            are used; the caller decides whether the installed versions may differ.
+        rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`.
 
     Raises:
         MMKVError: the model or dataset is not available. CodeOfRowsError: the rows name code of a dataset.
@@ -66,27 +69,27 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     config = config.labelled(specs)
     stay_offline(config.model, specs)
     preflight(spec)
-    facts = replace(identity.gather(config.model, specs), **{name: rows[0][name] for name in VERSIONS})
+    model_facts = replace(identity.gather(config.model, specs), **{name: rows[0][name] for name in VERSIONS})
     cells_now: dict[str, Cell] = {}
     refused: dict[str, str] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method]
+        method_rows = [row for row in rows if row["method"] == method]
         try:
-            cells = _expanded(config.grid, config.method_config, method, facts)
+            cells = _expanded(config.grid, config.method_config, method, model_facts)
         except consent.CodeOfRowsError as error:
-            refused |= {row["cell"]: str(error) for row in mine}
+            refused |= {row["cell"]: str(error) for row in method_rows}
             continue
         except ConfigError as error:
-            refused |= {row["cell"]: f"identity of an older version ({error})" for row in mine}
+            refused |= {row["cell"]: f"identity of an older version ({error})" for row in method_rows}
             continue
         planned_cells = {cell.cell: cell for cell in cells}
-        cells_now |= {row["cell"]: planned_cells[row["cell"]] for row in mine if row["cell"] in planned_cells}
-        refused |= {row["cell"]: reason_of_other(row, cells) for row in mine if row["cell"] not in planned_cells}
+        cells_now |= {row["cell"]: planned_cells[row["cell"]] for row in method_rows if row["cell"] in planned_cells}
+        refused |= {row["cell"]: reason_of_other(row, cells) for row in method_rows if row["cell"] not in planned_cells}
     return ReplannedCells(config.answering, spec, cells_now, refused)
 
 
 def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> RunConfig:
-    """Build the configuration of a run from a stored one, for some datasets and methods; newer keys get their defaults.
+    """Return a run's configuration for some datasets and methods of a stored one; newer keys get their defaults.
 
     Raises:
         ConfigError: this version cannot read the stored configuration.
@@ -95,13 +98,13 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
 
     try:
         variants = {name: node for name, node in stored["variants"].items() if name in methods}
-        named = methods | {str(node["base"]) for node in variants.values()}
+        method_names = methods | {str(node["base"]) for node in variants.values()}
         suffix = _FIXTURE if (stored.get("data") or {}).get("source") == "fixture" else ""
         # A cell's configuration also has facts of calibrations, which are not settings.
         names = {field.name for field in fields(RunConfig)}
         config = {key: stored[key] for key in stored if key in names} | {
             "datasets": {name.removesuffix(suffix): stored["datasets"][name] for name in sorted(datasets)},
-            "methods": {name: node for name, node in stored["methods"].items() if name in named},
+            "methods": {name: node for name, node in stored["methods"].items() if name in method_names},
             "variants": variants,
             "shard": "0/1",
             "samples": None,
@@ -119,7 +122,7 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
 
 
 def _expanded(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identity) -> list[Cell]:
-    """Plan the cells of one method."""
+    """Return the planned cells of one method."""
     variants = {name: node for name, node in chosen.variants.items() if name == method}
     base = str(variants[method]["base"]) if variants else method
     methods = {name: node for name, node in chosen.methods.items() if name in (base, method)}
@@ -131,35 +134,46 @@ def _expanded(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identi
 def cells_again(
     grid: GridConfig, chosen: MethodConfig, facts: Identity, defaults: Mapping[str, Mapping[str, Any]]
 ) -> list[Cell]:
-    """Plan the cells of a `run_config`, given its grid and its methods.
+    """Return the planned cells of a stored run, given its grid and its methods.
 
-    A method has the parts of its present file (`defaults`), with the stored values of its parameters. The stored parts cannot be
-    used: their references to parameters are resolved already, but `reading=released` changes some of these parameters.
+    A method has the structure of its present file (`defaults`), with the stored values of its parameters. The stored structure
+    cannot be used: its references to parameters are resolved already, but `reading=released` changes some of these parameters.
 
     Raises:
         ConfigError: a method no longer has a stored parameter.
     """
     nodes: dict[str, Mapping[str, Any]] = {}
     for name, stored in chosen.methods.items():
-        now, values = under_reading(name, defaults[name], "paper"), flat_parameters(stored)
-        unknown = sorted(set(values) - set(now))
-        if unknown:
-            raise ConfigError(f"{name} has no parameter {unknown[0]!r} now")
+        default_parameters, values = under_reading(name, defaults[name], "paper"), flat_parameters(stored)
+        unknown_parameters = sorted(set(values) - set(default_parameters))
+        if unknown_parameters:
+            raise ConfigError(f"{name} has no parameter {unknown_parameters[0]!r} now")
         values |= {key: stored[key] for key in ("reading", "released", DECODING) if key in stored}
-        nodes[name] = {**defaults[name], **{key: value for key, value in values.items() if now.get(key) != value}}
+        nodes[name] = {
+            **defaults[name],
+            **{key: value for key, value in values.items() if default_parameters.get(key) != value},
+        }
     return expand(grid, facts, method_entries(replace(chosen, methods=nodes), defaults))[0]
 
 
 def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
-    """Return why a stored cell's identity differs from the identity planned now."""
-    named = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
-    if not named:
+    """Return a text on the columns in which a stored cell (one method, budget and dataset) differs from the planned `cells`,
+    so that none has its hash."""
+    namesakes = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL_COLUMNS)]
+    if not namesakes:
         return "identity of an older version (its configuration plans no such cell now)"
-    pairs = {name: (row.get(name), named[0].get(name)) for name in _IDENTITY}
-    texts = {name for name, pair in pairs.items() if all(isinstance(one, str) and one.startswith("{") for one in pair)}
-    pairs |= {name: (json.loads(str(pairs[name][0])), json.loads(str(pairs[name][1]))) for name in texts}
-    differs = [name for name, (stored, now) in pairs.items() if stored != now]
+    values_stored_and_now = {name: (row.get(name), namesakes[0].get(name)) for name in _IDENTITY_COLUMNS}
+    structured_columns = {
+        name
+        for name, pair in values_stored_and_now.items()
+        if all(isinstance(one, str) and one.startswith("{") for one in pair)
+    }
+    values_stored_and_now |= {
+        name: (json.loads(str(values_stored_and_now[name][0])), json.loads(str(values_stored_and_now[name][1])))
+        for name in structured_columns
+    }
+    differing_columns = [name for name, (stored, now) in values_stored_and_now.items() if stored != now]
     for name, what in (("model_fingerprint", "model"), ("dataset_fingerprint", "dataset")):
-        if name in differs:
-            return f"another {what} now ({name} {named[0][name]}, stored {row[name]})"
-    return f"identity of an older version ({', '.join(differs) or 'no column says in what'})"
+        if name in differing_columns:
+            return f"another {what} now ({name} {namesakes[0][name]}, stored {row[name]})"
+    return f"identity of an older version ({', '.join(differing_columns) or 'no column says in what'})"

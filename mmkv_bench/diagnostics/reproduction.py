@@ -89,24 +89,28 @@ class StoredAnswer:
 
     @property
     def same(self) -> bool:
-        """True if all compared columns of the new answer equal the stored row."""
+        """True if all compared columns of the new answer equal those of the stored one."""
         return self.outcome == EQUAL
 
     @property
     def proven(self) -> bool:
-        """True if the answer is the same and the stored row has a digest of the kept positions, so that `kept` is proven."""
+        """True if the new answer is equal and its kept positions are confirmed by the digest in the stored row."""
         return self.same and self.row["kept_digest"] is not None
 
     @property
     def cell_label(self) -> str:
-        """Return the method with its budget, protocol and reading."""
+        """Return method, budget, protocol and reading of the answer's cell, as text."""
         budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
-        words = (f"{self.cell['method']}@{budget}".removesuffix("@None"), self.cell["protocol"], self.cell["reading"])
-        return " ".join(filter(None, words))
+        label_parts = (
+            f"{self.cell['method']}@{budget}".removesuffix("@None"),
+            self.cell["protocol"],
+            self.cell["reading"],
+        )
+        return " ".join(filter(None, label_parts))
 
     @property
     def label(self) -> str:
-        """Return store, cell, dataset and sample."""
+        """Return store, cell, dataset and sample of the answer, as text."""
         return f"{self.root} {self.cell_label} {self.row['dataset']} {self.row['sample_id']}"
 
 
@@ -116,38 +120,39 @@ def make_again(
     watch: Watch | None = None,
     run_code: bool = False,
 ) -> None:
-    """Make these answers again and store the outcome in each object.
+    """Make stored answers again, compare them, and set the outcome in each object.
 
     Args:
+        drawn: the stored answers.
         other_versions: do so even if the installed torch or transformers is not the version that made the rows.
         watch: function that is called after each request, with the loaded model, the request, the prompt and the results.
         run_code: run method files that the rows name, if their content is unchanged; otherwise code that rows name never runs.
     """
     quiet_libraries()
-    wanted = []
+    answers_to_remake = []
     for one in drawn:
         differing = [name for name in VERSIONS if one.cell[name] != version(name)]
-        other = [f"{name} {one.cell[name]}, installed {version(name)}" for name in differing]
-        one.outcome = f"{OTHER_VERSIONS} ({'; '.join(other)})" if other and not other_versions else ""
-        wanted += [] if one.outcome else [one]
-    model: dict[str, LoadedModel] = {}
-    with Progress(len(wanted), "made again") as bar:
+        version_texts = [f"{name} {one.cell[name]}, installed {version(name)}" for name in differing]
+        one.outcome = f"{OTHER_VERSIONS} ({'; '.join(version_texts)})" if version_texts and not other_versions else ""
+        answers_to_remake += [] if one.outcome else [one]
+    loaded_models: dict[str, LoadedModel] = {}
+    with Progress(len(answers_to_remake), "made again") as bar:
         try:
-            for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
-                group = sorted(together, key=lambda one: one.row["doc_id"])
-                ends = [0, *range(FIRST, len(group), AT_ONCE), len(group)]
-                for part in (group[begin:end] for begin, end in pairwise(ends) if begin < end):
+            for _, together in groupby(sorted(answers_to_remake, key=_run_of), key=_run_of):
+                answers_of_group = sorted(together, key=lambda one: one.row["doc_id"])
+                block_bounds = [0, *range(FIRST, len(answers_of_group), AT_ONCE), len(answers_of_group)]
+                for part in (answers_of_group[begin:end] for begin, end in pairwise(block_bounds) if begin < end):
                     bar.relabel(f"{part[0].root.name} {part[0].row['dataset']}")
                     with consent.rows_name_files(_method_files(part) if run_code else ()):
-                        _repeat(part, model, watch)
+                        _repeat(part, loaded_models, watch)
                     bar.advance(len(part))
         except KeyboardInterrupt:
-            for one in wanted:
+            for one in answers_to_remake:
                 one.outcome = one.outcome or INTERRUPTED
 
 
 def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
-    """Return the checksums of the method files that made the answers, if their cells store a checksum."""
+    """Return the checksums of the users' method files that made the answers; empty if shipped methods made them."""
     parameters = (json.loads(one.cell["parameters"] or "{}") for one in group)
     return {str(one["sha256"]) for one in parameters if "sha256" in one}
 
@@ -175,30 +180,34 @@ def draw(
             "no folder of rows is given; give one or more, or run the command in the folder with results/tiny"
         )
     generator = np.random.default_rng(seed)
-    drawn = []
+    drawn_answers = []
     for position, root in enumerate(sorted(roots)):
         store = Store(root)
         rows = store.responses(cells, columns=("cell", "sample_id", "status"))
         eligible = pc.equal(rows["status"], "ok")
         if sample is not None:
             eligible = pc.and_(eligible, pc.equal(rows["sample_id"], sample))
-        places = np.flatnonzero(eligible.to_numpy())
-        if not len(places):
+        answer_positions = np.flatnonzero(eligible.to_numpy())
+        if not len(answer_positions):
             if cells is None:
                 raise ConfigError(f"{root} has no answers; give folders that runs printed as their rows")
             raise ConfigError(
                 f"none of these cells of {root} has answered {sample or 'a sample'} with status ok; choose others"
             )
-        share = len(places) if count is None else count // len(roots) + (position < count % len(roots))
-        if not share:  # fewer are drawn than there are stores
+        answers_from_store = (
+            len(answer_positions) if count is None else count // len(roots) + (position < count % len(roots))
+        )
+        if not answers_from_store:  # fewer are drawn than there are stores
             continue
-        chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False)))
-        drawn += _stored_answers(store, {(row["cell"], row["sample_id"]) for row in chosen.to_pylist()})
-    return drawn
+        chosen_rows = rows.take(
+            np.sort(generator.choice(answer_positions, min(answers_from_store, len(answer_positions)), replace=False))
+        )
+        drawn_answers += _stored_answers(store, {(row["cell"], row["sample_id"]) for row in chosen_rows.to_pylist()})
+    return drawn_answers
 
 
 def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[StoredAnswer]:
-    """Load the answers with these keys (cell, sample id) and their scores."""
+    """Return the stored answers with the given keys (cell, sample id), with their scores."""
     cells = {row["cell"]: row for row in store.cells({cell for cell, _ in keys}).to_pylist()}
     scores: dict[tuple[str, str], dict[str, float]] = {}
     for row in _at(store.samples(cells, ("cell", "sample_id", "metric", "value")), keys):
@@ -211,28 +220,31 @@ def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[Sto
 
 
 def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
-    """Return the rows with these keys (cell, sample id)."""
+    """Return the rows whose (cell, sample id) is in `keys`."""
     pairs = zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
-    places = [place for place, key in enumerate(pairs) if key in keys]
-    return rows.take(places).to_pylist() if places else []
+    row_numbers = [place for place, key in enumerate(pairs) if key in keys]
+    return rows.take(row_numbers).to_pylist() if row_numbers else []
 
 
 def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
-    """Make the answers of one dataset of one run again; `model` caches the last loaded model."""
+    """Make the answers of one dataset of one run again, and set their outcomes.
+
+    model: cache of the last loaded model. watch: as in `make_again`.
+    """
     try:
-        planned = plan_again([one.cell for one in group])
+        planned_cells = plan_again([one.cell for one in group])
         for one in group:
-            one.outcome = planned.refused.get(one.row["cell"], "")
+            one.outcome = planned_cells.refused.get(one.row["cell"], "")
         planned_answers = [one for one in group if not one.outcome]
         if not planned_answers:
             return
-        rows = _answers(planned, planned_answers, model, watch)
+        rows = _answers(planned_cells, planned_answers, model, watch)
     except MMKVError as error:
-        refused = isinstance(error, consent.CodeOfRowsError)
+        is_refused_code = isinstance(error, consent.CodeOfRowsError)
         for one in group:
-            one.outcome = one.outcome or (str(error) if refused else f"its run cannot be planned now: {error}")
+            one.outcome = one.outcome or (str(error) if is_refused_code else f"its run cannot be planned now: {error}")
         return
-    scores = _scores(planned, planned_answers, rows)
+    scores = _scores(planned_cells, planned_answers, rows)
     for one in planned_answers:
         key = one.row["cell"], one.row["sample_id"]
         one.compared = [name for name in COMPARED if one.row[name] is not None]
@@ -240,26 +252,31 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
         one.scores_again = {name: value for name, value in scores.get(key, {}).items() if name in one.scores}
         if one.scores_again:
             one.compared.append(SCORES)
-            changed = any(one.scores[name] != value for name, value in one.scores_again.items())
-            one.differing += [SCORES] * changed
+            has_changed_score = any(one.scores[name] != value for name, value in one.scores_again.items())
+            one.differing += [SCORES] * has_changed_score
         one.outcome = DIFFERENT if one.differing else EQUAL
 
 
 def _scores(
     planned: ReplannedCells, answers: Sequence[StoredAnswer], rows: Mapping[tuple[str, str], Row]
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Score the new answers that have a stored score: (cell, sample id) -> metric -> value. No judge is asked."""
+    """Return (cell, sample id) -> metric -> score of the new answers that have a stored score. No judge is asked.
+
+    rows: (cell, sample id) -> new row.
+    """
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
     scores: dict[tuple[str, str], dict[str, float]] = {}
     for cell in dict.fromkeys(one.row["cell"] for one in answers if one.scores):
-        given = {
-            one.row["sample_id"]: Answer(now["answer"], now["status"], one.row["doc_id"], now["prompt_hash"])
+        answers_again = {
+            one.row["sample_id"]: Answer(
+                new_row["answer"], new_row["status"], one.row["doc_id"], new_row["prompt_hash"]
+            )
             for one in answers
-            if one.row["cell"] == cell and (now := rows[cell, one.row["sample_id"]])["status"] == "ok"
+            if one.row["cell"] == cell and (new_row := rows[cell, one.row["sample_id"]])["status"] == "ok"
         }
-        for scored in score(planned.spec, given).samples if given else ():
+        for scored in score(planned.spec, answers_again).samples if answers_again else ():
             if scored.value is not None:
                 scores.setdefault((cell, scored.sample_id), {})[scored.metric] = scored.value
     return scores
@@ -268,7 +285,7 @@ def _scores(
 def _answers(
     planned: ReplannedCells, asked: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None
 ) -> Mapping[tuple[str, str], Row]:
-    """Answer again and return (cell, sample) -> the new row."""
+    """Answer the prompts again. Return (cell, sample id) -> the new row of `responses`."""
     from mmkv_bench.evaluation.documents import sample_refs
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.models.source import Source
@@ -280,56 +297,61 @@ def _answers(
         model[settings] = Source.of(planned.answering.model).load()
     limit = 1 + max(one.row["doc_id"] for one in asked)
     samples = {ref.sample_id for ref in sample_refs(planned.spec, limit)}
-    wanted: dict[str, set[str]] = {}
+    samples_by_cell: dict[str, set[str]] = {}
     for one in asked:
-        wanted.setdefault(one.row["cell"], set()).add(one.row["sample_id"])
-    cells = [planned.cells[name] for name in wanted]
-    done = {name: samples - ids for name, ids in wanted.items()}
+        samples_by_cell.setdefault(one.row["cell"], set()).add(one.row["sample_id"])
+    cells = [planned.cells[name] for name in samples_by_cell]
+    done_samples = {name: samples - ids for name, ids in samples_by_cell.items()}
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "rows")
         with store.writer("verify") as writer:
-            step = compiled_step(model[settings], planned.answering)
-            watched = None if watch is None else partial(watch, model[settings])
-            parts = model[settings], planned.answering, cells, done, writer
-            answering = Answering(*parts, lambda rows: None, step=step, watch=watched)
+            compiled_decode = compiled_step(model[settings], planned.answering)
+            watch_function = None if watch is None else partial(watch, model[settings])
+            answering_arguments = model[settings], planned.answering, cells, done_samples, writer
+            answering = Answering(*answering_arguments, lambda rows: None, step=compiled_decode, watch=watch_function)
             try:
                 generate(planned.spec, answering, limit, answering.wants, answering.asks_groups)
             finally:
                 answering.close()
-        rows = store.responses(wanted, ("cell", "sample_id", *COMPARED)).to_pylist()
+        rows = store.responses(samples_by_cell, ("cell", "sample_id", *COMPARED)).to_pylist()
     return {(row["cell"], row["sample_id"]): row for row in rows}
 
 
 def _run_of(one: StoredAnswer) -> tuple[str, ...]:
-    """Return the run of an answer, as a sort key: configuration, dataset and versions. Answers of one run are made together."""
+    """Return a sort key that is equal for answers of one run: configuration, dataset and versions."""
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 
 
 def remake(
     root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
 ) -> dict[str, StoredAnswer]:
-    """Answer one sample again with these cells of a store, and return each answer by its cell's hash.
+    """Answer one sample again with some cells (each one method, budget and dataset) of a store.
+
+    Return hash of a cell -> its answer.
 
     Args:
-        other_versions, run_code: see `make_again`.
+        root: folder of the store.
+        cells: hashes of the cells.
+        sample_id: the sample.
+        other_versions, run_code: as in `make_again`.
 
     Raises:
         ConfigError: none of the cells has answered that sample.
     """
     from mmkv_bench.run.generate import visual_places
 
-    stored = draw([root], None, 0, cells, sample_id)
-    by_cell = {one.row["cell"]: one for one in stored}
+    answers_drawn = draw([root], None, 0, cells, sample_id)
+    by_cell = {answer_of_cell.row["cell"]: answer_of_cell for answer_of_cell in answers_drawn}
 
     def watch(loaded: LoadedModel, request: Request, encoded: EncodedPrompt, results: Sequence[ForkResult]) -> None:
         visual = np.flatnonzero(encoded.types[0].cpu().numpy() > 0)
-        places = visual_places(loaded, encoded, request)
-        boxes = None if places is None else np.reshape(places, (-1, 6))[:, 1:]
+        token_boxes = visual_places(loaded, encoded, request)
+        boxes = None if token_boxes is None else np.reshape(token_boxes, (-1, 6))[:, 1:]
         prompt = SampleTokens(encoded.length, visual, boxes)
         for result in results:
-            one = by_cell[result.cell]
-            one.kept = None if result.selected is None else [layer.numpy() for layer in result.selected]
-            one.prompt = prompt
+            answer_of_cell = by_cell[result.cell]
+            answer_of_cell.kept = None if result.selected is None else [layer.numpy() for layer in result.selected]
+            answer_of_cell.prompt = prompt
 
-    make_again(stored, other_versions, watch, run_code)
+    make_again(answers_drawn, other_versions, watch, run_code)
     return by_cell

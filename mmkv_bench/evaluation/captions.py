@@ -41,24 +41,26 @@ class CaptionScore(NamedTuple):
 
 
 def kind_of(metric: str) -> str | None:
-    """Return the kind of a caption metric (`Bleu_4`, `METEOR`, ...) from its name, or None for other metrics."""
-    match = NAMES.fullmatch(metric)
-    return match[1] if match else None
+    """Return the kind of a caption metric (`Bleu_4`, `METEOR`, ...) from its name; None for other metrics."""
+    name_match = NAMES.fullmatch(metric)
+    return name_match[1] if name_match else None
 
 
 def holds_caption(value: Any) -> bool:
-    """Tell whether a scorer's value for a sample is a caption with references, as in lmms-eval's caption tasks."""
+    """Return True if a scorer's value for a sample is a caption with references, as in lmms-eval's caption tasks."""
     return isinstance(value, Mapping) and {"answer", "pred"} <= value.keys() and isinstance(value["answer"], list)
 
 
 def caption_scores(
     kinds: Iterable[str], captions: Mapping[int, Captioned], others: Mapping[int, Captioned] | None = None
 ) -> dict[str, dict[int, CaptionScore]]:
-    """Score captions. Return kind of metric -> doc_id -> score, for all documents in `captions`.
+    """Return kind of metric -> doc_id -> score, for all documents in `captions`.
 
+    kinds: kinds to compute, such as `CIDEr`. captions: caption and references of each document.
     others: captioned documents of the rest of the dataset. They count in CIDEr's document frequencies but get no scores.
 
-    Raises ScoringError without Java.
+    Raises:
+        ScoringError: there is no Java.
     """
     if shutil.which("java") is None:
         raise ScoringError(
@@ -80,13 +82,13 @@ def caption_scores(
     if "CIDEr" in kinds:
         from pycocoevalcap.cider.cider import Cider
 
-        beside = others or {}
-        every = references | _tokens({doc: captioned.references for doc, captioned in beside.items()})
-        of_all = _means(Cider(), every, _tokens(dict.fromkeys(beside, (EMPTY,))) | candidates)
-        scored["CIDEr"] = {doc: of_all[doc] for doc in references}
-    failed = [doc for doc, captioned in captions.items() if captioned.caption is None]
+        other_captions = others or {}
+        all_references = references | _tokens({doc: captioned.references for doc, captioned in other_captions.items()})
+        cider_scores = _means(Cider(), all_references, _tokens(dict.fromkeys(other_captions, (EMPTY,))) | candidates)
+        scored["CIDEr"] = {doc: cider_scores[doc] for doc in references}
+    docs_without_caption = [doc for doc, captioned in captions.items() if captioned.caption is None]
     for of_kind in scored.values():
-        for doc in failed:
+        for doc in docs_without_caption:
             of_kind[doc] = CaptionScore(None, of_kind[doc].parts)
     return scored
 
@@ -94,12 +96,12 @@ def caption_scores(
 def _tokens(texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
     # One line each: the tokeniser takes \r, \f, U+2028 and others for line ends, and would return the wrong captions.
     lines = {doc: [" ".join(text.split()) for text in of_doc] for doc, of_doc in texts.items()}
-    new = list(dict.fromkeys(line for of_doc in lines.values() for line in of_doc if line not in _TOKENISED))
-    if new:
+    new_lines = list(dict.fromkeys(line for of_doc in lines.values() for line in of_doc if line not in _TOKENISED))
+    if new_lines:
         from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-        tokenised = PTBTokenizer().tokenize({number: [{"caption": line}] for number, line in enumerate(new)})
-        _TOKENISED.update((line, tokenised[number][0]) for number, line in enumerate(new))
+        tokenised = PTBTokenizer().tokenize({number: [{"caption": line}] for number, line in enumerate(new_lines)})
+        _TOKENISED.update((line, tokenised[number][0]) for number, line in enumerate(new_lines))
     return {doc: [_TOKENISED[line] for line in of_doc] for doc, of_doc in lines.items()}
 
 
@@ -115,15 +117,15 @@ def _bleu(
     from pycocoevalcap.bleu.bleu_scorer import cook_refs, cook_test
 
     _, values = Bleu(4).compute_score(references, candidates, verbose=0)
-    counted = {doc: cook_test(candidates[doc][0], cook_refs(references[doc])) for doc in references}
+    ngram_counts = {doc: cook_test(candidates[doc][0], cook_refs(references[doc])) for doc in references}
     scores: dict[str, dict[int, CaptionScore]] = {}
     for order in orders:
         scores[f"Bleu_{order}"] = of_order = {}
-        for (doc, counts), value in zip(counted.items(), values[order - 1], strict=True):
-            words = counts["testlen"]
-            closest = min((abs(length - words), length) for length in counts["reflen"])[1]
-            parts = (words, closest, *counts["correct"][:order], *counts["guess"][:order])
-            of_order[doc] = CaptionScore(float(value), tuple(map(float, parts)))
+        for (doc, counts), value in zip(ngram_counts.items(), values[order - 1], strict=True):
+            caption_words = counts["testlen"]
+            closest_length = min((abs(length - caption_words), length) for length in counts["reflen"])[1]
+            bleu_counts = (caption_words, closest_length, *counts["correct"][:order], *counts["guess"][:order])
+            of_order[doc] = CaptionScore(float(value), tuple(map(float, bleu_counts)))
     return scores
 
 
@@ -145,7 +147,7 @@ def _meteor(references: dict[int, list[str]], candidates: dict[int, list[str]]) 
 
 @cache
 def _meteor_program() -> Any:
-    """Start METEOR's Java program once for all cells. It takes 10 s to load its paraphrases, and 1 GB of memory."""
+    """Return METEOR's Java program, started once for all cells: it takes 10 s to load its paraphrases, and 1 GB of memory."""
     from pycocoevalcap.meteor.meteor import Meteor
 
     atexit.register(release)
@@ -153,14 +155,16 @@ def _meteor_program() -> Any:
 
 
 def release() -> None:
-    """End METEOR's Java program, which is kept running between cells."""
+    """End METEOR's Java program, which otherwise runs until the process ends."""
     _meteor_program.cache_clear()
 
 
 def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
-    """Return METEOR's counts of a sample as METEOR adds them up over a corpus: a caption that matches its whole reference in
-    one chunk counts 0 chunks, because it is not fragmented."""
-    words, reference, *rest = counts
-    *rest, chunks, matched, reference_matched = rest
-    unbroken = chunks == 1 and (matched, reference_matched) == (words, reference)
-    return (words, reference, *rest, 0.0 if unbroken else chunks, matched, reference_matched)
+    """Return METEOR's counts of a sample as METEOR adds them up over a corpus.
+
+    A caption that matches its whole reference in one chunk counts 0 chunks, because it is not fragmented.
+    """
+    caption_words, reference_words, *statistics = counts
+    *statistics, chunks, matched, reference_matched = statistics
+    is_unbroken = chunks == 1 and (matched, reference_matched) == (caption_words, reference_words)
+    return (caption_words, reference_words, *statistics, 0.0 if is_unbroken else chunks, matched, reference_matched)

@@ -50,14 +50,15 @@ class DataReport:
 
     @property
     def ready(self) -> bool:
-        """Tell whether a run can start without a connection."""
+        """True if a run can start without a connection."""
         return not self.missing
 
 
 def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
-    """Check the data of a task where a run would read them.
+    """Return a report on the data of a task: which files a run would read, and which are missing.
 
     Args:
+        spec: the task.
         about: the `about` block of the dataset's configuration. Its `media` gives the pattern of video names.
 
     Raises:
@@ -67,36 +68,36 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
         return _pages(spec)
     config = plain_config(task_file(spec))
     split = str(spec.split or config.get("test_split") or config.get("validation_split"))
-    name = config.get("dataset_name")
-    where = f"{f'config {name}, ' if name else ''}split {split}"
+    config_name = config.get("dataset_name")
+    split_text = f"{f'config {config_name}, ' if config_name else ''}split {split}"
     if sources.reads_itself(config):
-        return _with_reader(spec, config, where)
+        return _with_reader(spec, config, split_text)
     if spec.dataset_path:
-        report = DataReport(f"folder {spec.dataset_path}", where)
-        local = Path(spec.dataset_path).expanduser()
-        folder: Path | None = local
-        if not local.is_dir():
-            report.missing.append(
+        data_report = DataReport(f"folder {spec.dataset_path}", split_text)
+        local_path = Path(spec.dataset_path).expanduser()
+        folder: Path | None = local_path
+        if not local_path.is_dir():
+            data_report.missing.append(
                 f"{folder} is not a folder; give an existing folder with data.root=<folder> or dataset_path=<folder>"
             )
-            return report
+            return data_report
     else:
         repository = str(config.get("dataset_path"))
         folder = snapshot(repository)
-        report = DataReport(f"hub cache {folder}" if folder else f"hub repository {repository}", where)
+        data_report = DataReport(f"hub cache {folder}" if folder else f"hub repository {repository}", split_text)
         if folder is None:
-            report.missing.append(
+            data_report.missing.append(
                 f"{repository} is not in the hub cache; let a run download it (offline=false), or give "
                 "data.root=<folder>"
             )
     if folder is not None:
-        _files(report, spec, folder, name, split)
-    _media(report, spec, folder, name, split, config, about)
-    return report
+        _files(data_report, spec, folder, config_name, split)
+    _media(data_report, spec, folder, config_name, split, config, about)
+    return data_report
 
 
 def repository_of(spec: TaskSpec) -> str | None:
-    """Return the hub repository named by a task's YAML, or None if the task reads local files or makes its data."""
+    """Return the hub repository named by a task's YAML; None if the task reads local files or makes its data."""
     path = None if spec.is_pages else str(plain_config(task_file(spec)).get("dataset_path"))
     return path if path is not None and sources.of_hub(path) else None
 
@@ -115,15 +116,15 @@ def _pages(spec: TaskSpec) -> DataReport:
 
 
 def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataReport:
-    obtain = str(config["metadata"].get("obtain") or "").strip()
+    obtain_text = str(config["metadata"].get("obtain") or "").strip()
     if not spec.dataset_path:
-        report = DataReport("no local folder" if obtain else "written here at each start", where)
+        report = DataReport("no local folder" if obtain_text else "written here at each start", where)
     else:
         report = DataReport(f"folder {spec.dataset_path}", where)
         files = [file for file in Path(spec.dataset_path).rglob("*") if file.is_file()]
         report.files, report.bytes = len(files), sum(file.stat().st_size for file in files)
-    if obtain and not spec.dataset_path:
-        report.missing.append(obtain.rstrip("."))
+    if obtain_text and not spec.dataset_path:
+        report.missing.append(obtain_text.rstrip("."))
         return report
     from mmkv_bench.evaluation.documents import documents, media_columns, paths_without_bytes
 
@@ -134,10 +135,12 @@ def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataR
         return report
     data = docs.full[docs.split]
     report.rows, report.columns = len(docs.refs), list(data.column_names)
-    named = {path for column in media_columns(data) for path in paths_without_bytes(data.data.column(column))}
-    if absent := sorted(os.path.relpath(path, spec.dataset_path) for path in named if not os.path.isfile(path)):
-        more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-        report.missing.append(f"pictures named by samples do not exist: {', '.join(absent[:SHOWN])}{more}")
+    media_paths = {path for column in media_columns(data) for path in paths_without_bytes(data.data.column(column))}
+    if absent_paths := sorted(
+        os.path.relpath(path, spec.dataset_path) for path in media_paths if not os.path.isfile(path)
+    ):
+        more_text = f" and {len(absent_paths) - SHOWN} more" if len(absent_paths) > SHOWN else ""
+        report.missing.append(f"pictures named by samples do not exist: {', '.join(absent_paths[:SHOWN])}{more_text}")
     return report
 
 
@@ -145,10 +148,10 @@ def _files(report: DataReport, spec: TaskSpec, folder: Path, name: str | None, s
     try:
         files = local_data.find(folder, name, split)
         if files.kind == "saved":
-            tables, info = list((folder / split).glob("*.arrow")), folder / split / "dataset_info.json"
+            tables, info_file = list((folder / split).glob("*.arrow")), folder / split / "dataset_info.json"
             report.files, report.bytes = len(tables), sum(file.stat().st_size for file in tables)
             report.columns = (
-                list(json.loads(info.read_text()).get("features") or {}) or None if info.is_file() else None
+                list(json.loads(info_file.read_text()).get("features") or {}) or None if info_file.is_file() else None
             )
         elif files.kind == "parquet":
             report.columns, report.rows = local_data.columns(files.files), local_data.count_rows(files.files)
@@ -172,10 +175,13 @@ def _media(
     config: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> None:
-    """Check how many of the split's video files exist."""
+    """Count the split's video files that exist, and add missing ones to `report`."""
     import pyarrow.parquet as pq
 
-    home, videos = sources.home(spec.media_root), sources.videos(spec.media_root, config.get("dataset_kwargs") or {})
+    media_home, videos = (
+        sources.home(spec.media_root),
+        sources.videos(spec.media_root, config.get("dataset_kwargs") or {}),
+    )
     if videos is None:
         return
     if not videos.is_dir():
@@ -194,14 +200,16 @@ def _media(
         report.media = f"{sum(1 for file in videos.rglob('*') if file.is_file())} files in {videos}"
         return
     endings = [template["ending"] or "", *re.findall(r"\.\w+", template["others"])]
-    named = {i: [home / f"{template['before']}{i}{end}" for end in endings] for i in ids}
-    files = {i: next((path for path in paths if path.is_file()), None) for i, paths in named.items()}
-    absent = [i for i, path in files.items() if path is None]
-    empty = [i for i, path in files.items() if path is not None and path.stat().st_size == 0]
-    useless = len(absent) + len(empty)
-    report.media = f"{len(ids) - useless} of {len(ids)} videos in {videos}"
-    problems = report.missing if useless == len(ids) else report.notes
-    for names, state in ((absent, "missing"), (empty, "empty files")):
+    paths_of_id = {i: [media_home / f"{template['before']}{i}{end}" for end in endings] for i in ids}
+    files = {i: next((path for path in paths if path.is_file()), None) for i, paths in paths_of_id.items()}
+    absent_ids = [i for i, path in files.items() if path is None]
+    empty_ids = [i for i, path in files.items() if path is not None and path.stat().st_size == 0]
+    unusable_count = len(absent_ids) + len(empty_ids)
+    report.media = f"{len(ids) - unusable_count} of {len(ids)} videos in {videos}"
+    problems = report.missing if unusable_count == len(ids) else report.notes
+    for names, state in ((absent_ids, "missing"), (empty_ids, "empty files")):
         if names:
-            shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-            problems.append(f"{len(names)} of {len(ids)} videos are {state} ({shown}); their samples become errors")
+            shown_names = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            problems.append(
+                f"{len(names)} of {len(ids)} videos are {state} ({shown_names}); their samples become errors"
+            )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def media_columns(docs: datasets.Dataset) -> list[str]:
-    """List the columns that contain pictures, sound or videos, or lists of them."""
+    """Return the names of the columns that contain pictures, sound or videos, or lists of these."""
     from datasets import Audio, Image, Video
 
     return [
@@ -40,8 +40,10 @@ def media_columns(docs: datasets.Dataset) -> list[str]:
 
 
 def paths_without_bytes(column: Any) -> set[str]:
-    """Return the paths of media that are not stored in the column itself. column: undecoded Arrow column of media (structs with
-    `bytes` and `path`), or of lists of media."""
+    """Return the paths of media whose bytes are not in the column itself.
+
+    column: undecoded Arrow column of media (structs with `bytes` and `path`), or of lists of media.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -82,7 +84,11 @@ _LOADED: dict[tuple[str, int | None], Documents] = {}
 
 
 def documents(spec: TaskSpec, limit: int | None) -> Documents:
-    """Return the task's documents, at most `limit`. Raises ConfigError, UnsupportedError or DataError with the task's name."""
+    """Return the task's documents, at most `limit` (None: all).
+
+    Raises:
+        ConfigError, UnsupportedError, DataError: the documents cannot be loaded; the message names the task.
+    """
     count = limited(spec, limit)
     key = (spec.key(), count)
     if key not in _LOADED:
@@ -91,22 +97,23 @@ def documents(spec: TaskSpec, limit: int | None) -> Documents:
 
 
 def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
-    """Return the first `limit` samples without decoding an image or drawing a page."""
+    """Return references to the first `limit` samples, without decoding an image or drawing a page."""
     if spec.is_pages:
         return _page_refs(spec, limited(spec, limit) or DEFAULT_COUNT)
     return documents(spec, limit).refs
 
 
 def _page_refs(spec: TaskSpec, count: int) -> list[SampleRef]:
-    """Return samples of pages. Each question has a page of its own, so ids and clusters are equal."""
+    """Return references to the samples of a page dataset. Each question has a page of its own, so the cluster is the sample's
+    id."""
     samples = page_data.named(spec.name, spec.split or "test", count)
     return [SampleRef(number, name, name, kind) for number, (name, kind) in enumerate(samples)]
 
 
 def task_config(spec: TaskSpec) -> dict[str, Any]:
-    """Return the task's configuration for one task object, with the data source and split of `spec`.
+    """Return lmms-eval's configuration of the task, with the data source and split of `spec`.
 
-    It is loaded anew each time, because scorers keep state in their modules and a new task needs new modules.
+    It is loaded anew each time: scorers keep state in their modules, so a new task object needs new modules.
     """
     path = task_file(spec)
     if spec.include_path:
@@ -121,19 +128,19 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
         raise UnsupportedError(
             f"task {spec.name} is a Python class of lmms-eval; allowed: tasks defined by YAML; choose such a task"
         )
-    kind, repeats = config.get("output_type", "generate_until"), config.get("repeats", 1)
-    if kind != "generate_until" or repeats != 1:
+    output_type, repeats = config.get("output_type", "generate_until"), config.get("repeats", 1)
+    if output_type != "generate_until" or repeats != 1:
         raise UnsupportedError(
-            f"task {spec.name} has output_type={kind}, repeats={repeats}; allowed: output_type=generate_until "
+            f"task {spec.name} has output_type={output_type}, repeats={repeats}; allowed: output_type=generate_until "
             "with repeats=1, one answer per question; choose such a task"
         )
     metrics = [str(entry["metric"]) for entry in config.get("metric_list") or []]
     for metric in spec.metrics if metrics else ():  # nobody would notice a missing headline metric
-        name = metric.partition(",")[0]  # without the name of the filter
-        if name not in (*metrics, *BESIDE, *MEASURES):
+        metric_name = metric.partition(",")[0]  # without the name of the filter
+        if metric_name not in (*metrics, *BESIDE, *MEASURES):
             raise ConfigError(
                 f"datasets.{spec.dataset}.metrics names {metric!r}, but task {spec.name} has no such metric; "
-                f"{nearest(name, [*metrics, *MEASURES])}"
+                f"{nearest(metric_name, [*metrics, *MEASURES])}"
             )
     config |= {"task": spec.name} | source
     if spec.split and not spec.is_pages:
@@ -142,9 +149,9 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
 
 
 def generation_settings(spec: TaskSpec) -> dict[str, Any]:
-    """Return the settings of generation: the defaults, then the task's YAML, then the configuration, which takes precedence.
+    """Return the generation settings of a task: the defaults, overridden by the task's YAML, overridden by the configuration.
 
-    Decoding is greedy unless the configuration says otherwise, because some YAMLs set a temperature with do_sample off.
+    Decoding is greedy unless the configuration sets something else, because some YAMLs set a temperature with do_sample off.
     """
     if spec.is_pages:  # this package's YAMLs agree with the configuration
         return GENERATION_DEFAULTS | dict(spec.generation)
@@ -155,10 +162,10 @@ def generation_settings(spec: TaskSpec) -> dict[str, Any]:
 
 
 def greedy(task_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a task's generation settings greedy, fill in the defaults, and make `until` a list."""
+    """Return a task's generation settings made greedy, with defaults filled in, and `until` as a list."""
     settings = {name: value for name, value in task_settings.items() if name not in SAMPLING} | {"do_sample": False}
-    until = settings.get("until") or []
-    settings["until"] = [until] if isinstance(until, str) else list(until)
+    stop_texts = settings.get("until") or []
+    settings["until"] = [stop_texts] if isinstance(stop_texts, str) else list(stop_texts)
     return GENERATION_DEFAULTS | settings
 
 
@@ -166,17 +173,19 @@ def _pages(spec: TaskSpec, count: int) -> Documents:
     import datasets
 
     task_data = page_data.load(spec.name, spec.split or "test", count)
-    bare = datasets.Dataset.from_dict(task_data.remove_columns("images").to_dict())  # in memory, as each cell reads it
+    rows_without_images = datasets.Dataset.from_dict(
+        task_data.remove_columns("images").to_dict()
+    )  # in memory, as each cell reads it
     refs = _page_refs(spec, count)
-    hashes = dict(enumerate(bare["prompt_hash"]))
-    return Documents({"test": task_data}, {"test": bare}, "test", refs, hashes)
+    hashes = dict(enumerate(rows_without_images["prompt_hash"]))
+    return Documents({"test": task_data}, {"test": rows_without_images}, "test", refs, hashes)
 
 
 def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     from_hub = sources.require_upstream(spec, task_file(spec))
-    content = _content(spec)
+    content_digest = _content(spec)
     config = task_config(spec)
-    module, read = lmms_eval(spec.offline), sources.reads_itself(config)
+    module, read_data = lmms_eval(spec.offline), sources.reads_itself(config)
     if spec.offline and from_hub and not go_offline():
         raise ConfigError(
             f"task {spec.name} must stay offline (offline=true), but huggingface_hub was already imported online; "
@@ -188,18 +197,20 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
         module.quiet(),
         _uncached(spec),
     ):
-        if read:
-            full = read(Path(config["dataset_path"]), config)
-            _require_split(spec, str(config.get("test_split") or config.get("validation_split")), full)
-            bare = {name: docs.remove_columns(media_columns(docs)) for name, docs in full.items()}
-            task = module.GivenTask(config, full, bare)
+        if read_data:
+            rows_with_media = read_data(Path(config["dataset_path"]), config)
+            _require_split(spec, str(config.get("test_split") or config.get("validation_split")), rows_with_media)
+            rows_without_media = {
+                name: docs.remove_columns(media_columns(docs)) for name, docs in rows_with_media.items()
+            }
+            task = module.GivenTask(config, rows_with_media, rows_without_media)
         else:
             # `datasets` names converted data by the files' paths and modification times, and would return old rows if new content
             # has the same. So it works in a folder named by the files' bytes.
             files = sources.data_files(spec)
             digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
-            converted = conversions() / f"content-{digest}" if files else None
-            task = module.FetchedTask(_with_pictures(spec, config), spec.offline, converted)
+            conversion_folder = conversions() / f"content-{digest}" if files else None
+            task = module.FetchedTask(_with_pictures(spec, config), spec.offline, conversion_folder)
     split = task.config.test_split or task.config.validation_split
     _require_split(spec, split, task.dataset)
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
@@ -207,23 +218,25 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
     if spec.questions_key:
         check_order(spec, task.dataset[split], refs)
-    return Documents(task.dataset, task.dataset_no_image, split, refs, source=content)
+    return Documents(task.dataset, task.dataset_no_image, split, refs, source=content_digest)
 
 
 def conversions() -> Path:
-    """Return the folder below which `datasets` converts local files."""
-    base = os.environ.get("HF_DATASETS_CACHE")
-    return Path(base) if base else cache_dir() / "datasets"
+    """Return the folder below which `datasets` writes its conversions of local files."""
+    cache_folder = os.environ.get("HF_DATASETS_CACHE")
+    return Path(cache_folder) if cache_folder else cache_dir() / "datasets"
 
 
 @contextmanager
 def _uncached(spec: TaskSpec) -> Iterator[None]:
-    """Turn off the cache of `datasets` while a dataset of `save_to_disk` is loaded. Otherwise `datasets` would write cache files
-    into the user's data folder."""
+    """Context manager in which `datasets` writes no cache while a folder made by `save_to_disk` is loaded.
+
+    Otherwise it would write cache files into the user's data folder.
+    """
     import datasets
 
-    saved = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
-    if not (saved and datasets.is_caching_enabled()):
+    is_saved_folder = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
+    if not (is_saved_folder and datasets.is_caching_enabled()):
         yield
         return
     datasets.disable_caching()
@@ -234,28 +247,27 @@ def _uncached(spec: TaskSpec) -> Iterator[None]:
 
 
 def changed(spec: TaskSpec) -> bool:
-    """Tell whether the files of loaded documents have other content now."""
+    """Return True if the files of already loaded documents have other content now."""
     return any(docs.source != _content(spec) for key, docs in _LOADED.items() if key[0] == spec.key())
 
 
 def forget_changed(spec: TaskSpec) -> None:
-    """Drop loaded documents whose files have other content now."""
+    """Drop the loaded documents of a task if their files have other content now."""
     for key in [key for key in _LOADED if key[0] == spec.key()]:
         if _LOADED[key].source != _content(spec):
             del _LOADED[key]
 
 
 def _content(spec: TaskSpec) -> str:
-    """Return a digest of the local files that rows are read from, or "" if there are none."""
+    """Return a digest of the local files from which rows are read; "" if there are none."""
     files = sources.data_files(spec)
     return digest_of((str(file), file) for file in files) if files else ""
 
 
 def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
-    """Declare the picture columns of local parquet files, if the files do not, so that `datasets` decodes them. Return the task's
-    configuration with these features.
+    """Return the task's configuration with picture columns declared for local parquet files, so that `datasets` decodes them.
 
-    Only for datasets with known columns, because some other tasks of lmms-eval need the plain bytes.
+    This is done only for datasets with known columns, because other tasks of lmms-eval need the plain bytes.
     """
     if not spec.dataset_path or not spec.columns or config["dataset_path"] != "parquet":
         return config
@@ -273,22 +285,25 @@ def _require_split(spec: TaskSpec, split: str, splits: Mapping[str, Any]) -> Non
 
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
-    """Return samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
-    keys = {name: getattr(spec, name) for name in ("cluster_key", "context_key", "questions_key")}
-    for key, name in keys.items():
+    """Return references to the samples `doc_ids`, with their clusters.
+
+    The cluster is the value of `cluster_key`, else a digest of the undecoded media, else the sample's id.
+    """
+    key_names = {name: getattr(spec, name) for name in ("cluster_key", "context_key", "questions_key")}
+    for key, name in key_names.items():
         if name is not None and name not in docs.column_names:
             raise MissingDataError(
                 f"datasets.{spec.dataset}.{key}={name!r} is not a field of task {spec.name}; allowed: "
                 f"{', '.join(docs.column_names)}"
             )
     columns = [spec.cluster_key] if spec.cluster_key else media_columns(docs)
-    plain = docs.select_columns(columns).with_format("arrow") if columns else None
+    key_columns = docs.select_columns(columns).with_format("arrow") if columns else None
     refs = []
     for doc_id in doc_ids:
         sample_id = spec.sample_id(doc_id)
         cluster = sample_id
-        if plain is not None:
-            row = {name: column[0].as_py() for name, column in zip(columns, plain[doc_id].columns, strict=True)}
+        if key_columns is not None:
+            row = {name: column[0].as_py() for name, column in zip(columns, key_columns[doc_id].columns, strict=True)}
             if spec.cluster_key is None:
                 cluster = _digest(row) or sample_id
             elif len(cluster := str(row[spec.cluster_key])) > 64:  # long data, such as an image as base64 text
@@ -298,17 +313,17 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
 
 
 def _digest(row: Mapping[str, Any]) -> str | None:
-    """Return a digest of the media's bytes or paths, or None for a row without media."""
+    """Return a digest of the bytes or paths of a row's media; None for a row without media."""
     if not any(row.values()):
         return None
     digest = hashlib.sha256()
-    stack: list[Any] = list(row.values())
-    while stack:
-        value = stack.pop()
+    values_left: list[Any] = list(row.values())
+    while values_left:
+        value = values_left.pop()
         if isinstance(value, dict):
-            stack += [value.get("bytes") or value.get("path")]
+            values_left += [value.get("bytes") or value.get("path")]
         elif isinstance(value, list):
-            stack += value
+            values_left += value
         else:
             digest.update(value if isinstance(value, bytes) else repr(value).encode())
     return digest.hexdigest()[:16]

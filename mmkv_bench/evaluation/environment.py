@@ -18,9 +18,9 @@ OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read only when huggingfac
 
 
 def go_offline() -> bool:
-    """Make the Hugging Face libraries of this process stay offline, unless they were imported online before.
+    """Make the Hugging Face libraries of this process stay offline. Return whether they are offline now.
 
-    Return whether they are offline now. A run that needs nothing from a hub calls this first.
+    They cannot be switched if they were imported online before. A run that needs nothing from a hub calls this first.
     """
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None:
@@ -29,9 +29,10 @@ def go_offline() -> bool:
 
 
 def lmms_eval(offline: bool) -> ModuleType:
-    """Import lmms-eval and return the module `lmms_eval_loop`.
+    """Import lmms-eval and return the module `lmms_eval_loop`. offline: without connections to the hub.
 
-    Raises UnsupportedError under a launcher of several ranks, ConfigError if lmms-eval is not installed.
+    Raises:
+        UnsupportedError: a launcher started several ranks. ConfigError: lmms-eval is not installed.
     """
     if offline:
         go_offline()
@@ -42,13 +43,13 @@ def lmms_eval(offline: bool) -> ModuleType:
     # lmms-eval logs every step, and its tasks log each failure that they score as 0; faults reach this package otherwise.
     # "" means every module: modules of tasks have names such as `utils`. Nothing else in this package uses loguru.
     logger.disable("")
-    truncated = ImageFile.LOAD_TRUNCATED_IMAGES
+    allows_truncated_images = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         from mmkv_bench.evaluation import lmms_eval_loop as module
     except ImportError as error:
         raise ConfigError(f"lmms-eval cannot be imported ({error}); install the versions of the lock file") from error
     # Importing lmms-eval makes Pillow fill up truncated images, but a damaged image must be an error.
-    ImageFile.LOAD_TRUNCATED_IMAGES = truncated
+    ImageFile.LOAD_TRUNCATED_IMAGES = allows_truncated_images
     return module
 
 
@@ -64,29 +65,29 @@ def require_single_rank() -> None:
 
 @contextmanager
 def task_environment(media_root: str | None) -> Iterator[None]:
-    """Set the environment variables that a task's code reads, while the block runs.
+    """Context manager that sets the environment variables which a task's code reads.
 
     Variables of a judge's address are set to the proxy of this process, so a task never sees the key (see judging/client.py).
 
     media_root: the value of HF_HOME inside the block; the folder in which `datasets` converts data stays the same. None leaves
-    HF_HOME unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
+        HF_HOME unchanged, or sets the default of huggingface_hub if it is unset (14 task files read it without a default).
     """
     from huggingface_hub import constants
 
-    wanted = {"HF_HOME": os.environ.get("HF_HOME", constants.HF_HOME)}
+    variables = {"HF_HOME": os.environ.get("HF_HOME", constants.HF_HOME)}
     if media_root is not None:
         from datasets import config
 
         caches = os.environ.get("HF_DATASETS_CACHE", str(config.HF_DATASETS_CACHE))
-        wanted = {"HF_HOME": str(Path(media_root).expanduser().absolute()), "HF_DATASETS_CACHE": caches}
-    wanted |= task_variables(dict(os.environ))
-    earlier = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+        variables = {"HF_HOME": str(Path(media_root).expanduser().absolute()), "HF_DATASETS_CACHE": caches}
+    variables |= task_variables(dict(os.environ))
+    earlier_values = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in earlier.items():
-            if os.environ.get(name) != wanted[name]:  # the task changed it: leave the task's value
+        for name, value in earlier_values.items():
+            if os.environ.get(name) != variables[name]:  # the task changed it: leave the task's value
                 continue
             if value is None:
                 del os.environ[name]
@@ -101,9 +102,10 @@ def task_errors(
     folder: str | None = None,
     code: bool = False,
 ) -> Iterator[None]:
-    """Turn exceptions and exits of a task's code, in the block that loads or asks the task, into a DataError.
+    """Context manager that turns exceptions and exits of a task's code, while it is loaded or asked, into a DataError.
 
-    ours: tells whether an exception comes from this package instead of the task; such exceptions pass unchanged.
+    task: name of the task, for the message.
+    ours: function that returns whether an exception comes from this package; such exceptions pass unchanged.
     folder: the local folder that the data are read from, if any.
     code: no data are read yet, only the task's own files.
     """
@@ -118,25 +120,26 @@ def task_errors(
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
-        todo = (
+        advice = (
             "give its data as a local folder with data.root=... or dataset_path=..., use data=fixture for a "
             "trial if the dataset has one, or allow connections with offline=false"
         )
         if folder:
-            todo = (
+            advice = (
                 f"its data come from {folder}; check that they are complete and have the upstream schema, "
                 "types included"
             )
         if code:
-            todo = "correct the task's YAML file or the code that it names"
+            advice = "correct the task's YAML file or the code that it names"
         raise MissingDataError(
-            f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {todo}"
+            f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {advice}"
         ) from error
 
 
 @contextmanager
 def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
-    """Turn any exception while scoring into a ScoringError. `where` returns how far the scorer had come."""
+    """Context manager that turns any exception while scoring into a ScoringError. where: function that returns the scorer's
+    progress."""
     try:
         yield
     except MMKVError:
@@ -159,10 +162,9 @@ def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the exception inside tenacity's RetryError or behind a general exception of `datasets`, else the exception
-    itself."""
+    """Return the exception inside tenacity's RetryError or behind a general exception of `datasets`; otherwise `error` itself."""
     if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
         return root_cause(error.__cause__)
-    attempt = getattr(error, "last_attempt", None)
-    inner = attempt.exception() if attempt is not None else None
-    return error if inner is None else root_cause(inner)
+    last_attempt = getattr(error, "last_attempt", None)
+    inner_error = last_attempt.exception() if last_attempt is not None else None
+    return error if inner_error is None else root_cause(inner_error)

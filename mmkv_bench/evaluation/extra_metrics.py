@@ -65,19 +65,19 @@ class RaggedArray:
     def of(cls, column: pa.ChunkedArray) -> RaggedArray:
         import pyarrow.compute as pc
 
-        lists = column.combine_chunks()
-        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        is_valid = pc.is_valid(lists).to_numpy(zero_copy_only=False)
-        flat = lists.flatten().to_numpy(zero_copy_only=False)  # without the values of null rows
+        list_column = column.combine_chunks()
+        lengths = pc.fill_null(pc.list_value_length(list_column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        is_valid = pc.is_valid(list_column).to_numpy(zero_copy_only=False)
+        flat = list_column.flatten().to_numpy(zero_copy_only=False)  # without the values of null rows
         return cls(flat, np.cumsum(lengths) - lengths, lengths, is_valid)
 
     def after(self, skipped: np.ndarray) -> RaggedArray:
-        """Drop the first `skipped` numbers of each row. skipped: int [rows]."""
+        """Return the rows without their first `skipped` numbers. skipped: int [rows]."""
         skipped = np.minimum(skipped, self.lengths)
         return replace(self, starts=self.starts + skipped, lengths=self.lengths - skipped)
 
     def first(self, count: int = 1) -> RaggedArray:
-        """Return the first `count` numbers of each row."""
+        """Return the first `count` numbers of each row, as rows."""
         return replace(self, lengths=np.minimum(self.lengths, count))
 
     def sums(self) -> np.ndarray:
@@ -86,28 +86,34 @@ class RaggedArray:
         return np.array([math.fsum(self.flat[start:end].tolist()) for start, end in spans], np.float64)
 
     def leading(self) -> np.ndarray:
-        """Count each row's numbers before the first that is 0 or false, int64 [rows]."""
-        ends = np.flatnonzero(self.flat == 0)
-        next_end = np.append(ends, len(self.flat))[np.searchsorted(ends, self.starts)]
-        return np.minimum(next_end - self.starts, self.lengths)
+        """Return how many numbers of each row come before its first 0 (or False), int64 [rows]."""
+        disagreement_places = np.flatnonzero(self.flat == 0)
+        next_disagreement = np.append(disagreement_places, len(self.flat))[
+            np.searchsorted(disagreement_places, self.starts)
+        ]
+        return np.minimum(next_disagreement - self.starts, self.lengths)
 
 
 def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Compare row rows[i] of `answers` with row others[i] of `references`, number by number. Return how many numbers are equal
-    before the first difference, int64 [len(rows)]."""
+    """Compare row rows[i] of `answers` with row others[i] of `references`. Return how many of their first numbers are equal.
+
+    The result is int64 [len(rows)].
+    """
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
-    ends = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
-    for start, end in pairwise(np.unique([0, *ends.tolist(), len(counts)]).tolist()):
-        cut = slice(start, end)  # successive rows with about `AT_ONCE` numbers together
-        common = counts[cut]
-        pair = np.repeat(np.arange(len(common)), common)
-        place = np.arange(len(pair)) - np.repeat(np.cumsum(common) - common, common)
-        differ = np.flatnonzero(
-            answers.flat[answers.starts[rows[cut]][pair] + place]
-            != references.flat[references.starts[others[cut]][pair] + place]
+    block_bounds = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
+    for start, end in pairwise(np.unique([0, *block_bounds.tolist(), len(counts)]).tolist()):
+        row_slice = slice(start, end)  # successive rows with about `AT_ONCE` numbers together
+        common_lengths = counts[row_slice]
+        pair_numbers = np.repeat(np.arange(len(common_lengths)), common_lengths)
+        token_places = np.arange(len(pair_numbers)) - np.repeat(
+            np.cumsum(common_lengths) - common_lengths, common_lengths
         )
-        first, at = np.unique(pair[differ], return_index=True)
-        common[first] = place[differ[at]]
+        differ = np.flatnonzero(
+            answers.flat[answers.starts[rows[row_slice]][pair_numbers] + token_places]
+            != references.flat[references.starts[others[row_slice]][pair_numbers] + token_places]
+        )
+        first, first_places = np.unique(pair_numbers[differ], return_index=True)
+        common_lengths[first] = token_places[differ[first_places]]
     return counts
 
 
@@ -143,14 +149,14 @@ class PairedAnswers:
         import pyarrow.compute as pc
 
         self.answers, self.full = answers, full
-        coded = answers["cell"].combine_chunks().dictionary_encode()
-        self.names, self.of_cell = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+        encoded_cells = answers["cell"].combine_chunks().dictionary_encode()
+        self.names, self.of_cell = encoded_cells.dictionary.to_pylist(), encoded_cells.indices.to_numpy()
         self.ok = _flags(pc.equal(answers["status"], "ok"))
         self.slim = _flags(pc.fill_null(answers["slim"], False))
         self.is_full = self._by_cell([name in baselines for name in self.names], bool)
         self.free = self._by_cell([protocol(protocols[name]).from_prefill for name in self.names], np.int64)
-        of_protocol = {protocols[cell]: cell for cell in full["cell"].unique().to_pylist()}
-        self.other = self.places(full, [of_protocol.get(protocols[name]) for name in self.names])
+        full_cell_of_protocol = {protocols[cell]: cell for cell in full["cell"].unique().to_pylist()}
+        self.other = self.places(full, [full_cell_of_protocol.get(protocols[name]) for name in self.names])
         self.full_ok = np.append(_flags(pc.equal(full["status"], "ok")), False)[self.other]
         self._lists: dict[str, RaggedArray] = {}
 
@@ -158,9 +164,10 @@ class PairedAnswers:
         return np.array(values, kind)[self.of_cell]
 
     def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
-        """Find for each row the row of `among` about the same sample, int [rows]; -1 if there is none.
+        """Return for each answer the row number in `among` of the same sample, int [rows]; -1 if there is none.
 
-        cells: for each of `names`, the cell whose rows in `among` are searched; None: no cell."""
+        cells: for each of `names`, the cell whose rows in `among` are searched; None: no cell.
+        """
         import pandas as pd
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -170,10 +177,10 @@ class PairedAnswers:
             pc.fill_null(pc.index_in(rows["sample_id"], value_set=ids), -1).to_numpy().astype(np.int64)
             for rows in (among, self.answers)
         ]
-        wanted = pc.fill_null(pc.index_in(pa.array(cells, pa.string()), value_set=names), -1).to_numpy()
+        cell_codes = pc.fill_null(pc.index_in(pa.array(cells, pa.string()), value_set=names), -1).to_numpy()
         cell = pc.index_in(among["cell"], value_set=names).to_numpy().astype(np.int64)
         width = max(len(ids), 1)
-        keys = np.where(samples[1] < 0, -1, wanted.astype(np.int64)[self.of_cell] * width + samples[1])
+        keys = np.where(samples[1] < 0, -1, cell_codes.astype(np.int64)[self.of_cell] * width + samples[1])
         return pd.Index(cell * width + samples[0]).get_indexer(keys)
 
     def lists(self, column: str) -> RaggedArray:
@@ -185,48 +192,53 @@ class PairedAnswers:
 
     @cached_property
     def continued(self) -> np.ndarray:
-        """Mask the rows of continuation datasets, whose fidelity is measured at the reference's tokens, bool [rows]. They are
-        recognised by fidelity at more tokens than full's answer has."""
+        """Mask the answers to continuation datasets (fidelity is measured at a reference text's tokens), bool [rows].
+
+        They are recognised by fidelity at more tokens than the answer of `full` has.
+        """
         answered = np.append(self.full_tokens.lengths, 0)[self.other]
         return self.full_ok & (self.lists("forced_kl").lengths > answered)
 
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
-        """Fill in the values that slim rows can no longer give with the values of an earlier scoring.
+        """Return a measure with values of an earlier scoring where `pack --slim` has removed the answer's per-token values.
 
-        stored: rows of the table `samples` of this measure."""
+        stored: rows of the table `samples` of this measure.
+        """
         cells = set(stored["cell"].unique().to_pylist())
-        lost = (measure.kinds == UNMEASURED) & self.slim & self._by_cell([name in cells for name in self.names], bool)
-        if not lost.any():
+        is_lost = (
+            (measure.kinds == UNMEASURED) & self.slim & self._by_cell([name in cells for name in self.names], bool)
+        )
+        if not is_lost.any():
             return measure
-        at = self.places(stored, self.names)
-        rows = np.flatnonzero(lost & (at >= 0))
-        kinds, values = np.where(lost, MEANINGLESS, measure.kinds), measure.values.astype(np.float64)
-        values[rows] = stored["value"].to_numpy()[at[rows]]
+        stored_places = self.places(stored, self.names)
+        rows = np.flatnonzero(is_lost & (stored_places >= 0))
+        kinds, values = np.where(is_lost, MEANINGLESS, measure.kinds), measure.values.astype(np.float64)
+        values[rows] = stored["value"].to_numpy()[stored_places[rows]]
         kinds[rows] = np.where(np.isnan(values[rows]), UNMEASURED, VALUE)
-        parts = measure.parts
-        if parts is not None:
-            sums, parts = RaggedArray.of(stored["parts"]), parts.copy()
-            parts[rows] = sums.flat[sums.starts[at[rows]][:, None] + np.arange(2)]
-        return Measured(kinds, values, parts)
+        restored_parts = measure.parts
+        if restored_parts is not None:
+            stored_sums, restored_parts = RaggedArray.of(stored["parts"]), restored_parts.copy()
+            restored_parts[rows] = stored_sums.flat[stored_sums.starts[stored_places[rows]][:, None] + np.arange(2)]
+        return Measured(kinds, values, restored_parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
-        """Convert a measure to rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
+        """Return a measure as rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
         import pyarrow as pa
 
-        valued = (measure.kinds == VALUE) & self.ok
-        counted = np.zeros(len(self.names), dtype=bool)
-        counted[self.of_cell[valued]] = True
-        rows = np.flatnonzero(counted[self.of_cell] & (~self.ok | (measure.kinds != MEANINGLESS)))
+        has_value = (measure.kinds == VALUE) & self.ok
+        is_counted = np.zeros(len(self.names), dtype=bool)
+        is_counted[self.of_cell[has_value]] = True
+        rows = np.flatnonzero(is_counted[self.of_cell] & (~self.ok | (measure.kinds != MEANINGLESS)))
         table = self.answers.select(["cell", "sample_id", "cluster", "status"]).take(pa.array(rows))
-        missing = ~valued[rows]
+        is_missing = ~has_value[rows]
         table = table.append_column("metric", pa.repeat(pa.scalar(metric), len(rows)))
-        table = table.append_column("value", pa.array(measure.values[rows].astype(np.float64), mask=missing))
+        table = table.append_column("value", pa.array(measure.values[rows].astype(np.float64), mask=is_missing))
         if measure.parts is None:
             return table
         # Rows without a value get the parts of an empty answer.
-        parts = np.where(missing[:, None], 0.0, measure.parts[rows])
-        ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
-        return table.append_column("parts", pa.ListArray.from_arrays(ends, parts.ravel()))
+        part_columns = np.where(is_missing[:, None], 0.0, measure.parts[rows])
+        list_offsets = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
+        return table.append_column("parts", pa.ListArray.from_arrays(list_offsets, part_columns.ravel()))
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray:
@@ -250,16 +262,15 @@ def measured(
     baselines: Collection[str],
     before: pa.Table | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield rows of the table samples (without dataset), one table per measure, one row per sample, in the order of the
-    answers.
+    """Yield one table per measure, with rows of the table `samples` (without dataset) in the order of the answers.
 
-    A cell in which no sample was measured gets no rows. Otherwise a failed or unmeasured sample gets a row without a value, and a
-    sample for which the measure is meaningless gets none.
+    A cell in which no sample was measured gets no rows. Otherwise a failed or unmeasured sample gets a row without a value,
+    and a sample for which the measure is meaningless gets none.
 
     Args:
         answers: response rows with `COLUMNS`, of any cells.
         full: response rows of one cell of `full` per protocol, with which the others are compared.
-        protocols: the protocol by cell.
+        protocols: cell -> protocol.
         baselines: cells that are `full`.
         before: stored rows of the cells (table samples). Measures that slim rows can no longer give are kept from these.
     """
@@ -276,24 +287,29 @@ def measured(
 
 
 def _mean(column: str, rows: PairedAnswers, skip: bool = True) -> Measured:
-    """Return the mean over a row's tokens. skip: leave out the tokens that come from the full prefill."""
+    """Return the mean of a per-token column over each answer. skip: leave out the tokens that come from the full prefill."""
     kinds, sums, lengths = _sums(rows.lists(column), rows.free if skip else np.zeros_like(rows.free))
     return Measured(kinds, sums / lengths)
 
 
 def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured:
-    """Return the mean over tokens start + 1 to end of a continuation, without the tokens that come from the full prefill."""
-    lists = rows.lists(column)
-    kinds, sums, lengths = _sums(lists.first(end), np.maximum(rows.free, start))
-    return Measured(np.where(rows.continued | ~lists.there, kinds, MEANINGLESS), sums / lengths)
+    """Return the mean of a per-token column over tokens start + 1 to end of a continuation.
+
+    Tokens that come from the full prefill are left out.
+    """
+    token_lists = rows.lists(column)
+    kinds, sums, lengths = _sums(token_lists.first(end), np.maximum(rows.free, start))
+    return Measured(np.where(rows.continued | ~token_lists.there, kinds, MEANINGLESS), sums / lengths)
 
 
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sum each row's numbers without its first `skipped`. Return (kind of the result, sum, count of the numbers, at least 1),
-    each [rows]."""
-    rest = lists.after(skipped)
-    kinds = np.where(lists.there, np.where(rest.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
-    return kinds, rest.sums(), np.maximum(rest.lengths, 1)
+    """Return (kinds, sums, counts), each [rows], of each row's numbers without its first `skipped`.
+
+    kinds: whether there is a value. counts: how many numbers were added, at least 1.
+    """
+    lists_after_skip = lists.after(skipped)
+    kinds = np.where(lists.there, np.where(lists_after_skip.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
+    return kinds, lists_after_skip.sums(), np.maximum(lists_after_skip.lengths, 1)
 
 
 def _kl_all(rows: PairedAnswers) -> Measured:
@@ -302,35 +318,40 @@ def _kl_all(rows: PairedAnswers) -> Measured:
 
 
 def _kl_first(rows: PairedAnswers) -> Measured:
-    first = rows.lists("forced_kl").first()
-    kinds = np.where(first.lengths > 0, VALUE, UNMEASURED)
-    return Measured(np.where(rows.free > 0, MEANINGLESS, kinds), first.sums())
+    first_tokens = rows.lists("forced_kl").first()
+    kinds = np.where(first_tokens.lengths > 0, VALUE, UNMEASURED)
+    return Measured(np.where(rows.free > 0, MEANINGLESS, kinds), first_tokens.sums())
 
 
 # A second greedy answer of `full` follows the first as long as the second measurement ranks the same tokens first.
 def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
-    """Count the tokens of each answer before the first that differs from full's answer. exactly: return 1 instead if the answers
-    are equal, else 0."""
+    """Return for each answer the number of tokens before the first that differs from the answer of `full`.
+
+    exactly: return 1 instead if the answers are equal, else 0.
+    """
     tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
-    both = rows.ok & rows.full_ok
-    kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both, VALUE, UNMEASURED))
+    both_ok = rows.ok & rows.full_ok
+    kinds = np.where(rows.other < 0, MEANINGLESS, np.where(both_ok, VALUE, UNMEASURED))
     kinds[rows.is_full] = np.where(agree.there, VALUE, UNMEASURED)[rows.is_full]
     kinds[rows.is_full & rows.continued] = MEANINGLESS
-    picked = np.flatnonzero((kinds == VALUE) & ~rows.is_full)
+    picked_rows = np.flatnonzero((kinds == VALUE) & ~rows.is_full)
     values = agree.leading()
-    end = agree.lengths
-    values[picked] = agreed(tokens, other, picked, rows.other[picked])
+    agreed_tokens = agree.lengths
+    values[picked_rows] = agreed(tokens, other, picked_rows, rows.other[picked_rows])
     if exactly:
-        end = end.copy()
-        end[picked] = np.maximum(tokens.lengths[picked], other.lengths[rows.other[picked]])
-        values = values == end
+        agreed_tokens = agreed_tokens.copy()
+        agreed_tokens[picked_rows] = np.maximum(tokens.lengths[picked_rows], other.lengths[rows.other[picked_rows]])
+        values = values == agreed_tokens
     return Measured(kinds, values.astype(np.float64))
 
 
 def _pooled(rows: PairedAnswers, skip: int) -> Measured:
-    """Return the sample's own perplexity, and the sums from which the dataset's perplexity is computed."""
-    lists = rows.lists("reference_nll")
-    kinds, totals, lengths = _sums(lists, np.full(len(lists.lengths), skip))
+    """Return the perplexity of each sample, and the sums from which the dataset's perplexity is computed.
+
+    skip: number of first tokens that are left out.
+    """
+    nll_lists = rows.lists("reference_nll")
+    kinds, totals, lengths = _sums(nll_lists, np.full(len(nll_lists.lengths), skip))
     values = np.array([math.exp(each) for each in np.minimum(totals / lengths, 700.0).tolist()])
     return Measured(kinds, values, np.stack([totals, lengths.astype(np.float64)], 1))
 
@@ -339,23 +360,24 @@ _rouge_l = lru_cache(maxsize=1 << 16)(rouge_l)
 
 
 def _rouge(rows: PairedAnswers, sampled: bool) -> Measured:
-    """Return ROUGE-L of each answer against an answer of `full`. A sample of `full` without sampled answers gives no values.
+    """Return ROUGE-L of each answer against an answer of `full`; no value if `full` has no sampled answers to the sample.
 
     sampled: compare with the first sampled answer of `full`, and for `full` itself its second sample with the first. Otherwise
-    compare with the greedy answer of `full`; `full` itself then has no value."""
-    nothing = UNMEASURED if sampled else MEANINGLESS
-    kinds, values = np.where(rows.is_full, nothing, UNMEASURED), np.zeros(len(rows.other))
+        compare with the greedy answer of `full`; `full` itself then has no value.
+    """
+    kind_of_full = UNMEASURED if sampled else MEANINGLESS
+    kinds, values = np.where(rows.is_full, kind_of_full, UNMEASURED), np.zeros(len(rows.other))
     references = rows.full["reference_samples" if sampled else "answer"].to_pylist()
     references = [each[0] if sampled and each else each for each in references]
     sampled_too = np.append(_flags(rows.full["reference_samples"].is_valid()), False)[rows.other]
-    picked = np.flatnonzero(sampled_too & _flags(rows.answers["answer"].is_valid()) & ~rows.is_full)
-    texts = rows.answers["answer"].take(picked).to_pylist()
-    scores = [_rouge_l(text, references[at]) for text, at in zip(texts, rows.other[picked].tolist(), strict=True)]
-    kinds[picked], values[picked] = VALUE, scores
+    picked_rows = np.flatnonzero(sampled_too & _flags(rows.answers["answer"].is_valid()) & ~rows.is_full)
+    texts = rows.answers["answer"].take(picked_rows).to_pylist()
+    scores = [_rouge_l(text, references[at]) for text, at in zip(texts, rows.other[picked_rows].tolist(), strict=True)]
+    kinds[picked_rows], values[picked_rows] = VALUE, scores
     if sampled:
-        picked = np.flatnonzero(rows.is_full & _flags(rows.answers["reference_samples"].is_valid()))
-        pairs = rows.answers["reference_samples"].take(picked).to_pylist()
-        kinds[picked], values[picked] = VALUE, [_rouge_l(second, first) for first, second, *_ in pairs]
+        picked_rows = np.flatnonzero(rows.is_full & _flags(rows.answers["reference_samples"].is_valid()))
+        pairs = rows.answers["reference_samples"].take(picked_rows).to_pylist()
+        kinds[picked_rows], values[picked_rows] = VALUE, [_rouge_l(second, first) for first, second, *_ in pairs]
     return Measured(kinds, values)
 
 

@@ -58,52 +58,68 @@ def fingerprint(spec: TaskSpec) -> str:
     lmms-eval, whose code makes the prompts, and the Python files that YAML files outside of lmms-eval can reach.
     """
     if spec.is_pages:
-        content = page_data.fingerprint(spec.name, spec.split or "test")
+        content_digest = page_data.fingerprint(spec.name, spec.split or "test")
     else:
         docs = documents(spec, None)
         path = task_file(spec)
         docs.digest = docs.digest or _rows_digest(docs.full[docs.split])
-        parts = [docs.digest, _yaml_digest(path), version("lmms-eval"), *task_code.digests(path)]
-        content = " ".join(parts)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+        digest_parts = [docs.digest, _yaml_digest(path), version("lmms-eval"), *task_code.digests(path)]
+        content_digest = " ".join(digest_parts)
+    return hashlib.sha256(content_digest.encode()).hexdigest()[:16]
 
 
-_SYSTEM = ("/dev", "/etc", "/lib", "/opt", "/proc", "/sys", "/usr", "/var")
+_SYSTEM_FOLDERS = ("/dev", "/etc", "/lib", "/opt", "/proc", "/sys", "/usr", "/var")
 SCORING = 1  # version of this package's processing of a scorer's values
 
 
 def scorer_digest(spec: TaskSpec) -> str:
-    """Return a digest (16 hex digits) of the scoring code: the task's YAML and Python files, `SCORING` and lmms-eval's
+    """Return a digest (16 hex digits) of the scoring code: the task's YAML and Python files, `SCORING`, and lmms-eval's
     version."""
     path = task_file(spec)
-    parts = [str(SCORING), version("lmms-eval"), _yaml_digest(path), *task_code.digests(path)]
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+    digest_parts = [str(SCORING), version("lmms-eval"), _yaml_digest(path), *task_code.digests(path)]
+    return hashlib.sha256(" ".join(digest_parts).encode()).hexdigest()[:16]
 
 
 def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, str]:
-    """Map each file that a user's task opened while scoring to its digest, "" for a missing file. Paths are relative to the
-    YAML.
+    """Return file that a user's task opened while scoring -> its digest, "" for a missing file.
 
-    Packages, caches, the dataset's rows and the store's own files are left out.
+    Paths are relative to the task's YAML. Packages, caches, the dataset's rows and the store's own files are left out.
+
+    heard: the opened files. store: folder of the store.
     """
     if spec.is_pages or not spec.include_path:
         return {}
     path = task_file(spec).resolve()
-    rows = {file.resolve() for file in sources.data_files(spec)}
-    ours = (sys.prefix, sys.base_prefix, cache_dir(), conversions(), sources.home(None), store, tempfile.gettempdir())
-    elsewhere = [Path(place).resolve() for place in (*ours, *_SYSTEM)]
-    elsewhere = [place for place in elsewhere if not path.is_relative_to(place)]
+    data_files = {file.resolve() for file in sources.data_files(spec)}
+    own_folders = (
+        sys.prefix,
+        sys.base_prefix,
+        cache_dir(),
+        conversions(),
+        sources.home(None),
+        store,
+        tempfile.gettempdir(),
+    )
+    other_folders = [Path(place).resolve() for place in (*own_folders, *_SYSTEM_FOLDERS)]
+    other_folders = [place for place in other_folders if not path.is_relative_to(place)]
     digests = {}
     for name in sorted(heard.files):
         file = Path(name).resolve()
-        if file in rows or file.suffix in (".yaml", ".yml") or any(file.is_relative_to(place) for place in elsewhere):
+        if (
+            file in data_files
+            or file.suffix in (".yaml", ".yml")
+            or any(file.is_relative_to(place) for place in other_folders)
+        ):
             continue
         digests[os.path.relpath(file, path.parent)] = _content_of(file)
     return digests
 
 
 def files_as_scored(spec: TaskSpec, stored: str) -> bool:
-    """Tell whether the files of `scorer_files` are unchanged. stored: the column of `metrics`; False if it is not JSON."""
+    """Return True if the files of `scorer_files` are unchanged since scoring.
+
+    stored: column of `metrics` with their digests (JSON); anything else gives False.
+    """
     folder = task_file(spec).resolve().parent
     try:
         return all(_content_of(folder / name) == digest for name, digest in dict(json.loads(stored)).items())
@@ -116,8 +132,11 @@ def _content_of(file: Path) -> str:
 
 
 def confirm(spec: TaskSpec, expected: str) -> None:
-    """Raise DataError if a dataset's files no longer have the fingerprint `expected`. A run that went on would store answers to
-    the new files under the old fingerprint."""
+    """Check that a dataset's files still have the fingerprint `expected`.
+
+    Raises:
+        DataError: they do not; the run would store answers to new files under the old fingerprint.
+    """
     if not spec.is_pages and (changed(spec) or fingerprint(spec) != expected):
         raise DataError(
             f"the data or the task's code of {spec.dataset} changed during the run; stored answers are kept; "
@@ -127,7 +146,7 @@ def confirm(spec: TaskSpec, expected: str) -> None:
 
 
 def inputs_of(spec: TaskSpec) -> list[Path]:
-    """List the local files of a dataset's rows and code, without the media that its rows name."""
+    """Return the local files of a dataset's rows and code, without the media that its rows name."""
     return [] if spec.is_pages else sorted({*sources.data_files(spec), *task_code.files(task_file(spec))})
 
 
@@ -143,11 +162,11 @@ def _rows_digest(data: datasets.Dataset) -> str:
             return len(content)
 
     sha256 = hashlib.sha256()
-    sink = Digest()
+    digest_sink = Digest()
     tables = data.with_format("arrow").iter(batch_size=ROWS)  # slices of equal length, independent of storage
     writer = None
     for table in tables:
-        writer = writer or pa.ipc.new_stream(sink, table.schema.remove_metadata())
+        writer = writer or pa.ipc.new_stream(digest_sink, table.schema.remove_metadata())
         writer.write_table(table.replace_schema_metadata().combine_chunks())
     return sha256.hexdigest()
 
@@ -187,13 +206,13 @@ class Memory:
         self._saved = time.monotonic()
 
     def note(self, doc_id: int, digest: str, prompt: Conversation, heard: OpenedFiles) -> None:
-        """Remember the hash of a new prompt, and the files opened while it was made."""
+        """Remember the hash of a new prompt, with the files that were opened while it was made (`heard`)."""
         self.looked[doc_id] = digest
         self.known.pop(doc_id, None)
         paths = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
-        frames = any(not isinstance(path, str | os.PathLike) for path in paths)
-        unheard = (prompt.images or prompt.videos) and not (heard.files or self.media)
-        if self.file is None or not digest or frames or unheard or not heard.traceable:
+        has_frames = any(not isinstance(path, str | os.PathLike) for path in paths)
+        has_unheard_media = (prompt.images or prompt.videos) and not (heard.files or self.media)
+        if self.file is None or not digest or has_frames or has_unheard_media or not heard.traceable:
             return
         if all(state is None or outlives_the_process(path, state) for path, state in heard.files.items()):
             self.known[doc_id] = self.new[doc_id] = KnownPrompt(digest, dict(heard.files))
@@ -201,21 +220,25 @@ class Memory:
             self.save()
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
-        """Check whether the files behind these prompts are unchanged, and note the hashes of unchanged prompts in `looked`.
-        Return the other documents, whose prompts must be made again."""
-        state = cache(_state)
-        unknown = set()
+        """Check whether the files behind these prompts are unchanged, and put the hashes of unchanged prompts into `looked`.
+
+        Return the other documents, whose prompts must be made again.
+        """
+        file_state = cache(_state)
+        unknown_docs = set()
         for doc_id in doc_ids:
             prompt = self.known.get(doc_id)
-            if prompt is not None and all(state(path) == remembered for path, remembered in prompt.files.items()):
+            if prompt is not None and all(file_state(path) == remembered for path, remembered in prompt.files.items()):
                 self.looked[doc_id] = prompt.hash
             else:
-                unknown.add(doc_id)
-        return unknown
+                unknown_docs.add(doc_id)
+        return unknown_docs
 
     def save(self) -> None:
-        """Add new entries to the cache file, which other processes may have extended meanwhile. A file that cannot be written is
-        no error: later runs then make the prompts again."""
+        """Add new hashes to the cache file, which other processes may have extended meanwhile.
+
+        A file that cannot be written is no error: later runs then make the prompts again.
+        """
         self._saved = time.monotonic()
         if not self.new or self.file is None:
             return
@@ -228,29 +251,29 @@ _MEMORIES: dict[str, Memory] = {}
 
 
 def memory_of(spec: TaskSpec) -> Memory:
-    """Return the memory of a dataset's prompts, for its present content, task and code."""
-    home = str(sources.home(spec.media_root))
-    content, task = fingerprint(spec), task_file(spec)  # fingerprint imports the task's code
+    """Return the known prompt hashes of a dataset, for its present content, task and code."""
+    media_home = str(sources.home(spec.media_root))
+    content_fingerprint, task = fingerprint(spec), task_file(spec)  # fingerprint imports the task's code
     at_import = READ_AT_IMPORT.get(task)
-    parts = [SCHEME, content, spec.name, spec.split, spec.placeholders, home, version("pillow")]
+    key_parts = [SCHEME, content_fingerprint, spec.name, spec.split, spec.placeholders, media_home, version("pillow")]
     files = [Path(name) for name in sorted(at_import.files)] if at_import else []
     files = [path for path in files if path.suffix not in (".yaml", ".yml")]  # these are in the fingerprint
-    parts += [digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there" for path in files]
+    key_parts += [digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there" for path in files]
     if spec.include_path:  # code of a user's, which may read any variable
-        parts.append(sorted(os.environ.items()))
-    remember = not spec.include_path and (at_import is None or at_import.traceable)
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+        key_parts.append(sorted(os.environ.items()))
+    is_remembered = not spec.include_path and (at_import is None or at_import.traceable)
+    key = hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()[:24]
     if key not in _MEMORIES:
         docs = documents(spec, None)
-        file = cache_dir() / "prompts" / f"{key}.json.gz" if remember else None
+        file = cache_dir() / "prompts" / f"{key}.json.gz" if is_remembered else None
         _MEMORIES[key] = Memory(file, bool(media_columns(docs.full[docs.split])))
     return _MEMORIES[key]
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:
-    """Tell whether the dataset's rows contain all its media, so that its fingerprint covers its prompts.
+    """Return True if the dataset's rows contain all its media, so that its fingerprint covers its prompts.
 
-    This holds for pages, and for tasks of lmms-eval and of this package whose media columns name no file in place of bytes.
+    This is so for pages, and for tasks of lmms-eval and of this package whose media columns name no file in place of bytes.
     """
     if spec.is_pages:
         return True
@@ -270,7 +293,7 @@ def _state(path: str) -> State | None:
 
 
 def _read(file: Path) -> dict[int, KnownPrompt]:
-    """Return the prompts in a cache file, or none if the file cannot be read."""
+    """Return the prompt hashes in a cache file by document; empty if the file cannot be read."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as stream:
             prompts = json.load(stream)
@@ -284,7 +307,7 @@ def _read(file: Path) -> dict[int, KnownPrompt]:
 
 def _write(file: Path, prompts: dict[int, KnownPrompt]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".prompts")
-    with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as stream:
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".prompts")
+    with os.fdopen(descriptor, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as stream:
         json.dump(prompts, stream)
     os.replace(name, file)

@@ -40,15 +40,17 @@ def generate(
     wanted: Callable[[SampleRef], bool] | None = None,
     groups: bool = False,
 ) -> int:
-    """Call `answer` once for each of the first `limit` samples and return the number of calls.
-
-    wanted: tells which samples to ask (shards, resuming). The images of other samples are not decoded.
-    groups: attach to each request all questions about its document, if `spec.questions_key` groups them, and ask these one
-    after another. Otherwise samples are asked in their order. Questions listed in the row are always attached.
+    """Call `answer` once for each of the first `limit` samples, and return the number of calls.
 
     A sample whose images, videos or fields cannot be read is asked with `Request.error` set, so that it gets a row. An
-    exception of `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit. Raises
-    ConfigError, UnsupportedError or DataError if the task cannot run at all.
+    exception of `answer` ends the loop and is raised unchanged, including KeyboardInterrupt and SystemExit.
+
+    wanted: function that returns whether to ask a sample (shards, resuming). The images of other samples are not decoded.
+    groups: attach to each request all questions about its document, if `spec.questions_key` groups them, and ask these one
+        after another. Otherwise samples are asked in their order. Questions listed in the row are always attached.
+
+    Raises:
+        ConfigError, UnsupportedError, DataError: the task cannot run at all.
     """
     if wanted is not None:  # a question is asked for twice, but a dispatcher gives a sample out once
         wanted = functools.cache(wanted)
@@ -58,10 +60,10 @@ def generate(
     settings = generation_settings(spec)
     config = task_config(spec)
     calls = 0
-    grouped = spec.questions_key and (groups or lists_texts(spec, docs.full[docs.split]))
-    questions = QuestionGroups(spec, docs.full[docs.split], docs.bare[docs.split]) if grouped else None
+    is_grouped = spec.questions_key and (groups or lists_texts(spec, docs.full[docs.split]))
+    questions = QuestionGroups(spec, docs.full[docs.split], docs.bare[docs.split]) if is_grouped else None
 
-    left = {ref.sample_id: ref for ref in docs.refs} if questions is not None else {}
+    refs_left = {ref.sample_id: ref for ref in docs.refs} if questions is not None else {}
     with module.quiet() as loud:
 
         def respond(instance: Instance) -> str:
@@ -75,9 +77,9 @@ def generate(
                     request.target = _target(spec, task, docs.bare[docs.split][ref.doc_id])
                 if spec.needs_reference:
                     request.reference = request.target
-            left.pop(ref.sample_id, None)
+            refs_left.pop(ref.sample_id, None)
             if request.document is not None:
-                others = [left.get(name) for name in request.document.sample_ids]
+                others = [refs_left.get(name) for name in request.document.sample_ids]
                 request.waiting = tuple(
                     number for number, one in enumerate(others) if one is not None and (wanted is None or wanted(one))
                 )
@@ -87,8 +89,8 @@ def generate(
 
         order = None if questions is None else lambda instance: questions.order(instance.doc_id)
         respondent = module.Respondent(respond, order)
-        failures = task_errors(spec.name, ours=respondent.raised, folder=spec.dataset_path)
-        with failures, task_environment(spec.media_root):
+        error_context = task_errors(spec.name, ours=respondent.raised, folder=spec.dataset_path)
+        with error_context, task_environment(spec.media_root):
             task = module.AskingTask(config, docs.full, docs.bare)
             try:
                 module.run_loop(task, respondent, limit=len(docs.refs))
@@ -99,9 +101,9 @@ def generate(
 
 
 def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, anew: bool = False) -> dict[int, str]:
-    """Map documents to the hashes of their prompts for the present data, "" if media or fields cannot be read.
+    """Return document -> hash of its prompt for the present data, "" if media or fields cannot be read.
 
-    Pages carry their hashes. Prompts of other tasks are made again, without asking a model, unless they provably have not
+    Pages contain their hashes. Prompts of other tasks are made again, without asking a model, unless they provably have not
     changed (see fingerprints.py).
 
     limit: the documents are among the first `limit`.
@@ -111,15 +113,17 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
         hashes = documents(spec, limit).prompt_hashes
         return {doc_id: hashes[doc_id] for doc_id in doc_ids}
     memory = memory_of(spec)
-    missing = memory.look(doc_ids if anew else set(doc_ids) - memory.looked.keys())
-    if missing:
-        generate(spec, lambda request: "", limit, wanted=lambda ref: ref.doc_id in missing)
+    docs_without_hash = memory.look(doc_ids if anew else set(doc_ids) - memory.looked.keys())
+    if docs_without_hash:
+        generate(spec, lambda request: "", limit, wanted=lambda ref: ref.doc_id in docs_without_hash)
     return {doc_id: memory.looked[doc_id] for doc_id in doc_ids}
 
 
 def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
-    """Return the reference answer: the task's target, the first of several targets, or the choice that the target's index names.
-    If the target cannot be read, return None, or raise the error if the dataset needs a reference."""
+    """Return the reference answer: the task's target, the first of several targets, or the choice with the target's index.
+
+    If the target cannot be read, return None, or raise the error if the dataset needs a reference.
+    """
     try:
         target = task.doc_to_target(doc)
         if isinstance(target, int) and task.config.doc_to_choice is not None:
@@ -145,7 +149,7 @@ def _request(
     _, doc_to_messages, _, doc_id, _, split = instance.args
     prompt, error = Conversation([], [], []), None
     context = str(docs.bare[split][doc_id][spec.context_key] or "") if spec.context_key else ""
-    asked: DocumentQuestions | None = None
+    document_questions: DocumentQuestions | None = None
 
     def made(number: int) -> Conversation:
         message = to_prompt(doc_to_messages(docs.full[split][number]), spec.name)
@@ -163,18 +167,20 @@ def _request(
             prompt = made(doc_id)
         except (Exception, SystemExit) as broken:  # noqa: BLE001 - raised again unless it concerns only this sample
             error = fault(broken)
-        digest = "" if error else prompt_hash(prompt)
+        hash_of_prompt = "" if error else prompt_hash(prompt)
     if questions is not None and not error:  # this may read other samples of the document
         try:
-            asked = questions.of(ref, prompt.messages, context, lambda number: made(number).messages)
+            document_questions = questions.of(ref, prompt.messages, context, lambda number: made(number).messages)
         except (Exception, SystemExit) as broken:  # noqa: BLE001 - as above
-            error, digest = fault(broken), ""
-    if questions is not None and questions.listed and asked is not None:  # protocols score entries by all questions
-        texts = json.dumps([asked.texts, asked.paraphrases, asked.generic])
-        digest = hashlib.sha256(f"{digest}/{texts}".encode()).hexdigest()
+            error, hash_of_prompt = fault(broken), ""
+    if (
+        questions is not None and questions.listed and document_questions is not None
+    ):  # protocols score entries by all questions
+        texts = json.dumps([document_questions.texts, document_questions.paraphrases, document_questions.generic])
+        hash_of_prompt = hashlib.sha256(f"{hash_of_prompt}/{texts}".encode()).hexdigest()
     if memory is not None:
-        memory.note(doc_id, digest, prompt, heard)
-    elif digest != docs.prompt_hashes[doc_id] and not error:
+        memory.note(doc_id, hash_of_prompt, prompt, heard)
+    elif hash_of_prompt != docs.prompt_hashes[doc_id] and not error:
         raise DataError(
             f"the prompt of sample {ref.sample_id} differs from the prompt for which its data were made: task and "
             "data have different versions; install mmkv_bench again"
@@ -182,14 +188,14 @@ def _request(
     images = [path for path in heard.files if path.lower().endswith(PICTURES)]
     videos = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
     files = [*images, *(str(video) for video in videos if isinstance(video, str | os.PathLike))]
-    complete = len(images) == len(prompt.images) and len(files) == len(images) + len(videos)
-    text, starts = "", tuple[str, ...]()
+    has_all_files = len(images) == len(prompt.images) and len(files) == len(images) + len(videos)
+    text, instruction_starts = "", tuple[str, ...]()
     if settings.get("cut_prompt") == "left":
         text = next(
             (part["text"] for turn in prompt.messages[:1] for part in turn["content"][:1] if "text" in part), ""
         )
         instruction = str(docs.bare[split][doc_id].get("instruction") or "")
-        starts = (f"{instruction}\n", instruction) if instruction else ()
+        instruction_starts = (f"{instruction}\n", instruction) if instruction else ()
     return Request(
         dataset=spec.dataset,
         sample_id=ref.sample_id,
@@ -200,10 +206,10 @@ def _request(
         images=prompt.images,
         videos=prompt.videos,
         generation=copy.deepcopy(settings),
-        prompt_hash=digest,
+        prompt_hash=hash_of_prompt,
         error=error,
-        instruction=next((start for start in starts if start and text.startswith(start)), ""),
+        instruction=next((start for start in instruction_starts if start and text.startswith(start)), ""),
         context=context,
-        document=asked,
-        files=files if complete else [],
+        document=document_questions,
+        files=files if has_all_files else [],
     )

@@ -81,41 +81,54 @@ class Grader:
         self._batches: dict[int, BatchGrader | None] = {}
 
     def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
-        """Yield the scores of these cells in order. Their distinct answers are in memory together. Raises the same errors as
-        `score`."""
+        """Yield (cell, scores) for these cells (each one method, budget and dataset) in order.
+
+        Their distinct answers are in memory together.
+
+        Raises:
+            ScoringError, DataError: as `score` does.
+        """
         for limit, group in groupby(cells, self.reach.__getitem__):
             names, batch = list(group), self._batch(limit)
             if batch is None or not _ask_about(batch, map(self.answers, names)):
                 for cell in names:
                     yield cell, score(self.spec, self.answers(cell), limit, self.judge)
                 continue
-            step = max(READ // limit, 1)
-            for some in (names[start : start + step] for start in range(0, len(names), step)):
+            groups_at_once = max(READ // limit, 1)
+            for some in (names[start : start + groups_at_once] for start in range(0, len(names), groups_at_once)):
                 yield from zip(some, batch.scores([self.answers(cell) for cell in some]), strict=True)
 
     def _batch(self, limit: int) -> BatchGrader | None:
-        """Return the batch grader for cells that were asked about `limit` documents; None if these cells must be scored one by
-        one: they are few, a judge scores them, or the batch grader failed its test."""
+        """Return the batch grader for cells (each one method, budget and dataset) that were asked about `limit` documents;
+        None if the cells must be scored one by one.
+
+        That is so if they are few, a judge scores them, or the batch grader failed its test.
+        """
         if limit not in self._batches:
             cells = [cell for cell, reach in self.reach.items() if reach == limit]
-            alone = len(cells) < LEAST or self.spec.name in JUDGED
-            self._batches[limit] = None if alone else self._tested(limit, cells[0], cells[-1])
+            is_single = len(cells) < LEAST or self.spec.name in JUDGED
+            self._batches[limit] = None if is_single else self._tested(limit, cells[0], cells[-1])
         return self._batches[limit]
 
     def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
-        """Make a batch grader and test it on some cells: return it if its scores equal those of `score`, otherwise None."""
+        """Return a batch grader if its scores of the given cells (each one method, budget and dataset) equal those of `score`,
+        otherwise None."""
         docs = documents(self.spec, limit)
         batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])
         answers = [self.answers(cell) for cell in cells]
         if not _ask_about(batch, answers):
             return None
-        alike = all(map(eq, (score(self.spec, each, limit) for each in answers), batch.scores(answers)))
-        return batch if alike else None
+        is_equal = all(map(eq, (score(self.spec, each, limit) for each in answers), batch.scores(answers)))
+        return batch if is_equal else None
 
 
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
-    """Score the cells' distinct answers. Return False if the cells must be scored one by one instead: a score depends on several
-    samples, or the scorer failed (scoring one by one then shows in which cell)."""
+    """Score the distinct answers of the cells (each one method, budget and dataset).
+
+    Return False if the cells must be scored one by one instead.
+
+    That is so if a score depends on several samples, or if the scorer failed (scoring one by one then shows in which cell).
+    """
     texts: dict[int, dict[str | None, None]] = {}
     for answers in cells:
         for answer in answers.values():
@@ -137,7 +150,9 @@ class SharedReplay(Replay):
         self.opened = False
 
     def outcomes(self, answers: Sequence[tuple[int, str]]) -> list[Outcome] | None:
-        """Return the outcomes of answers (doc_id, text), or None if a score depends on several samples or a judge is asked.
+        """Return the scorer's result for each answer (doc_id, text).
+
+        None if a score depends on several samples or a judge is asked.
 
         Raises:
             ScoringError: the scorer failed.
@@ -156,8 +171,8 @@ class SharedReplay(Replay):
         ]
         for results in (self.values, self.parts, self.passes, self.returned):
             results.clear()
-        alone = not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
-        return outcomes if alone else None
+        is_independent = not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
+        return outcomes if is_independent else None
 
     def _doc(self, key: tuple[int, int]) -> int:
         return key[0]
@@ -180,25 +195,29 @@ class BatchGrader:
         self.opened = False
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
-        """Score the answers of `texts` (doc_id to texts) that have no score yet. Return False if answers cannot be scored one
-        by one: a score depends on several samples, or an answer is broken or belongs to no document."""
+        """Score the answers of `texts` (doc_id -> texts) that have no score yet. Return whether this was possible.
+
+        It is not if a score depends on several samples, or an answer is broken or belongs to no document.
+        """
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
             return False  # foreign or broken answers, which `score` refuses with a reason
-        known = self.outcomes
-        waiting = [(doc_id, text) for doc_id, each in answers.items() for text in each if text not in known[doc_id]]
-        if sum(map(len, known.values())) > HELD:
+        known_outcomes = self.outcomes
+        texts_left = [
+            (doc_id, text) for doc_id, each in answers.items() for text in each if text not in known_outcomes[doc_id]
+        ]
+        if sum(map(len, known_outcomes.values())) > HELD:
             self.outcomes = {
                 doc_id: {text: outcomes[text] for text in answers.get(doc_id, ()) if text in outcomes}
-                for doc_id, outcomes in known.items()
+                for doc_id, outcomes in known_outcomes.items()
             }
-        for start in range(0, len(waiting), AT_ONCE):
-            some, replay = waiting[start : start + AT_ONCE], SharedReplay(self.spec, self.docs)
-            outcomes = replay.outcomes(some)
+        for start in range(0, len(texts_left), AT_ONCE):
+            texts_at_once, replay = texts_left[start : start + AT_ONCE], SharedReplay(self.spec, self.docs)
+            outcomes = replay.outcomes(texts_at_once)
             replay.close()
             if outcomes is None:
                 return False
-            for (doc_id, text), outcome in zip(some, outcomes, strict=True):
+            for (doc_id, text), outcome in zip(texts_at_once, outcomes, strict=True):
                 self.outcomes[doc_id][text] = outcome
         if not self.opened:
             config = task_config(self.spec)
@@ -208,7 +227,7 @@ class BatchGrader:
         return True
 
     def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
-        """Return the scores that `score` would give for the answers of each cell."""
+        """Return the scores of each cell, equal to those of `score`. cells: answers of each cell, by sample id."""
         texts = [checked_texts(self.spec, self.docs, answers) for answers in cells]
         outcomes = [{doc_id: self.outcomes[doc_id][text] for doc_id, text in each.items()} for each in texts]
         reasons = [why_incomplete(self.docs, answers) for answers in cells]
@@ -224,34 +243,37 @@ class BatchGrader:
         ]
 
     def _rows(self, answers: Mapping[str, Answer], outcomes: Mapping[int, Outcome]) -> list[SampleScore]:
-        """Return the scores of one cell's samples, failed samples included. outcomes: doc_id -> outcome of the cell's answer."""
+        """Return the scores of one cell's samples, failed samples included. outcomes: doc_id -> the scorer's result for the
+        answer."""
         refs = self.docs.refs
         due = self._due([ref.doc_id for ref in refs if ref.sample_id in answers and ref.doc_id not in outcomes])
         values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
         count_parsed(values)
-        parts = {doc_id: outcome.parts for doc_id, outcome in outcomes.items()}
-        return rows_of(self.spec, self.docs, answers, values, parts, {}, due, self.nothing)
+        parts_of_doc = {doc_id: outcome.parts for doc_id, outcome in outcomes.items()}
+        return rows_of(self.spec, self.docs, answers, values, parts_of_doc, {}, due, self.nothing)
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
-        """Map documents whose answer failed (numbers in the split) to the metrics that a good answer would have had.
+        """Return document with a failed answer -> the metrics that a good answer would have had.
 
-        `metrics_due` reads the whole split, so the documents that failed in any cell are looked up together."""
-        if new := [doc_id for doc_id in failed if doc_id not in self.due]:
-            self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
+        `metrics_due` reads the whole split, so the documents that failed in any cell are looked up together.
+        """
+        if new_docs := [doc_id for doc_id in failed if doc_id not in self.due]:
+            self.due |= metrics_due(self.spec, self.docs, sorted({*new_docs, *self.failed} - self.due.keys()), ())
         if all(self.due[doc_id] for doc_id in failed):
             return self.due
         # After a failure the scorer returned no metrics for later documents.
         return metrics_due(self.spec, self.docs, failed, ())
 
     def _aggregates(self, outcomes: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return lmms-eval's aggregates of a cell, and the reason for each missing aggregate."""
+        """Return (metric -> lmms-eval's aggregate, metric without an aggregate -> reason) of one cell (one method, budget and
+        dataset)."""
         replay = self.aggregating
         returned: dict[tuple[str, str], list] = {}
         for number, name in enumerate(replay.task.filter_names):
             for doc_id in sorted(outcomes):
                 for metric, value in outcomes[doc_id].returned[number].items():
-                    plain = type(value) in (float, int, bool) or isinstance(value, numbers.Number)
-                    returned.setdefault((metric, name), []).append(value if plain else copy.deepcopy(value))
+                    is_number = type(value) in (float, int, bool) or isinstance(value, numbers.Number)
+                    returned.setdefault((metric, name), []).append(value if is_number else copy.deepcopy(value))
         replay.unaggregated, replay.task.aggregation_errors = {}, {}
         seed(replay.identity(max(outcomes)))
         aggregates = replay.aggregates(replay.task.aggregated(returned))
@@ -271,10 +293,9 @@ class RunningScores:
         self._spec, self._replay = spec, SharedReplay(spec, documents(spec, limit))
 
     def of(self, answers: Sequence[tuple[int, str]]) -> list[dict[str, float]] | None:
-        """Score each answer (doc_id, text): metric -> score. Only metrics that are means over samples are scored; if the
-        dataset's configuration names metrics, only these.
+        """Return metric -> score of each answer (doc_id, text); None if a score depends on several samples or on a judge.
 
-        Return None if a score depends on several samples or on a judge.
+        Only metrics that are means over samples are scored; if the dataset's configuration names metrics, only these.
 
         Raises:
             ScoringError: the scorer failed.
@@ -282,12 +303,12 @@ class RunningScores:
         outcomes = None if self._spec.name in JUDGED else self._replay.outcomes(answers)
         if outcomes is None:
             return None
-        wanted = self._spec.metrics
+        wanted_metrics = self._spec.metrics
         return [
             {
                 name: value
                 for name, value in outcome.values.items()
-                if name not in outcome.parts and (not wanted or name in wanted)
+                if name not in outcome.parts and (not wanted_metrics or name in wanted_metrics)
             }
             for outcome in outcomes
         ]

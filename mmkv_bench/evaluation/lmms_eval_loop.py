@@ -40,13 +40,13 @@ Score = Callable[[Any, list, Callable[[], dict[str, Any]]], dict[str, Any]]
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """Load a task's YAML with its includes and functions. Each function comes from a module executed anew from its source."""
+    """Return a task's YAML with its includes and functions. Each function comes from a module executed anew from its source."""
     task_code.import_from_source(task_code.folders(path))
-    function = functools.cache(_function)  # the same node under several keys gives one function
+    load_function = functools.cache(_function)  # the same node under several keys gives one function
 
     def resolved(value: Any) -> Any:
         if isinstance(value, yaml.Node):
-            return function(value)
+            return load_function(value)
         if isinstance(value, dict):
             return {key: resolved(each) for key, each in value.items()}
         return [resolved(each) for each in value] if isinstance(value, list) else value
@@ -55,16 +55,16 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def _function(node: yaml.Node) -> Callable:
-    """Return the function of a `!function` node: from a file beside the YAML, else from an importable module."""
+    """Return the function that a YAML node `!function` names: from a file beside the YAML, else from an importable module."""
     folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
-    file = Path(os.path.normpath(folder / f"{module_name}.py"))
-    if file.exists():
-        return getattr(task_code.executed(module_name, file, not task_code.shipped(file)), name)
+    module_file = Path(os.path.normpath(folder / f"{module_name}.py"))
+    if module_file.exists():
+        return getattr(task_code.executed(module_name, module_file, not task_code.shipped(module_file)), name)
     try:
         return getattr(importlib.import_module(module_name), name)
     except Exception as error:
         raise ImportError(
-            f"{node.value}: {file} does not exist, and no such module can be imported: {error}"
+            f"{node.value}: {module_file} does not exist, and no such module can be imported: {error}"
         ) from error
 
 
@@ -122,7 +122,7 @@ class _MessagesTask(ConfigurableMessagesTask):
             self.dataset = self.dataset_no_image
 
 
-_OF_ARCHIVES = ("video", "cache_dir", "force_download", "force_unzip", "local_files_only", "create_link")
+_ARCHIVE_ARGUMENTS = ("video", "cache_dir", "force_download", "force_unzip", "local_files_only", "create_link")
 
 
 class FetchedTask(_MessagesTask):
@@ -139,8 +139,10 @@ class FetchedTask(_MessagesTask):
     def fetch(self, dataset_kwargs: dict | None) -> None:
         method = ConfigurableTask.download
         if self.converted is not None:
-            others = {name: value for name, value in (dataset_kwargs or {}).items() if name not in _OF_ARCHIVES}
-            dataset_kwargs = others | {"cache_dir": str(self.converted)}
+            other_arguments = {
+                name: value for name, value in (dataset_kwargs or {}).items() if name not in _ARCHIVE_ARGUMENTS
+            }
+            dataset_kwargs = other_arguments | {"cache_dir": str(self.converted)}
             self.converted.mkdir(parents=True, exist_ok=True)
         (method.__wrapped__ if self.offline else method)(self, dataset_kwargs)
 
@@ -235,7 +237,7 @@ class ScoringTask(GivenTask):
     def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the scorer's result for an answer. The document is read anew, because scorers may change it.
 
-        changed: columns of the document that are replaced.
+        results: the filtered answer. changed: columns of the document that are replaced.
         """
         doc = self.eval_docs_no_media[doc_id]
         return _process_results(self, dict(doc) | dict(changed) if changed else doc, results)
@@ -245,7 +247,7 @@ class ScoringTask(GivenTask):
         return {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
 
     def close(self) -> None:
-        """Drop this task's references to the pass around it and to its requests, so that all are freed at once."""
+        """Drop this task's references to the pass and to its requests, so that all are freed at once."""
         self._instances = []
         del self.score
 
@@ -261,18 +263,20 @@ class ScoringTask(GivenTask):
         return aggregate
 
     def aggregated(self, metrics: Mapping[tuple[str, str], list]) -> dict[str, Any]:
-        """Aggregate the samples' results as the last step of lmms-eval's loop does. Return "metric,filter" -> aggregate.
+        """Return "metric,filter" -> aggregate over the samples, computed as in the last step of lmms-eval's loop.
 
-        metrics: (metric, filter) -> results of the samples."""
+        metrics: (metric, filter) -> results of the samples.
+        """
         output = TaskOutput(task=self, task_name=self.config.task)
         output.sample_metrics.update(metrics)
         output.calculate_aggregate_metric(bootstrap_iters=0)
         return dict(output.agg_metrics)
 
     def score_answers(self, answers: Sequence[tuple[int, str]]) -> None:
-        """Score several answers (doc_id, text) as the loop scores one: filters, then the scorer with a copy of the document.
+        """Score several answers (doc_id, text): filters, then the scorer with a copy of the document, as lmms-eval's loop
+        does.
 
-        `score` gets (doc_id, index among the answers).
+        The function `score` gets (doc_id, number of the answer) as key.
         """
         docs, doc_ids = self.eval_docs_no_media, [doc_id for doc_id, _ in answers]
         metadata = {"task": self.config.task, "repeats": 1}
@@ -290,12 +294,12 @@ class ScoringTask(GivenTask):
 
     @property
     def metric_functions(self) -> dict[str, Callable]:
-        """Map each metric to its function that aggregates samples. Other values returned by a scorer are not metrics."""
+        """Metric -> function that aggregates its samples. Other values that a scorer returns are no metrics."""
         return super().aggregation()
 
     @property
     def filter_names(self) -> list[str]:
-        """List the filters whose outputs are scored one after another."""
+        """Names of the filters whose outputs are scored one after another."""
         return [ensemble.name for ensemble in self._filters]
 
 
@@ -315,16 +319,20 @@ class Respondent(lmms):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         try:
-            order, places = self.order, range(len(requests))
-            in_order = places if order is None else sorted(places, key=lambda place: order(requests[place]))
-            answers = {place: self.answer(requests[place]) for place in in_order}
-            return [answers[place] for place in places]
+            sort_key, request_numbers = self.order, range(len(requests))
+            ordered_numbers = (
+                request_numbers
+                if sort_key is None
+                else sorted(request_numbers, key=lambda place: sort_key(requests[place]))
+            )
+            answers = {place: self.answer(requests[place]) for place in ordered_numbers}
+            return [answers[place] for place in request_numbers]
         except BaseException as error:
             self.interruption = error
             raise
 
     def raised(self, error: BaseException) -> bool:
-        """Tell whether the exception came from the answering function."""
+        """Return True if the exception came from the answering function."""
         return error is self.interruption
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
@@ -339,9 +347,9 @@ class Respondent(lmms):
 
 @contextmanager
 def quiet() -> Iterator[Callable[[], Any]]:
-    """Suppress lmms-eval's printing (progress bars, scorers' tables) in the whole process.
+    """Context manager that suppresses lmms-eval's printing (progress bars, scorers' tables) in the whole process.
 
-    Yield a function that returns a context in which printing works as before.
+    It yields a function that returns a context manager in which printing works as before.
     """
     out, err = sys.stdout, sys.stderr
 
@@ -357,7 +365,7 @@ def quiet() -> Iterator[Callable[[], Any]]:
 def run_loop(task: ConfigurableMessagesTask, respondent: Respondent, limit: int) -> dict[str, Any]:
     """Run lmms-eval's evaluation loop over one task: requests, answers, filters, scores, aggregates.
 
-    Return its report on the task: aggregates by "metric,filter", and more.
+    Return its report on the task, a dict of aggregates by "metric,filter" and further facts.
 
     This calls `evaluate` and not `simple_evaluate`, which replaces functions of other libraries, starts git, and scores in
     four threads with one shared random generator.

@@ -12,7 +12,7 @@ MODEL = "mmkv_bench.api.lmms_eval_model.MMKV"
 
 
 def manifest() -> ModelManifest:
-    """Return the entry for `--model mmkv`, in chat form. lmms-eval imports the class when needed."""
+    """Return lmms-eval's entry for `--model mmkv`, in chat form. lmms-eval imports the class when needed."""
     from lmms_eval.models.registry_v2 import ModelManifest
 
     return ModelManifest(NAME, chat_class_path=MODEL)

@@ -26,15 +26,15 @@ FIELDS = {"generic": "a fixed instruction in place of a question", "paraphrase":
 
 
 def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
-    """Tell whether `questions_key` names a list of the questions' texts."""
+    """Return True if the field `questions_key` contains a list of questions' texts, False if equal values group samples."""
     from datasets import Value
 
-    item = getattr(docs.features[spec.questions_key], "feature", None)
-    return isinstance(item, Value) and item.dtype == "string"
+    item_feature = getattr(docs.features[spec.questions_key], "feature", None)
+    return isinstance(item_feature, Value) and item_feature.dtype == "string"
 
 
 def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef]) -> None:
-    """Check that listed questions of a document follow each other in order.
+    """Check that the questions that a document lists are asked by consecutive samples, in the order of the list.
 
     Raises:
         MissingDataError: the samples are not numbered.
@@ -48,18 +48,21 @@ def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef
             f"question_number too, but task {spec.name} has no such field; add it, or leave questions_key out"
         )
     columns = docs.select_columns([spec.questions_key, "question_number"])[: len(refs)]
-    size = len(columns[spec.questions_key][0])
-    if {len(texts) for texts in columns[spec.questions_key]} != {size}:
+    questions_per_document = len(columns[spec.questions_key][0])
+    if {len(texts) for texts in columns[spec.questions_key]} != {questions_per_document}:
         raise DataError(
             f"documents of {spec.dataset} have different numbers of questions; give each document the same number"
         )
-    if not size:
+    if not questions_per_document:
         raise DataError(
             f"{spec.questions_key} lists no question for a document of {spec.dataset}; give each document at least one"
         )
-    clusters = [{ref.cluster for ref in refs[begin : begin + size]} for begin in range(0, len(refs), size)]
-    ordered = columns["question_number"] == [place % size for place in range(len(refs))]
-    if not ordered or any(len(names) > 1 for names in clusters):
+    clusters = [
+        {ref.cluster for ref in refs[begin : begin + questions_per_document]}
+        for begin in range(0, len(refs), questions_per_document)
+    ]
+    is_ordered = columns["question_number"] == [place % questions_per_document for place in range(len(refs))]
+    if not is_ordered or any(len(names) > 1 for names in clusters):
         raise DataError(
             f"the questions of a document of {spec.dataset} do not follow each other, numbered from 0, with one "
             "value of cluster_key; sort them"
@@ -70,8 +73,9 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
     """Check that a dataset with several questions per document has the fields that the protocols need.
 
     Args:
+        spec: the task.
         bare: the dataset's documents without media.
-        count: the number of samples of the run, None for all.
+        count: the number of samples of the run; None: all.
         names: the names of the protocols.
 
     Raises:
@@ -79,20 +83,20 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
             whose questions are listed.
     """
     for name in names:
-        knows = protocol(name).knows
-        if knows in FIELDS and not {knows, f"{knows}s"} & set(bare.column_names):
+        known_questions = protocol(name).knows
+        if known_questions in FIELDS and not {known_questions, f"{known_questions}s"} & set(bare.column_names):
             raise ConfigError(
-                f"protocol={name} scores by {FIELDS[knows]}, but {spec.dataset} has no such field; leave the "
+                f"protocol={name} scores by {FIELDS[known_questions]}, but {spec.dataset} has no such field; leave the "
                 "protocol out"
             )
     if count is None or spec.questions_key not in bare.column_names or not lists_texts(spec, bare):
         return
-    size, taken = len(bare[0][spec.questions_key]), min(count, len(bare))
-    least = taken // size * size
-    if taken > least:
+    questions_per_document, taken_rows = len(bare[0][spec.questions_key]), min(count, len(bare))
+    whole_documents = taken_rows // questions_per_document * questions_per_document
+    if taken_rows > whole_documents:
         raise ConfigError(
-            f"limit={count} ends within a document of {spec.dataset}, which has {size} questions; give "
-            f"{f'limit={least} or ' if least else ''}limit={least + size}"
+            f"limit={count} ends within a document of {spec.dataset}, which has {questions_per_document} questions; give "
+            f"{f'limit={whole_documents} or ' if whole_documents else ''}limit={whole_documents + questions_per_document}"
         )
 
 
@@ -113,7 +117,7 @@ class QuestionGroups:
         self._last: tuple[int, DocumentQuestions] | None = None  # of the last document
 
     def order(self, doc_id: int) -> tuple[int, int]:
-        """Return a sort key that puts the questions of a document next to each other."""
+        """Return a sort key that puts the questions about one document next to each other."""
         return (doc_id if self.listed else self.groups[doc_id][1][0]), doc_id
 
     def of(
@@ -122,61 +126,67 @@ class QuestionGroups:
         """Return all questions about a sample's document.
 
         Args:
+            ref: the sample.
             messages: the sample's own messages.
             context: the document's text, or "" if pictures or videos are the document.
-            messages_of: returns the messages of another sample by its doc_id.
+            messages_of: function that returns the messages of another sample by its doc_id.
 
         Raises:
-            DataError: the sample's question differs from the one that its document lists, or cannot be put behind its
-                document; or text before the end of the document differs between its samples.
+            DataError: the sample's question differs from the one in the document's list, or cannot be put behind its document;
+                or text before the end of the document differs between its samples.
         """
-        made = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
-        if with_question(messages, context, made.texts[made.number]) != list(messages):
+        document_questions = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
+        if with_question(messages, context, document_questions.texts[document_questions.number]) != list(messages):
             raise DataError(
-                f"sample {ref.sample_id} should ask question {made.number} of its document, "
-                f"{made.texts[made.number]!r}, but its prompt does not; correct the question's text or its number "
-                "in the data"
+                f"sample {ref.sample_id} should ask question {document_questions.number} of its document, "
+                f"{document_questions.texts[document_questions.number]!r}, but its prompt does not; "
+                "correct the question's text or its number in the data"
             )
-        return made
+        return document_questions
 
     def _listed(self, ref: SampleRef) -> DocumentQuestions:
         row = self.bare[ref.doc_id]
-        texts, number = tuple(row[self.spec.questions_key]), int(row["question_number"])
-        begin = ref.doc_id - number
-        names = tuple(self.spec.sample_id(begin + place) for place in range(len(texts)))
-        others = tuple(row.get("paraphrases") or ()), str(row.get("generic") or "")
-        return DocumentQuestions(ref.cluster, number, begin // len(texts), texts, names, *others)
+        texts, question_number = tuple(row[self.spec.questions_key]), int(row["question_number"])
+        first_doc_id = ref.doc_id - question_number
+        names = tuple(self.spec.sample_id(first_doc_id + place) for place in range(len(texts)))
+        rewordings = tuple(row.get("paraphrases") or ()), str(row.get("generic") or "")
+        return DocumentQuestions(ref.cluster, question_number, first_doc_id // len(texts), texts, names, *rewordings)
 
     def _grouped(
         self, ref: SampleRef, messages: Messages, context: str, messages_of: Callable[[int], Messages]
     ) -> DocumentQuestions:
         position, members = self.groups[ref.doc_id]
-        number = members.index(ref.doc_id)
+        question_number = members.index(ref.doc_id)
         if self._last is None or self._last[0] != position:
-            asked = [messages if one == ref.doc_id else messages_of(one) for one in members]
-            texts = tuple(question_text(one, context) for one in asked)
-            for other, text, own in zip(members, texts, asked, strict=True):
-                if with_question(asked[0], context, text) != list(own):
+            message_lists = [messages if one == ref.doc_id else messages_of(one) for one in members]
+            texts = tuple(question_text(one, context) for one in message_lists)
+            for other, text, own in zip(members, texts, message_lists, strict=True):
+                if with_question(message_lists[0], context, text) != list(own):
                     raise DataError(
                         f"samples {self.spec.sample_id(members[0])} and {self.spec.sample_id(other)} have one value of "
                         f"{self.spec.questions_key}, so one document, but different text before its end; put the question "
                         "behind the last image or video and behind the context_key, or leave questions_key out"
                     )
             rows = [self.bare[one] for one in members]
-            reworded = tuple(str(row["paraphrase"]) for row in rows if row.get("paraphrase"))
+            paraphrases = tuple(str(row["paraphrase"]) for row in rows if row.get("paraphrase"))
             names = tuple(self.spec.sample_id(one) for one in members)
-            generic = str(rows[0].get("generic") or "")
-            made = DocumentQuestions(names[0], number, position, texts, names, reworded, generic)
-            self._last = position, made
-        return self._last[1].asking(number)
+            generic_instruction = str(rows[0].get("generic") or "")
+            document_questions = DocumentQuestions(
+                names[0], question_number, position, texts, names, paraphrases, generic_instruction
+            )
+            self._last = position, document_questions
+        return self._last[1].asking(question_number)
 
 
 def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Map doc_id to the group's number and samples, both in the order of the dataset."""
-    plain = docs.select_columns([key]).with_format("arrow")
+    """Return doc_id -> (number of the group, doc_ids of its samples), both in the order of the dataset.
+
+    Samples with an equal value of the column `key` form a group.
+    """
+    key_column = docs.select_columns([key]).with_format("arrow")
     members: dict[str, list[int]] = {}
     for doc_id in range(len(docs)):
-        members.setdefault(_digest(plain[doc_id].column(0)[0].as_py()), []).append(doc_id)
+        members.setdefault(_digest(key_column[doc_id].column(0)[0].as_py()), []).append(doc_id)
     return {one: (place, tuple(group)) for place, group in enumerate(members.values()) for one in group}
 
 

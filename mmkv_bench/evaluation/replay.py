@@ -54,8 +54,9 @@ class Replay:
         self.passes: dict[Key, int] = {}  # index of the last filter whose output was scored
 
     def run(self, with_aggregates: bool, over_samples: bool = True) -> dict[str, float]:
-        """Run the pass and return lmms-eval's aggregates by metric.
+        """Run lmms-eval's loop over the stored answers, and return metric -> lmms-eval's aggregate.
 
+        with_aggregates: compute aggregates; otherwise the result is empty.
         over_samples: also score metrics that combine several samples; otherwise these are only named (`names_of`).
         """
         config = task_config(self.spec)
@@ -76,19 +77,24 @@ class Replay:
         return aggregates
 
     def close(self) -> None:
-        """Drop the task. The task and this pass refer to each other, so Python would free them, with all answers, only late."""
+        """Drop the task. It and this object refer to each other, so Python would otherwise free both, with all answers, only
+        late."""
         self.task.close()
         del self.task
 
     def names_of(self, doc_id: int) -> list[str]:
         """Return the metrics that the scorer gave a sample, including metrics that combine several samples."""
-        collected = [
+        collected_names = [
             name for each in (self.captions, self.halves) for name, of_docs in each.items() if doc_id in of_docs
         ]
-        return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected]))
+        return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected_names]))
 
     def open(self, config: Mapping[str, Any], with_aggregates: bool) -> None:
-        """Make a new task from a configuration. Raises ScoringError if its scorer asks a judge at another address."""
+        """Make a new task object from a configuration.
+
+        Raises:
+            ScoringError: the task's scorer asks a judge at another address than the proxy's.
+        """
         with task_errors(self.spec.name):
             module = lmms_eval(self.spec.offline)
             self.task = module.ScoringTask(config, self.docs.bare, set(self.texts), with_aggregates, self._score)
@@ -100,14 +106,15 @@ class Replay:
             task_scorer.refuse_other_judges(self.spec.name, self.task, proxy().root)
 
     def _doc(self, key: Key) -> int:
-        """Return the doc_id of a key of `values`. Here the key is the doc_id; subclasses may have other keys."""
+        """Return the doc_id that belongs to a key of `values`. Here the key is the doc_id; subclasses have other keys."""
         return int(key)
 
     def _score(self, key: Key, results: list, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Score one sample. Its questions to a judge are recorded for it. Values made from an unanswered question are not
-        aggregated.
+        """Score one sample, and return the values that lmms-eval may aggregate.
 
-        run: returns the scorer's result for the sample's (filtered) answer.
+        Questions to a judge are recorded for the sample. Values made from an unanswered question are not returned.
+
+        run: function that returns the scorer's result for the sample's answer. results: the filtered answer.
         """
         doc_id = self._doc(key)
         with self.scoring_pass.of([doc_id]):
@@ -129,23 +136,23 @@ class Replay:
         }
 
     def identity(self, doc_id: int) -> str:
-        """Return the text from which the random generators are seeded."""
+        """Return the text from which the random generators are seeded before a document is scored."""
         return f"{self.spec.name}/{doc_id}"
 
     def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
         doc_id = self._doc(key)
-        number = self.passes[key] = self.passes.get(key, -1) + 1
+        pass_number = self.passes[key] = self.passes.get(key, -1) + 1
         functions = self.task.metric_functions
         identity = self.identity(doc_id)
-        moved = task_scorer.drawn() != task_scorer.untouched(identity)
-        guess = moved and task_scorer.guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
-        if not moved:
+        has_drawn = task_scorer.drawn() != task_scorer.untouched(identity)
+        is_guess = has_drawn and task_scorer.guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
+        if not has_drawn:
             task_scorer.seed(identity)  # as the scorer left it
         values = self.values.setdefault(key, {})
         for metric, raw in metrics.items():
             if metric not in functions and metric not in task_scorer.BESIDE:
                 continue
-            name = self._name(metric, number)
+            name = self._name(metric, pass_number)
             if kind_of(metric) and holds_caption(raw):
                 self.captions.setdefault(name, {})[key] = Captioned(raw["pred"], tuple(raw["answer"]))
                 continue
@@ -156,18 +163,20 @@ class Replay:
             if value is None:  # a metric over many samples
                 continue
             # A guess keeps its drawn score if lower values of the metric are better.
-            falls = metric not in task_scorer.BESIDE and self.task.higher_is_better().get(metric) is False
-            values[name] = 0.0 if guess and not falls else value
+            is_lower_better = metric not in task_scorer.BESIDE and self.task.higher_is_better().get(metric) is False
+            values[name] = 0.0 if is_guess and not is_lower_better else value
             if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                 self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if task_scorer.tells_right_only(metrics):
             if self.scoring_pass.lacks(doc_id):
                 self.unheard.add(key)  # only the judge can say which choice was read
             else:
-                nothing = task_scorer.right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
-                values[self._name(task_scorer.PARSE_FAILED, number)] = float(nothing)
-        elif guess or self._may_draw or not task_scorer.UNREAD.keys().isdisjoint(metrics):
-            values[self._name(task_scorer.PARSE_FAILED, number)] = float(guess or task_scorer.unread(metrics))
+                right_under_no_key = task_scorer.right_under_no_key(
+                    metrics, lambda key: self.task.scored(doc_id, results, key)
+                )
+                values[self._name(task_scorer.PARSE_FAILED, pass_number)] = float(right_under_no_key)
+        elif is_guess or self._may_draw or not task_scorer.UNREAD.keys().isdisjoint(metrics):
+            values[self._name(task_scorer.PARSE_FAILED, pass_number)] = float(is_guess or task_scorer.unread(metrics))
 
     @cached_property
     def _may_draw(self) -> bool:
@@ -178,16 +187,16 @@ class Replay:
         return metric if len(filters) == 1 else f"{metric},{filters[number]}"
 
     def _score_captions(self) -> None:
-        """Score the collected captions of each filter, over the references of all documents."""
+        """Score the collected captions of each filter, with the references of all documents."""
         for suffix in {name.partition(",")[2] for name in self.captions}:
-            parted = {name: name.partition(",") for name in self.captions}
-            names = {name: kind for name, (of, _, it) in parted.items() if it == suffix and (kind := kind_of(of))}
+            name_parts = {name: name.partition(",") for name in self.captions}
+            names = {name: kind for name, (of, _, it) in name_parts.items() if it == suffix and (kind := kind_of(of))}
             captions = self.captions[next(iter(names))]
-            every = {
+            all_captions = {
                 ref.doc_id: captions.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs
             }
-            others = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
-            scored = caption_scores(names.values(), every, others)
+            captions_not_asked = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
+            scored = caption_scores(names.values(), all_captions, captions_not_asked)
             for name, kind in names.items():
                 for doc_id, (value, parts) in scored[kind].items():
                     if value is not None:
@@ -196,13 +205,16 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """Return the documents that this cell was not asked about. CIDEr needs their references, because its document frequencies
-        cover the whole dataset; without CIDEr the range is empty."""
+        """Return the documents that this cell (one method, budget and dataset) was not asked about; an empty range unless
+        `kinds` has CIDEr.
+
+        CIDEr needs their references, because its document frequencies cover the whole dataset.
+        """
         count = len(self.docs.refs)
         return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 
     def _score_pairs(self) -> None:
-        """Score pairs of samples, and give both samples the score. Pairs are made from documents, answered or not."""
+        """Score pairs of samples, and give both samples the score. Pairs are formed from all documents, answered or not."""
         docs = self.docs.bare[self.docs.split]
         for name, halves in self.halves.items():
             metric = task_scorer.base_metric(name)
@@ -225,27 +237,27 @@ class Replay:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
     def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers in the loop's report, by metric."""
-        numeric = {}
+        """Return metric -> number in lmms-eval's report. The reasons why other metrics have none are put into `unaggregated`."""
+        numeric_aggregates = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
             if comma and metric in self.task.metric_functions and isinstance(value, numbers.Real):
-                numeric[metric if len(self.task.filter_names) == 1 else key] = float(value)
+                numeric_aggregates[metric if len(self.task.filter_names) == 1 else key] = float(value)
         self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
-        kinds = {name: kind_of(task_scorer.base_metric(name)) for name in self.captions}
-        of_part = [name for name, kind in kinds.items() if kind == "CIDEr" and self._unasked(["CIDEr"])]
-        for name in numeric.keys() & of_part:
-            del numeric[name]
+        kind_of_name = {name: kind_of(task_scorer.base_metric(name)) for name in self.captions}
+        partial_ciders = [name for name, kind in kind_of_name.items() if kind == "CIDEr" and self._unasked(["CIDEr"])]
+        for name in numeric_aggregates.keys() & partial_ciders:
+            del numeric_aggregates[name]
             self.unaggregated[name] = OTHER_FREQUENCIES
         for metric, error in self.task.aggregation_errors.items():
             self.unaggregated[metric] = f"lmms-eval's aggregation failed: {error!r}"
-        return numeric
+        return numeric_aggregates
 
 
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
-    """Add `parse_failed` 0 to all samples if one sample has it, because every sample must then say whether it was read.
+    """Add `parse_failed` 0 to all other samples if one sample has `parse_failed`, so that every sample has the metric.
 
-    values: score of each document and metric ({doc_id: {metric: score}}); changed in place.
+    values: doc_id -> metric -> score; changed in place.
     unheard: documents whose choice a judge should have read.
     """
     for name in [name for name in set().union(*values.values()) if name.startswith(task_scorer.PARSE_FAILED)]:
@@ -256,10 +268,10 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
 
 @contextmanager
 def scorer_surroundings(spec: TaskSpec) -> Iterator[ModuleType]:
-    """Open a block in which a task's scorer may run. Yield the module `lmms_eval_loop`.
+    """Context manager in which a task's scorer may run. It yields the module `lmms_eval_loop`.
 
-    In the block nothing is printed, the scorer's environment variables are set, and the working folder is temporary (some
-    tasks write files when they aggregate). The state of the random generators is restored afterwards.
+    Inside, nothing is printed, the scorer's environment variables are set, and the working folder is temporary (some tasks
+    write files when they aggregate). The state of the random generators is restored afterwards.
     """
     module = lmms_eval(spec.offline)
     with (

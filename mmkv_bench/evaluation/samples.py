@@ -45,7 +45,7 @@ class DocumentQuestions:
 
     @property
     def first(self) -> int:
-        """Return the number of the question that `query_first` compresses for. It rotates with the document's position."""
+        """Number of the question for which `query_first` compresses the document. It rotates with the document's position."""
         return self.position % len(self.texts)
 
 

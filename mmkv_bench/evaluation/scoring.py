@@ -26,19 +26,19 @@ from mmkv_bench.judging.questions import JudgedMetric, prompts_digest
 def metrics_due(
     spec: TaskSpec, docs: Documents, doc_ids: Iterable[int], judged: tuple[JudgedMetric, ...]
 ) -> dict[int, list[str]]:
-    """Map each document to the metrics that the scorer returns for an empty answer.
+    """Return document -> metrics that the scorer returns for an empty answer.
 
-    This runs a separate pass around a new task and drops the scores; no judge is asked. If the scorer needs a real answer or a
-    judge, the sample's list is empty.
+    The scorer runs in a separate pass, whose scores are dropped; no judge is asked. If it needs a real answer or a judge, the
+    list is empty.
     """
-    empty = dict.fromkeys(doc_ids, "")
-    if not empty:
+    empty_answers = dict.fromkeys(doc_ids, "")
+    if not empty_answers:
         return {}
     probe = Probe(judged)
-    replay = Replay(spec, docs, empty, probe)
+    replay = Replay(spec, docs, empty_answers, probe)
     with asking(probe), suppress(ScoringError):
         replay.run(with_aggregates=False, over_samples=False)
-    return {doc_id: replay.names_of(doc_id) for doc_id in empty}
+    return {doc_id: replay.names_of(doc_id) for doc_id in empty_answers}
 
 
 Lost = dict[int, dict[str, str]]
@@ -51,29 +51,36 @@ def take_back(
     metrics: Callable[[int], Sequence[str]],
     kept: str = "",
 ) -> Lost:
-    """Remove scores that a scorer made from fillers instead of a judge's answers. Return the removed or missing metrics with
-    reasons.
+    """Remove scores that a scorer made from fillers instead of a judge's answers.
 
-    values: {doc_id: {metric: score}}, changed in place.
+    Return doc_id -> metric -> reason, for the removed or missing scores.
+
+    values: doc_id -> metric -> score; changed in place.
     metrics: function from a doc_id to the metrics that the sample should have.
     kept: a metric whose scores stay, because no judge decides them.
     """
-    lost: Lost = {}
+    reasons_by_owner: Lost = {}
     for owner in unheard(scoring_pass):
-        wanted = metrics(owner)
-        scores, gone = values.setdefault(owner, {}), lost.setdefault(owner, {})
+        wanted_metrics = metrics(owner)
+        scores, reasons_of_owner = values.setdefault(owner, {}), reasons_by_owner.setdefault(owner, {})
         for metric, why in scoring_pass.unanswered.get(owner, {}).items():
             names = [name for name in scores if metric in (None, base_metric(name)) and base_metric(name) != kept]
-            for name in names or ([metric] if metric else [name for name in wanted if name not in gone]):
-                gone[name] = why
+            for name in names or (
+                [metric] if metric else [name for name in wanted_metrics if name not in reasons_of_owner]
+            ):
+                reasons_of_owner[name] = why
                 scores.pop(name, None)
         if owner in scoring_pass.refused:
-            gone |= {name: scoring_pass.refused[owner] for name in wanted if name not in scores and name not in gone}
-    return lost
+            reasons_of_owner |= {
+                name: scoring_pass.refused[owner]
+                for name in wanted_metrics
+                if name not in scores and name not in reasons_of_owner
+            }
+    return reasons_by_owner
 
 
 def unheard(scoring_pass: ScoringPass) -> list[int]:
-    """Return the doc_ids of samples with an unanswered question."""
+    """Return the doc_ids of samples with a question that the judge did not answer."""
     return sorted(owner for owner in {*scoring_pass.unanswered, *scoring_pass.refused} if owner is not None)
 
 
@@ -81,29 +88,32 @@ def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Ite
     """Return metric -> `not judged: ...`, for each metric that lacks a judge's answer, in a sample or in lmms-eval's aggregation.
 
     lost: doc_id -> metric -> reason. samples: number of all samples. aggregated: names of the aggregated metrics."""
-    lines: dict[str, str] = {}
+    reason_by_name: dict[str, str] = {}
     for name in dict.fromkeys(name for gone in lost.values() for name in gone):
-        whys = [gone[name] for gone in lost.values() if name in gone]
-        lines[name] = f"{NOT_JUDGED}: {len(whys)} of {samples} samples: {whys[0]}"
+        reasons_of_name = [gone[name] for gone in lost.values() if name in gone]
+        reason_by_name[name] = f"{NOT_JUDGED}: {len(reasons_of_name)} of {samples} samples: {reasons_of_name[0]}"
     for metric, why in scoring_pass.unanswered.get(None, {}).items():
         for name in aggregated:
             if metric in (None, base_metric(name)):
-                lines.setdefault(name, f"{NOT_JUDGED}: lmms-eval's aggregation: {why}")
-    return lines
+                reason_by_name.setdefault(name, f"{NOT_JUDGED}: lmms-eval's aggregation: {why}")
+    return reason_by_name
 
 
 def judged_by(
     scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
 ) -> dict[str, JudgedBy]:
-    """Map metrics to the judge that scored them. Metrics for which no question was answered are left out.
+    """Return metric -> the judge that scored it. Metrics without an answered question are left out.
 
-    prompts: metric, or None for all -> digest of the judge's prompts."""
+    names: the metrics. prompts: metric (None: all metrics) -> digest of the judge's prompts.
+    """
     judges = {}
     for name in names:
-        answered = [each for each in scoring_pass.asked if each.answered and each.metric in (None, base_metric(name))]
-        if not answered:
+        answered_questions = [
+            each for each in scoring_pass.asked if each.answered and each.metric in (None, base_metric(name))
+        ]
+        if not answered_questions:
             continue
-        temperatures = {each.question.temperature for each in answered}
+        temperatures = {each.question.temperature for each in answered_questions}
         judges[name] = JudgedBy(
             model=str(scoring_pass.answers.model),
             prompts=prompts.get(base_metric(name)) or prompts.get(None),
@@ -115,16 +125,18 @@ def judged_by(
 def score(
     spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: JudgeAnswers | None = None
 ) -> CellScores:
-    """Score the stored answers of one cell on one dataset.
+    """Score the stored answers of one cell (a method and budget) on one dataset.
 
-    answers: sample id to answer.
-    limit: number of samples of the cell; None takes all documents up to the last answer.
-    judge: answers the scorers' questions; None means no judge.
+    Args:
+        spec: the dataset's task.
+        answers: sample id -> answer.
+        limit: number of samples of the cell; None takes all documents up to the last answer.
+        judge: answers to the scorers' questions; None: no judge.
 
-    An answer belongs to one task, document and prompt. An `ok` answer to another prompt than the sample's is refused. Only
-    `ok` answers reach the scorer. Unless every sample has one, lmms-eval's aggregate is None and the reason counts the others.
-    Failed samples have rows with value None, for the config's metrics and for those that the scorer returns for an empty
-    answer (see `metrics_due`). Samples without any answer have no rows.
+    Only `ok` answers reach the scorer. An `ok` answer to another prompt than the sample's is refused. Unless every sample has
+    an `ok` answer, lmms-eval's aggregate is None, and the reason counts the others. Failed samples have rows with value None,
+    for the configured metrics and for those that the scorer returns for an empty answer (`metrics_due`). Samples without any
+    answer have no rows.
 
     Python's and numpy's random generators are seeded by task and document before each sample and restored afterwards. If a
     scorer cannot read a choice from an answer, `parse_failed` is 1. If it then draws a choice, the sample's scores are 0, but
@@ -133,33 +145,42 @@ def score(
     A value that a scorer made from an unanswered question is no score: the sample's value is None, `not_judged` gives the
     reason, and lmms-eval's aggregate of that metric is left out.
 
-    Raises ScoringError if the scorer fails or asks a judge past this package's proxy, DataError for foreign answers.
+    Raises:
+        ScoringError: the scorer fails, or asks a judge past this package's proxy.
+        DataError: an answer belongs to another task, document or prompt.
     """
-    reach = max((answer.doc_id + 1 for answer in answers.values()), default=1)
-    docs = documents(spec, reach if limit is None else limit)
+    document_count = max((answer.doc_id + 1 for answer in answers.values()), default=1)
+    docs = documents(spec, document_count if limit is None else limit)
     texts = checked_texts(spec, docs, answers)
-    reason = why_incomplete(docs, answers)
+    incomplete_reason = why_incomplete(docs, answers)
     (replay, aggregate), scoring_pass = in_rounds(
         spec.name,
         judge or JudgeAnswers(),
-        lambda scoring_pass: _pass(spec, docs, texts, scoring_pass, with_aggregates=reason is None),
+        lambda scoring_pass: _pass(spec, docs, texts, scoring_pass, with_aggregates=incomplete_reason is None),
     )
-    failed = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]
-    due = metrics_due(spec, docs, [*failed, *unheard(scoring_pass)], scoring_pass.judged)
-    listed = list(spec.metrics) or _listed(spec) or _scored(replay.values)
-    lost = take_back(
-        scoring_pass, replay.values, lambda doc_id: list(dict.fromkeys([*listed, *due[doc_id]])), kept=PARSE_FAILED
+    failed_docs = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]
+    metrics_of_failed = metrics_due(spec, docs, [*failed_docs, *unheard(scoring_pass)], scoring_pass.judged)
+    listed_metrics = list(spec.metrics) or _listed(spec) or _scored(replay.values)
+    taken_back = take_back(
+        scoring_pass,
+        replay.values,
+        lambda doc_id: list(dict.fromkeys([*listed_metrics, *metrics_of_failed[doc_id]])),
+        kept=PARSE_FAILED,
     )
-    not_judged = reasons(scoring_pass, lost, len(texts), aggregate)
-    named = dict.fromkeys([*aggregate, *_scored(replay.values)])
+    not_judged = reasons(scoring_pass, taken_back, len(texts), aggregate)
+    metric_names = dict.fromkeys([*aggregate, *_scored(replay.values)])
     return CellScores(
-        samples=rows_of(spec, docs, answers, replay.values, replay.parts, lost, due, parts_of_nothing(spec)),
-        aggregate=None if reason else {name: value for name, value in aggregate.items() if name not in not_judged},
-        reason=reason,
+        samples=rows_of(
+            spec, docs, answers, replay.values, replay.parts, taken_back, metrics_of_failed, parts_of_nothing(spec)
+        ),
+        aggregate=None
+        if incomplete_reason
+        else {name: value for name, value in aggregate.items() if name not in not_judged},
+        reason=incomplete_reason,
         unaggregated=replay.unaggregated,
         judged=judged_by(
             scoring_pass,
-            [name for name in named if base_metric(name) != PARSE_FAILED],
+            [name for name in metric_names if base_metric(name) != PARSE_FAILED],
             _prompts(spec, docs, scoring_pass),
         ),
         not_judged=not_judged,
@@ -178,19 +199,19 @@ _PROMPTS: dict[tuple[str, int], dict[str | None, str]] = {}
 
 
 def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict[str | None, str]:
-    """Return digests of the judge's prompts by metric, or an empty mapping if no judge was asked.
+    """Return metric (None: all metrics) -> digest of the judge's prompts; empty if no judge was asked.
 
     The prompts are the questions about the dataset's first two documents, with a fixed text in place of the answers. So the
     digests depend on the prompts and not on the answers.
     """
     if not any(asked.answered for asked in scoring_pass.asked):
         return {}
-    first = {ref.doc_id: UNDER_TEST for ref in docs.refs[:2]}
-    key = spec.key(), len(first)
+    texts_under_test = {ref.doc_id: UNDER_TEST for ref in docs.refs[:2]}
+    key = spec.key(), len(texts_under_test)
     if key not in _PROMPTS:
         probe = Probe(scoring_pass.judged)
         with asking(probe), suppress(ScoringError):
-            Replay(spec, docs, first, probe).run(with_aggregates=True)
+            Replay(spec, docs, texts_under_test, probe).run(with_aggregates=True)
         _PROMPTS[key] = {
             metric: prompts_digest([each.question for each in probe.asked if each.metric == metric])
             for metric in {each.metric for each in probe.asked}
@@ -199,23 +220,26 @@ def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict
 
 
 def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]) -> dict[int, str]:
-    """Map each document to its `ok` answer's text. Raises DataError for an answer without text, or to another document or
-    prompt."""
-    every = {ref.doc_id: answers[ref.sample_id] for ref in docs.refs if ref.sample_id in answers}
-    ok = {doc_id: answer for doc_id, answer in every.items() if answer.status == "ok"}
-    expected, texts = prompt_hashes(spec, set(ok), len(docs.refs)), {}
-    for doc_id, answer in ok.items():
+    """Return document -> text of its `ok` answer.
+
+    Raises:
+        DataError: an answer has no text, or belongs to another document or prompt.
+    """
+    answer_of_doc = {ref.doc_id: answers[ref.sample_id] for ref in docs.refs if ref.sample_id in answers}
+    ok_answers = {doc_id: answer for doc_id, answer in answer_of_doc.items() if answer.status == "ok"}
+    expected_hashes, texts = prompt_hashes(spec, set(ok_answers), len(docs.refs)), {}
+    for doc_id, answer in ok_answers.items():
         sample_id = docs.refs[doc_id].sample_id
         if not isinstance(answer.text, str):
             raise DataError(
                 f"the stored answer to sample {sample_id} of task {spec.name} is ok but has no text, so its row "
                 "is broken; restore the row from a copy"
             )
-        if (answer.doc_id, answer.prompt_hash) != (doc_id, expected[doc_id]):
+        if (answer.doc_id, answer.prompt_hash) != (doc_id, expected_hashes[doc_id]):
             raise DataError(
                 f"the stored answer to sample {sample_id} of task {spec.name} belongs to document {answer.doc_id} "
                 f"and prompt {answer.prompt_hash[:12]}, but the data have document {doc_id} and prompt "
-                f"{expected[doc_id][:12]}: the dataset or the task's prompt changed; retry=[changed] answers such "
+                f"{expected_hashes[doc_id][:12]}: the dataset or the task's prompt changed; retry=[changed] answers such "
                 "samples again"
             )
         texts[doc_id] = answer.text
@@ -223,13 +247,13 @@ def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]
 
 
 def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
-    """Count the samples without an answer by status. Return None if every sample has an answer."""
-    ended = (answers[ref.sample_id].status if ref.sample_id in answers else "missing" for ref in docs.refs)
-    counts = Counter(status for status in ended if status != "ok")
+    """Return a text that counts the samples without an `ok` answer by status; None if every sample has one."""
+    statuses = (answers[ref.sample_id].status if ref.sample_id in answers else "missing" for ref in docs.refs)
+    counts = Counter(status for status in statuses if status != "ok")
     if not counts:
         return None
-    named = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{sum(counts.values())} of {len(docs.refs)} samples have no answer: {named}"
+    status_counts = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{sum(counts.values())} of {len(docs.refs)} samples have no answer: {status_counts}"
 
 
 def rows_of(
@@ -250,7 +274,7 @@ def rows_of(
     nothing: metric -> parts of a sample without a score, used if `parts` has none for the sample.
     """
     rows: list[SampleScore] = []
-    headline = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample gets rows of these
+    headline_metrics = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample gets rows of these
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
@@ -258,8 +282,8 @@ def rows_of(
         if answer.status == "ok":
             scores: dict[str, float | None] = {**values.get(ref.doc_id, {}), **dict.fromkeys(lost.get(ref.doc_id, ()))}
         else:
-            of_kind = [f"{metric}_{ref.kind}" for metric in headline if spec.is_mix]
-            scores = dict.fromkeys([*headline, *of_kind, *due[ref.doc_id]])
+            metrics_of_kind = [f"{metric}_{ref.kind}" for metric in headline_metrics if spec.is_mix]
+            scores = dict.fromkeys([*headline_metrics, *metrics_of_kind, *due[ref.doc_id]])
         sample_parts = parts.get(ref.doc_id, {})
         rows += [
             SampleScore(
@@ -271,11 +295,13 @@ def rows_of(
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
-    """Return, for metrics that are computed from sums over samples, the numbers (`parts`) of a sample without a score: metric ->
-    parts, from `metadata.parts_of_nothing` of the task's YAML."""
+    """Return metric -> numbers (`parts`) of a sample without a score, for metrics that are computed from sums over samples.
+
+    The function that returns these is named by `metadata.parts_of_nothing` of the task's YAML.
+    """
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
-    parts_of = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
-    return {metric: tuple(map(float, parts)) for metric, parts in (parts_of or {}).items()}
+    name_of_function = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
+    return {metric: tuple(map(float, parts)) for metric, parts in (name_of_function or {}).items()}
 
 
 def _listed(spec: TaskSpec) -> list[str]:

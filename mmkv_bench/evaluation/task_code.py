@@ -37,28 +37,30 @@ from mmkv_bench.datasets.task_yaml import includes, lmms_eval_folder
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.file_state import State, is_installed
 
-_KNOWN = sys.stdlib_module_names | {
+_KNOWN_MODULES = sys.stdlib_module_names | {
     *("PIL", "numpy", "datasets", "yaml", "regex", "loguru", "tqdm", "lmms_eval", "mmkv_bench"),
 }
 """Modules that belong to no task."""
 SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # files that Python imports from a folder
-_DYNAMIC = {"importlib", "runpy", "imp"}
-_MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run something not named in the file
+_DYNAMIC_IMPORTERS = {"importlib", "runpy", "imp"}
+_CODE_RUNNING_BUILTINS = {f"__{'import'}__", "exec", "eval"}  # calls that import or run something not named in the file
 
 
 ANY = "*"  # stands for names that are not in the code's text
 
 
 def digests(path: Path) -> list[str]:
-    """Return digests of all code that a task's YAML files (with includes) can reach: files in the YAML's folder, packages below
-    it that they import, and other modules that are not installed packages. Tasks of lmms-eval have none, because its version
-    identifies their code."""
+    """Return digests of all code that a task's YAML files (with includes) can reach; none for tasks of lmms-eval.
+
+    The code is: files in the YAML's folder, packages below it that they import, and other modules that are not installed
+    packages. lmms-eval's version identifies the code of its own tasks.
+    """
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
 
 def files(path: Path) -> list[Path]:
-    """List the YAML and Python files of a task, sorted, without lmms-eval's own."""
+    """Return the YAML and Python files of a task, sorted, without lmms-eval's own."""
     code = {file for folder in folders(path) for file in _reached(folder).values()}
     return sorted(code | {file for file in _yaml(path) if not shipped(file)})
 
@@ -70,53 +72,63 @@ def _yaml(path: Path) -> Iterator[Path]:
 
 
 def shipped(file: Path) -> bool:
-    """Tell whether a file belongs to lmms-eval."""
+    """Return True if a file belongs to lmms-eval."""
     return file.resolve().is_relative_to(lmms_eval_folder().resolve())
 
 
 def folders(path: Path) -> set[Path]:
-    """Return the folders of a task's YAML files, includes too, without lmms-eval's own."""
+    """Return the folders of a task's YAML files, included ones too, without lmms-eval's own."""
     return {file.resolve().parent for file in _yaml(path) if not shipped(file)}
 
 
 def _reached(folder: Path) -> dict[str, Path]:
-    """Map names to the code files that a task can reach: files in the YAML's folder, packages below it that they import, and
-    other modules that are not installed packages. Call this after the task's import, so that those modules can be found."""
+    """Return name -> code file, for all files that a task in `folder` can reach.
+
+    These are files in the folder, packages below it that they import, and other modules that are not installed packages. Call
+    this after the task's import, so that those modules can be found.
+    """
     files = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
     subfolders = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
-    waiting, visited = list(files.values()), {file.partition(".")[0] for file in files} - subfolders | {ANY}
-    while waiting:
-        imports = _imports(waiting.pop().read_bytes())
-        names = (imports | (subfolders if ANY in imports else set())) - visited
-        visited |= names
+    files_to_read, visited_modules = (
+        list(files.values()),
+        {file.partition(".")[0] for file in files} - subfolders | {ANY},
+    )
+    while files_to_read:
+        imports = _imports(files_to_read.pop().read_bytes())
+        names = (imports | (subfolders if ANY in imports else set())) - visited_modules
+        visited_modules |= names
         for name in names:
-            new = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
-            files |= new
-            waiting += new.values()
+            new_files = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
+            files |= new_files
+            files_to_read += new_files.values()
     return files
 
 
 def _elsewhere(name: str) -> dict[str, Path]:
-    if name in _KNOWN:
+    if name in _KNOWN_MODULES:
         return {}
     try:
-        spec = find_spec(name)
+        module_spec = find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return {}
-    origin = Path(spec.origin or "").resolve() if spec else Path()
-    if spec is None or not origin.is_file() or is_installed(origin):
+    origin_path = Path(module_spec.origin or "").resolve() if module_spec else Path()
+    if module_spec is None or not origin_path.is_file() or is_installed(origin_path):
         return {}
-    return _modules(name, origin.parent) if spec.submodule_search_locations else {origin.name: origin}
+    return (
+        _modules(name, origin_path.parent)
+        if module_spec.submodule_search_locations
+        else {origin_path.name: origin_path}
+    )
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
-    """Return the files of a package. Links to folders are followed; hidden files and Python's bytecode are left out."""
-    modules, visited = dict[str, Path](), set[str]()
+    """Return the Python files of a package, by name. Links to folders are followed; hidden files and bytecode are left out."""
+    modules, visited_folders = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
-        if (real := os.path.realpath(place)) in visited:
+        if (real_path := os.path.realpath(place)) in visited_folders:
             below.clear()
             continue
-        visited.add(real)
+        visited_folders.add(real_path)
         below[:] = [part for part in sorted(below) if part[0] != "." and part != "__pycache__"]
         files = [Path(place, file) for file in names if file.endswith(SUFFIXES)]
         modules |= {(Path(name) / file.relative_to(package)).as_posix(): file for file in files}
@@ -125,7 +137,7 @@ def _modules(name: str, package: Path) -> dict[str, Path]:
 
 @lru_cache(maxsize=4096)
 def _imports(code: bytes) -> frozenset[str]:
-    """Return the top-level packages that a file imports, with `ANY` for computed names; none if the file is not Python."""
+    """Return the top-level packages that a file imports, with `ANY` for computed names; empty if the file is not Python."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):
@@ -139,12 +151,12 @@ def _imports(code: bytes) -> frozenset[str]:
                 imports |= {alias.name for alias in names}
             case ast.ImportFrom(module=str(module)):
                 imports.add(module.partition(".")[0])
-            case ast.Name(id=name) if name in _MADE_UP:
+            case ast.Name(id=name) if name in _CODE_RUNNING_BUILTINS:
                 imports.add(ANY)
-    return frozenset(imports | ({ANY} if imports & _DYNAMIC else set()))
+    return frozenset(imports | ({ANY} if imports & _DYNAMIC_IMPORTERS else set()))
 
 
-_PACKAGES = {"site-packages", "dist-packages"}
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 _folders: set[Path] = set()
 
 
@@ -158,12 +170,15 @@ class SourceOnly(SourceFileLoader):
 
 @lru_cache(maxsize=256)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Compile a source once, although a task's module is executed anew for each function that its YAML names."""
+    """Return the compiled source, cached because a task's module is executed anew for each function that its YAML names."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
 def executed(name: str, file: Path, source_only: bool) -> ModuleType:
-    """Execute a file as a module and return it, without an entry in `sys.modules`. Raises the exceptions of its code."""
+    """Execute a file as a module and return the module, without an entry in `sys.modules`.
+
+    Exceptions of its code pass unchanged. source_only: read and write no bytecode.
+    """
     loader = SourceOnly(name, str(file)) if source_only else SourceFileLoader(name, str(file))
     spec = spec_from_file_location(name, file, loader=loader)
     assert spec is not None, "a file with a loader has a spec"
@@ -173,14 +188,14 @@ def executed(name: str, file: Path, source_only: bool) -> ModuleType:
 
 
 def import_from_source(folders: Iterable[Path]) -> None:
-    """From now on, import modules below a task's folders, or elsewhere outside of installed packages, from their sources.
+    """Make Python import modules below a task's folders, or elsewhere outside of installed packages, from their sources.
 
-    This applies to all importers, because a task's code imports some modules only when a prompt is made.
+    This lasts for the whole process, because a task's code imports some modules only when a prompt is made.
     """
-    new = {folder.resolve() for folder in folders} - _folders
-    if not new:
+    new_folders = {folder.resolve() for folder in folders} - _folders
+    if not new_folders:
         return
-    _folders.update(new)
+    _folders.update(new_folders)
     if _finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _finder)
     for place in [place for place in sys.path_importer_cache if _of_task(place)]:
@@ -188,8 +203,11 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """Return a finder that imports a folder's modules from their sources. This is a hook of `sys.path_hooks`: ImportError means
-    that the folder holds no task's code and that Python's own finder is used."""
+    """Return a finder that imports a folder's modules from their sources, for use as a hook of `sys.path_hooks`.
+
+    Raises:
+        ImportError: the folder contains no task's code, so that Python's own finder is used.
+    """
     if not _of_task(place):
         raise ImportError(f"{place} may keep its bytecode", path=place)
     return FileFinder(
@@ -201,7 +219,7 @@ def _finder(place: str) -> FileFinder:
 
 
 def _of_task(place: str) -> bool:
-    """Tell whether modules in a folder may be a task's code. No version number identifies such code, so its source counts."""
+    """Return True if modules in a folder may be a task's code, which no version number identifies."""
     path = Path(place).resolve()
     if any(path.is_relative_to(folder) and _own(path.relative_to(folder)) for folder in _folders):
         return path.is_dir()
@@ -209,10 +227,10 @@ def _of_task(place: str) -> bool:
 
 
 def _own(path: Path) -> bool:
-    return _PACKAGES.isdisjoint(path.parts)
+    return _PACKAGE_FOLDERS.isdisjoint(path.parts)
 
 
-_UNTRACEABLE = {
+_UNTRACEABLE_EVENTS = {
     *("os.listdir", "os.scandir", "glob.glob", "subprocess.Popen", "os.system", "os.posix_spawn", "os.fork"),
     "socket.connect",
 }
@@ -235,8 +253,8 @@ class OpenedFiles:
         if not isinstance(path, str | bytes | os.PathLike):
             return  # an open descriptor, whose own opening was recorded
         name = os.fsdecode(path)
-        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-        if writes or name in self.files or name.endswith(SUFFIXES):
+        is_write = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if is_write or name in self.files or name.endswith(SUFFIXES):
             return  # an import: versions of packages cover it
         self.traceable &= os.path.isabs(name)
         try:
@@ -250,7 +268,7 @@ class OpenedFiles:
 
 @contextmanager
 def opened() -> Iterator[OpenedFiles]:
-    """Record opened files while the block runs, in all threads."""
+    """Context manager that records the files opened inside it, in all threads."""
     global _hooked  # noqa: PLW0603 - the interpreter cannot remove a hook
     if not _hooked:
         sys.addaudithook(_hear)
@@ -268,15 +286,15 @@ def _hear(event: str, arguments: tuple) -> None:
         path, _, flags = arguments
         for listener in _listeners:
             listener.hear(path, flags)
-    elif event in _UNTRACEABLE and _listeners:
+    elif event in _UNTRACEABLE_EVENTS and _listeners:
         # Searching a folder for a module is no reading.
-        importing = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
+        is_import = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
         for listener in _listeners:
-            listener.traceable &= importing
+            listener.traceable &= is_import
 
 
 def of_one_sample(error: BaseException) -> bool:
-    """Tell whether an exception concerns only the sample that was read or asked, so that others can go on.
+    """Return True if an exception concerns only the sample that was read or asked, so that others can go on.
 
     Decoders raise their own exceptions for broken or too large files. Tasks rely on fields that may be empty, and end the
     process for a missing video. A missing package or name stops every sample, and so does an exception of this project other

@@ -36,26 +36,29 @@ BESIDE = {"vstar_direct_attributes_acc", "vstar_relative_position_acc"}
 
 
 def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | None:
-    """Return the sample's score, or None for a metric that exists only over many samples (captions, submissions).
+    """Return the sample's score from a scorer's value; None for a metric that exists only over many samples.
 
-    A registered extractor is used first. Otherwise the value itself is the score, or `score` of a dict.
+    Such metrics are captions and submissions. A registered extractor is used first. Otherwise the value itself is the score,
+    or `score` of a dict.
     """
     return EXTRACTORS[metric](value, aggregation) if metric in EXTRACTORS else plain_value(value)
 
 
 def plain_value(value: Any) -> float | None:
-    """Return a number, or the number under `score` of a dict, or None."""
+    """Return a number, or the number under `score` of a dict; None for anything else."""
     if isinstance(value, Mapping):
         value = value.get("score")
     if isinstance(value, numbers.Real):
         return float(value)
-    item = getattr(value, "item", None)  # a one-element array or tensor
-    return float(item()) if item is not None and getattr(value, "size", 1) == 1 else None
+    item_method = getattr(value, "item", None)  # a one-element array or tensor
+    return float(item_method()) if item_method is not None and getattr(value, "size", 1) == 1 else None
 
 
 def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
-    """Return a sample's score by aggregating this sample alone. For metrics that are the mean of right answers, whose value holds
-    only prediction and answer."""
+    """Return a sample's score computed by the metric's aggregation over this sample alone.
+
+    This is for metrics that are the mean of right answers, whose value contains only prediction and answer.
+    """
     assert aggregation is not None, "these metrics are in lmms-eval's lists"
     options = {"args": None} if "args" in inspect.signature(aggregation).parameters else {}
     score = aggregation([value], **options)
@@ -63,10 +66,12 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
 
 
 def worldqa(value: Any, aggregation: Aggregation) -> float | None:
-    """Return the score of a value of the metric `gpt_eval`. For WorldQA the aggregation computes it, by asking the judge if
-    necessary; other tasks with this metric return a number."""
-    of_worldqa = isinstance(value, Mapping) and "question_idx" in value
-    return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
+    """Return the score of a value of the metric `gpt_eval`.
+
+    For WorldQA the aggregation computes it, by asking the judge if necessary; other tasks with this metric return a number.
+    """
+    is_worldqa = isinstance(value, Mapping) and "question_idx" in value
+    return aggregate_of_one(value, aggregation) if is_worldqa else plain_value(value)
 
 
 # Metrics that need their own function, called with a sample's value and the aggregation.
@@ -103,7 +108,7 @@ UNREAD: dict[str, Callable[[Any], bool]] = {
 
 
 def seed(identity: str) -> None:
-    """Seed Python's and numpy's generators from `identity` alone."""
+    """Seed Python's and numpy's random generators from the text `identity`."""
     import numpy as np
 
     value = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4], "big")
@@ -113,14 +118,16 @@ def seed(identity: str) -> None:
 
 @functools.cache
 def untouched(identity: str) -> tuple[int, bytes]:
-    """Return what `drawn` returns if nothing was drawn since `seed(identity)`."""
+    """Return the bits that `drawn` returns if nothing was drawn since `seed(identity)`."""
     seed(identity)
     return drawn()
 
 
 def drawn() -> tuple[int, bytes]:
-    """Draw 64 bits from both generators, to tell whether a scorer drew anything: if so, the bits differ from `untouched` (except
-    for one chance in 2^64). Comparing the generators' whole states would cost more than most scorers."""
+    """Draw 64 bits from both random generators and return them.
+
+    They differ from `untouched` (except for one chance in 2^64) if a scorer drew anything since the seeding.
+    """
     import numpy as np
 
     return random.getrandbits(64), np.random.bytes(8)
@@ -128,45 +135,45 @@ def drawn() -> tuple[int, bytes]:
 
 @contextmanager
 def state_kept() -> Iterator[None]:
-    """Restore the states of both generators after the block."""
+    """Context manager that restores the states of both random generators at its end."""
     import numpy as np
 
-    python, numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mapping[str, Any]]) -> bool:
-    """Tell whether the scorer's result depends on the generators' state. Call this only if the scorer used one of them.
+    """Return True if the scorer's result depends on random numbers. Call this only if the scorer drew some.
 
-    metrics: the scorer's result.
-    again: scores the same answer again, from the same document.
+    identity: text that seeded the generators. metrics: the scorer's result. again: scores the same answer again.
     """
-    first = repr(metrics)
+    first_result = repr(metrics)
     for number in range(TRIES):
         seed(f"{identity}/{number}")
-        if repr(again()) != first:
+        if repr(again()) != first_result:
             return True
     return False
 
 
 def unread(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether a metric's value shows that the scorer found no choice in the answer (`UNREAD`)."""
+    """Return True if a metric's value shows that the scorer found no choice in the answer (`UNREAD`)."""
     return any(UNREAD[name](value) for name, value in metrics.items() if name in UNREAD)
 
 
 def tells_right_only(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether these are HR-Bench's metrics (with a cycle_category), which show only whether the right choice was given."""
+    """Return True for HR-Bench's metrics (with a cycle_category), which show only whether the right choice was given."""
     value = metrics.get("average")
     return isinstance(value, Mapping) and "cycle_category" in value
 
 
 def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
-    """Tell whether the scorer found no choice in an answer: the answer is wrong, whichever choice is declared right. This is the
-    only way to tell for the metrics of `tells_right_only`.
+    """Return True if an answer is wrong whichever choice is declared right, so that the scorer found no choice in it.
+
+    This is the only way to know for the metrics of `tells_right_only`.
 
     again: scores the same answer again, with columns of the document replaced.
     """
@@ -181,7 +188,11 @@ CLIENTS = ("base_url", "api_url")  # attributes of judges' clients
 
 
 def refuse_other_judges(name: str, task: ConfigurableTask, ours: str) -> None:
-    """Raise ScoringError if the task's scorer would ask a judge anywhere but below the address `ours`."""
+    """Check that the task's scorer asks a judge only below the address `ours`.
+
+    Raises:
+        ScoringError: it asks elsewhere.
+    """
     scorers = [task.config.process_results, *task.metric_functions.values()]
     for scorer in scorers:
         for address in addresses(scorer) if callable(scorer) else ():
@@ -194,7 +205,7 @@ def refuse_other_judges(name: str, task: ConfigurableTask, ours: str) -> None:
 
 
 def addresses(scorer: Callable[..., Any]) -> set[str]:
-    """Return the judges' addresses in the function and in the task's functions that it may call."""
+    """Return the judges' addresses in a function's code and in the task's functions that it may call."""
     urls: set[str] = set()
 
     def visit(function: Any, names: set[str]) -> Iterator[Any]:
@@ -220,7 +231,7 @@ def addresses(scorer: Callable[..., Any]) -> set[str]:
 
 
 def may_draw(scorer: Any) -> bool:
-    """Tell whether the function, or a function of lmms-eval's tasks that it may call, names a random generator."""
+    """Return True if a function, or a function of lmms-eval's tasks that it may call, uses a random generator."""
     import numpy as np
 
     drawing = False
@@ -238,17 +249,19 @@ def may_draw(scorer: Any) -> bool:
 
 
 def _walk(scorer: Any, visit: Callable[[Any, set[str]], Iterable[Any]]) -> None:
-    """Call `visit` with a function and the global names in its code, then likewise with every function or class that a call of
-    `visit` yields, each once."""
-    waiting, visited = [scorer], set()
-    while waiting:
-        function = waiting.pop()
+    """Call `visit(function, global names in its code)` for `scorer` and then for every function or class that a call yields,
+    each once."""
+    functions_to_read, visited_functions = [scorer], set()
+    while functions_to_read:
+        function = functions_to_read.pop()
         while isinstance(function, functools.partial):
             function = function.func
         function = getattr(function, "__func__", function)
-        if isinstance(function, types.FunctionType | type) and function not in visited:
-            visited.add(function)
-            waiting += visit(function, set() if isinstance(function, type) else {*_global_names(function.__code__)})
+        if isinstance(function, types.FunctionType | type) and function not in visited_functions:
+            visited_functions.add(function)
+            functions_to_read += visit(
+                function, set() if isinstance(function, type) else {*_global_names(function.__code__)}
+            )
 
 
 def _same_module(value: Any, function: types.FunctionType) -> bool:

@@ -69,11 +69,13 @@ Keep = Callable[[Question, Reply], None]
 
 
 def address_of(url: str) -> str:
-    """Return the address that is asked, without user name, password and query, which may contain a key. Equal model ids at
-    different addresses are different models."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2].lower()
-    return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+    """Return the address of a judge's url, without user name, password and query, which may contain a key.
+
+    Equal model ids at different addresses are different models.
+    """
+    url_parts = urlsplit(url)
+    host = url_parts.netloc.rpartition("@")[2].lower()
+    return f"{url_parts.scheme}://{host}{url_parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
 
 
 class Endpoint:
@@ -92,10 +94,12 @@ class Endpoint:
         self._answered, self._lost = False, 0
 
     def ask_all(self, questions: Mapping[str, Question], keep: Keep) -> dict[str, Reply | Failure]:
-        """Ask questions. Return name to reply or failure. `keep` is called with each reply as it arrives.
+        """Ask the judge several questions. Return name of the question -> reply or failure.
 
         Until the endpoint has answered once, questions are asked one by one; then `concurrency` at a time. An interrupt, or an
         exception of `keep`, cancels running requests.
+
+        keep: function that is called with each reply as it arrives.
         """
         from anyio.from_thread import start_blocking_portal
 
@@ -107,20 +111,20 @@ class Endpoint:
         import httpx
 
         outcomes: dict[str, Reply | Failure] = {}
-        limit = asyncio.Semaphore(self.settings.concurrency)
-        proxied = urlsplit(self.url).hostname not in LOOPBACK  # no proxy between a machine and itself
-        async with httpx.AsyncClient(timeout=self.settings.timeout_s, trust_env=proxied) as client:
+        semaphore = asyncio.Semaphore(self.settings.concurrency)
+        uses_proxy = urlsplit(self.url).hostname not in LOOPBACK  # no proxy between a machine and itself
+        async with httpx.AsyncClient(timeout=self.settings.timeout_s, trust_env=uses_proxy) as client:
 
             async def ask(name: str) -> None:
-                async with limit:
+                async with semaphore:
                     outcomes[name] = await self._attempts(client, questions[name], keep)
 
-            waiting = list(questions)
-            while waiting and not self._answered and self.gone is None:
-                await ask(waiting.pop(0))
+            unanswered = list(questions)
+            while unanswered and not self._answered and self.gone is None:
+                await ask(unanswered.pop(0))
             try:
                 async with asyncio.TaskGroup() as group:
-                    for name in waiting:
+                    for name in unanswered:
                         group.create_task(ask(name))
             except BaseExceptionGroup as problems:
                 raise problems.exceptions[0] from None
@@ -153,7 +157,11 @@ class Endpoint:
         return failure
 
     async def _ask(self, client: httpx.AsyncClient, question: Question) -> Reply:
-        """Make one attempt. Raises Failure."""
+        """Send a question once and return the reply.
+
+        Raises:
+            Failure: no usable reply.
+        """
         import httpx
 
         settings, key = self.settings, self._key()
@@ -178,9 +186,13 @@ class Endpoint:
         except (TimeoutError, httpx.TimeoutException):
             raise Failure(f"{self.address} did not answer within {settings.timeout_s:g} s", passes=True) from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            invalid = isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol)  # other attempts would fail too
-            what = "cannot be asked" if invalid else "cannot be reached or breaks off"
-            raise Failure(f"{self.address} {what} ({type(error).__name__})", passes=not invalid) from None
+            is_invalid_url = isinstance(
+                error, httpx.InvalidURL | httpx.UnsupportedProtocol
+            )  # other attempts would fail too
+            failure_text = "cannot be asked" if is_invalid_url else "cannot be reached or breaks off"
+            raise Failure(
+                f"{self.address} {failure_text} ({type(error).__name__})", passes=not is_invalid_url
+            ) from None
         text = data.decode("utf-8", errors="replace")
         if response.status_code != 200:
             raise self._refusal(response.status_code, response.headers.get("Retry-After", ""), text)
@@ -189,7 +201,7 @@ class Endpoint:
     def _reply(self, data: str, question: Question) -> Reply:
         try:
             body = json.loads(data)
-            text, served = body["choices"][0]["message"]["content"], body.get("model")
+            text, served_model = body["choices"][0]["message"]["content"], body.get("model")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             excerpt = self._hide(data)[:EXCERPT]
             reason = f"{self.address} replied with what is no chat completion: {excerpt!r}"
@@ -198,26 +210,32 @@ class Endpoint:
         if not question.readable(text):
             reason = f"its answer is not of the form that the scorer reads: {text[:EXCERPT]!r}"
             raise Failure(reason, passes=True, alone=True)
-        return Reply(text, self._hide(served) if isinstance(served, str) else None)
+        return Reply(text, self._hide(served_model) if isinstance(served_model, str) else None)
 
     def _refusal(self, code: int, retry_after: str, text: str) -> Failure:
         if code in (401, 403):
-            name = self.settings.key_env
-            key = f"the key in {name}" if name and self._key() else "a request without a key (judge.key_env)"
-            return Failure(f"{self.address} refuses {key} ({code})")
+            key_variable = self.settings.key_env
+            key_text = (
+                f"the key in {key_variable}"
+                if key_variable and self._key()
+                else "a request without a key (judge.key_env)"
+            )
+            return Failure(f"{self.address} refuses {key_text} ({code})")
         message = f"{self.address} answers {code}: {self._hide(text)[:EXCERPT]!r}"
         if code in PASSING or code >= 500:
             return Failure(message, passes=True, wait_s=_retry_after(retry_after))
         return Failure(message, alone=code in OF_THE_QUESTION)
 
     def _hide(self, text: str) -> str:
-        """Return the text with the key removed in every encoding. Placeholder keys (`EMPTY`) stay: they are not secret and may
-        be words of an answer."""
+        """Return the text with the key removed in every encoding.
+
+        Placeholder keys (`EMPTY`) stay: they are not secret and may be words of an answer.
+        """
         key = self._stated_key()
         return without_secrets(text, [key]) if key else text
 
     def _stated_key(self) -> str | None:
-        """Return the key from the environment. It is stored nowhere else."""
+        """Return the key from the environment variable in the settings. It is stored nowhere else."""
         name = self.settings.key_env
         return (os.environ.get(name) or "").strip() or None if name else None
 
@@ -231,7 +249,7 @@ class Endpoint:
 
 
 def _retry_after(value: str) -> float:
-    """Return the seconds of a Retry-After header, given as a number or a date; 0 if it is missing or invalid."""
+    """Return the seconds of an HTTP Retry-After header, given as a number or a date; 0 if it is missing or invalid."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(value))
     with contextlib.suppress(ValueError, TypeError):
@@ -246,8 +264,8 @@ CHECKSUM = "sha256"
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    others = {name: value for name, value in record.items() if name != CHECKSUM}
-    return hashlib.sha256(json.dumps(others, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+    checked_fields = {name: value for name, value in record.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(checked_fields, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
 class AnswerCache:
@@ -262,8 +280,11 @@ class AnswerCache:
         self.model, self.address = model, address
 
     def get(self, question: Question) -> str | None:
-        """Return the cached answer. Return None if there is none, or its file is unreadable or fails its checksum (older files
-        have none)."""
+        """Return the cached answer to a question; None if there is none or it is unusable.
+
+        It is unusable if its file is unreadable or fails its checksum (older files have none), or if the scorer cannot read
+        it.
+        """
         try:
             record = json.loads(self._file(question).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -274,7 +295,11 @@ class AnswerCache:
         return answer if isinstance(answer, str) and question.readable(answer) else None
 
     def put(self, question: Question, reply: Reply) -> None:
-        """Store an answer with its question. Raises StoreError if the folder cannot be written."""
+        """Store an answer with its question.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
         file = self._file(question)
         record: dict[str, Any] = {
             "model": self.model,
@@ -287,8 +312,8 @@ class AnswerCache:
         record[CHECKSUM] = _checksum(record)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
-            with os.fdopen(handle, "w", encoding="utf-8") as staged:
+            descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as staged:
                 json.dump(record, staged, indent=1, sort_keys=True, default=dict)
             os.replace(name, file)
         except OSError as error:
@@ -326,18 +351,20 @@ class JudgeAnswers:
 
     @property
     def gone(self) -> str | None:
-        """Return the reason why no more questions are sent to the judge's endpoint; None while questions may be sent."""
+        """Reason why no more questions are sent to the judge's endpoint; None while questions may be sent."""
         return self._endpoint.gone if self._endpoint else None
 
     def as_asked(self, question: Question) -> Question:
-        """Return the question with the temperature that the settings prescribe, if they prescribe one."""
+        """Return the question with the temperature of the settings, if they have one."""
         temperature = self.settings.temperature if self.settings else None
         return question if temperature is None else replace(question, temperature=float(temperature))
 
     def look_up(self, question: Question) -> str:
-        """Return the stored answer to a question. If there is none, note the question for the next `fetch` and raise JudgeError.
+        """Return the stored answer to a question.
 
-        question: as returned by `as_asked`."""
+        Raises:
+            JudgeError: there is none. The question is noted for the next `fetch`.
+        """
         if self._endpoint is None:
             raise JudgeError("no judge was asked (judge=none)")
         digest = question.digest(str(self.model), self._endpoint.address)
@@ -354,7 +381,7 @@ class JudgeAnswers:
         raise JudgeError("not asked yet")
 
     def fetch(self) -> int:
-        """Ask the waiting questions. Return their number."""
+        """Ask the judge all noted questions, and return their number."""
         if not self._pending or self._endpoint is None:  # without a judge no question waits
             return 0
         outcomes = self._endpoint.ask_all(self._pending, self._keep)
@@ -371,7 +398,7 @@ class JudgeAnswers:
             self._cache.put(question, reply)
 
     def summary(self, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-        """Summarise a run's questions, and its metrics that are not judged. Return None if there is nothing to report.
+        """Return a text on the run's questions to the judge and on metrics that are not judged; None if it would be empty.
 
         metrics: the `metrics` rows of the run's cells.
         """
@@ -380,12 +407,12 @@ class JudgeAnswers:
         if self.settings is not None and counts:
             cached = f"{counts['cached']} answers from {self.settings.cache}"
             reason = self.gone or next(iter(self._failures.values()), None)
-            failed = f", {counts['failed']} questions without an answer ({reason})" if counts["failed"] else ""
-            lines.append(f"judge {self.model}: {counts['asked']} answers, {cached}{failed}")
-        earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, self.model)})
-        if self.settings is not None and earlier:
+            failed_text = f", {counts['failed']} questions without an answer ({reason})" if counts["failed"] else ""
+            lines.append(f"judge {self.model}: {counts['asked']} answers, {cached}{failed_text}")
+        earlier_judges = sorted({row["judge"] for row in metrics if row["judge"] not in (None, self.model)})
+        if self.settings is not None and earlier_judges:
             lines.append(
-                f"scores of {', '.join(earlier)} are kept where {self.model} did not answer all questions of a metric"
+                f"scores of {', '.join(earlier_judges)} are kept where {self.model} did not answer all questions of a metric"
             )
         if unjudged:
             names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in unjudged}))
@@ -398,12 +425,16 @@ class JudgeAnswers:
 
 
 def not_judged(row: Mapping[str, Any]) -> bool:
-    """Tell whether a `metrics` row lacks answers of a judge."""
+    """Return True if a `metrics` row lacks answers of a judge."""
     return str(row["lmms_eval_reason"] or "").startswith(NOT_JUDGED)
 
 
 def check_judge(judge: Judge) -> None:
-    """Raise ConfigError naming the key with an impossible value."""
+    """Check the settings of a judge.
+
+    Raises:
+        ConfigError: a setting has an impossible value.
+    """
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
             "judge.url or judge.model is set, but judge=none asks no judge; allowed: judge=local or "
@@ -417,9 +448,10 @@ def check_judge(judge: Judge) -> None:
 
 
 def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
-    """Return the answers for a run whose rows are in `root`. No question is asked and no file is created yet.
+    """Return the store of a judge's answers for a run whose rows are in `root`. Nothing is asked or written yet.
 
-    Raises ConfigError if the judge has no model or no address.
+    Raises:
+        ConfigError: the judge has no model or no address.
     """
     if judge.kind == "none":
         return JudgeAnswers()
@@ -436,7 +468,7 @@ def judge_answers(judge: Judge, root: Path) -> JudgeAnswers:
 
 def _is_address(url: str) -> bool:
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        url_parts = urlsplit(url)
+        return url_parts.scheme in ("http", "https") and bool(url_parts.hostname) and url_parts.port != 0
     except ValueError:  # a port that is not a number, half an IPv6 address
         return False

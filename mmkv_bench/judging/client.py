@@ -70,21 +70,25 @@ class ScoringPass:
 
     @contextmanager
     def of(self, owners: Iterable[Owner]) -> Iterator[None]:
-        """Attribute questions inside the block to these samples."""
-        outer, self._owners = self._owners, tuple(owners)
+        """Context manager: questions that are asked inside it belong to the samples `owners`."""
+        outer_owners, self._owners = self._owners, tuple(owners)
         try:
             yield
         finally:
-            self._owners = outer
+            self._owners = outer_owners
 
     def lacks(self, owner: Owner) -> bool:
-        """Tell whether a question of this sample had no answer. An exception of its scorer is then not an error."""
+        """Return True if a question of this sample had no answer. An exception of its scorer is then not an error."""
         return owner in self.unanswered or owner in self.refused
 
     def answer(self, question: Question, example: str | None = None) -> str:
-        """Return the judge's answer, for scorers of this package, which expect JudgeError if there is none.
+        """Return the judge's answer, for scorers of this package.
 
-        example: not used here; a `Probe` returns it in place of an answer."""
+        example: not used here; a `Probe` returns it in place of an answer.
+
+        Raises:
+            JudgeError: there is no answer (yet).
+        """
         try:
             return self._look_up(None, question)
         except JudgeError as error:
@@ -93,11 +97,13 @@ class ScoringPass:
             raise
 
     def fill(self, question: Question) -> str:
-        """Return the judge's answer, for lmms-eval's scorers, which cannot handle a missing answer. If there is none, return a
-        filler text and record that the sample's score is worthless."""
+        """Return the judge's answer, for lmms-eval's scorers, which cannot handle a missing answer.
+
+        Without an answer, return a filler text and record that the sample's score is worthless.
+        """
         metric = None
-        if (known := metric_of(self.judged, question)) is not None:
-            metric, question = known.metric, replace(question, readable=known.readable)
+        if (judged_metric := metric_of(self.judged, question)) is not None:
+            metric, question = judged_metric.metric, replace(question, readable=judged_metric.readable)
         try:
             return self._look_up(metric, question)
         except JudgeError as error:
@@ -108,12 +114,12 @@ class ScoringPass:
     def _look_up(self, metric: str | None, question: Question) -> str:
         question = self.answers.as_asked(question)
         try:
-            text = self.answers.look_up(question)
+            answer_text = self.answers.look_up(question)
         except JudgeError:
             self.asked.append(AskedQuestion(metric, question, False))
             raise
         self.asked.append(AskedQuestion(metric, question, True))
-        return text
+        return answer_text
 
 
 class Probe(ScoringPass):
@@ -136,23 +142,26 @@ class Probe(ScoringPass):
         return FILLER
 
 
-_OPEN: list[ScoringPass] = []  # a process scores one task at a time, as scoring changes working folder and stdout
+_OPEN_PASSES: list[
+    ScoringPass
+] = []  # a process scores one task at a time, as scoring changes working folder and stdout
 
 
 @contextmanager
 def asking(scoring_pass: ScoringPass) -> Iterator[None]:
-    """Send questions of `ask`, `ask_all` and the proxy inside the block to this scoring_pass."""
-    _OPEN.append(scoring_pass)
+    """Context manager: questions of `ask`, `ask_all` and the proxy inside it go to this scoring pass."""
+    _OPEN_PASSES.append(scoring_pass)
     try:
         yield
     finally:
-        _OPEN.remove(scoring_pass)
+        _OPEN_PASSES.remove(scoring_pass)
 
 
 def ask(prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Return the judge's answer to a user prompt or to chat messages. options: as for `ask_all`.
 
-    Raises JudgeError if there is no answer (yet).
+    Raises:
+        JudgeError: there is no answer (yet).
     """
     (answer,) = ask_all([prompt], **options)
     return answer
@@ -168,20 +177,25 @@ def ask_all(
 ) -> list[str]:
     """Return the judge's answers to independent questions, which are asked concurrently.
 
-    temperature: temperature of the judge. max_tokens: most tokens of an answer.
-    readable: tells whether the scorer can read an answer. An unreadable answer is not stored, and the question is repeated.
-    example: an answer of the right form. It stands for the judge's answer while the task's prompts are hashed, so that questions
-    that depend on the answer are hashed too. Without it the hash ends with this question.
+    Args:
+        prompts: user prompts, or lists of chat messages.
+        temperature: temperature of the judge.
+        max_tokens: most tokens of an answer.
+        readable: function that returns whether the scorer can read an answer. An unreadable answer is not stored, and the
+            question is repeated.
+        example: an answer of the right form. It replaces the judge's answer while the task's prompts are hashed, so that
+            questions that depend on the answer are hashed too.
 
-    Raises JudgeError if a question has no answer (yet).
+    Raises:
+        JudgeError: a question has no answer (yet).
     """
-    if not _OPEN:
+    if not _OPEN_PASSES:
         raise JudgeError("there is no judge outside of the score stage; call this only while answers are scored")
     questions = [Question.of(prompt, temperature, max_tokens, readable) for prompt in prompts]
     answers, errors = [], []
     for question in questions:  # without stopping at a missing answer, so that one round collects all
         try:
-            answers.append(_OPEN[-1].answer(question, example))
+            answers.append(_OPEN_PASSES[-1].answer(question, example))
         except JudgeError as error:
             errors.append(error)
     if errors:
@@ -196,17 +210,20 @@ ROUNDS = 12  # a scorer whose questions each depend on the answer before needs o
 def in_rounds(
     task: str, answers: JudgeAnswers, one_pass: Callable[[ScoringPass], Result]
 ) -> tuple[Result, ScoringPass]:
-    """Run passes until no pass asks a new question. Return the last result with its pass. A task without a judge has one pass.
+    """Run a scorer repeatedly until it asks no new question. Return (last result, pass of that result).
 
-    After `ROUNDS` passes a scorer that still asks new questions is stopped, and its samples are not judged.
+    A task without a judge has one pass. After `ROUNDS` passes the scorer is stopped, and samples with new questions are not
+    judged.
+
+    task: name of the task. answers: answers of the judge. one_pass: function that runs the scorer in a pass.
     """
-    passes = 0
+    passes_done = 0
     while True:
         scoring_pass = ScoringPass(answers, JUDGED.get(task, ()))
         with asking(scoring_pass):
             result = one_pass(scoring_pass)
-        passes += 1
-        if not answers.fetch() or passes == ROUNDS:
+        passes_done += 1
+        if not answers.fetch() or passes_done == ROUNDS:
             return result, scoring_pass
 
 
@@ -234,7 +251,7 @@ class Proxy(socketserver.ThreadingTCPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def listen(self) -> None:
-        """Start answering. Safe to call twice."""
+        """Start answering requests. A second call does nothing."""
         if self._thread is None:
             self.server_activate()
             self._thread = threading.Thread(target=self.serve_forever, name="judge-proxy", daemon=True)
@@ -246,26 +263,26 @@ class Proxy(socketserver.ThreadingTCPServer):
 
 @cache
 def proxy() -> Proxy:
-    """Return this process's proxy."""
+    """Return this process's local server that scorers use in place of OpenAI."""
     return Proxy()
 
 
 def task_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return environment variables by which a task's code uses the proxy as its judge, without a real key.
+    """Return environment variables by which a task's code uses the local proxy as its judge, without a real key.
 
     environment: the process's environment, for its list of hosts without an HTTP proxy.
     """
     judge = proxy()
-    direct = environment.get("no_proxy") or environment.get("NO_PROXY")
-    direct = f"{direct},127.0.0.1" if direct else "127.0.0.1"
+    no_proxy_hosts = environment.get("no_proxy") or environment.get("NO_PROXY")
+    no_proxy_hosts = f"{no_proxy_hosts},127.0.0.1" if no_proxy_hosts else "127.0.0.1"
     return {
         "API_TYPE": "openai",
         "OPENAI_API_KEY": judge.token,
         "OPENAI_API_URL": judge.root + PATH,  # used as base or as full url; the proxy answers both paths
         "OPENAI_BASE_URL": f"{judge.root}/v1",  # of the package `openai`
         "MODEL_VERSION": "judge",  # ignored: the configured model is asked
-        "NO_PROXY": direct,
-        "no_proxy": direct,
+        "NO_PROXY": no_proxy_hosts,
+        "no_proxy": no_proxy_hosts,
     }
 
 
@@ -284,13 +301,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, {"error": {"message": "this address answers the scorers of its own process"}})
         if not self.path.endswith("/chat/completions"):
             return self._send(404, {"error": {"message": "only /chat/completions is answered"}})
-        scoring_pass = next(iter(_OPEN[-1:]), None)  # taken once: it may close while the body is read
+        scoring_pass = next(iter(_OPEN_PASSES[-1:]), None)  # taken once: it may close while the body is read
         if scoring_pass is None:
             return self._send(503, {"error": {"message": "nothing is being scored"}})
         try:
             request = json.loads(body)
-            limit = request.get("max_tokens") or request.get("max_completion_tokens") or 1024
-            question = Question.of(request["messages"], request.get("temperature", 0.0), limit)
+            max_tokens = request.get("max_tokens") or request.get("max_completion_tokens") or 1024
+            question = Question.of(request["messages"], request.get("temperature", 0.0), max_tokens)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._send(400, {"error": {"message": f"no chat completion request: {error!r}"}})
         message = {"role": "assistant", "content": scoring_pass.fill(question)}

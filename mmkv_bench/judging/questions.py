@@ -30,7 +30,7 @@ class JudgeError(MMKVError):
 
 
 def not_blank(text: str) -> bool:
-    """Tell whether an answer has any text, the minimum for every answer."""
+    """Return True if an answer has any text."""
     return bool(text.strip())
 
 
@@ -57,22 +57,25 @@ class Question:
         max_tokens: int = 1024,
         readable: Readable = not_blank,
     ) -> Question:
-        """Make a question from one user prompt or from chat messages."""
+        """Return a question made from one user prompt or from chat messages. readable: function that returns whether an answer
+        is usable."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         return cls(tuple(messages), float(temperature), int(max_tokens), readable)
 
     def digest(self, model: str, address: str) -> str:
-        """Return the sha256 over the model's id, the endpoint's address (`address_of`), the messages, the
-        temperature and max_tokens. Equal questions have equal digests."""
+        """Return the sha256 of a question to a model. Equal questions have equal digests.
+
+        It covers the model's id, the endpoint's address, the messages, the temperature and max_tokens.
+        """
         return _sha256([model, address, list(self.messages), self.temperature, self.max_tokens])
 
     def text(self, of: int | None = None) -> str:
-        """Return the text of the first `of` messages, or of all."""
+        """Return the joined text of the first `of` messages; None: of all."""
         return "\n".join(part for message in self.messages[:of] for part in _content_texts(message.get("content")))
 
 
 def prompts_digest(questions: Sequence[Question]) -> str:
-    """Return the sha256 over the messages of several questions in order, independent of judge and answers."""
+    """Return the sha256 of the messages of several questions in order, independent of judge and answers."""
     return _sha256([list(question.messages) for question in questions])
 
 
@@ -105,20 +108,24 @@ class JudgedMetric:
 
 
 def metric_of(judged: tuple[JudgedMetric, ...], question: Question) -> JudgedMetric | None:
-    """Return the metric of `judged` that asks this question, or None. The metric is recognised by its `mark` in the first
-    message only, because later messages may contain the mark as part of a model's answer."""
+    """Return the metric of `judged` that asks this question; None if none does.
+
+    A metric is recognised by its `mark` in the first message. Later messages may contain the mark as part of a model's answer.
+    """
     instructions = question.text(of=1)
     return next((metric for metric in judged if metric.mark in instructions), None)
 
 
 def mark_of_one(text: str) -> bool:
-    """Tell whether an MM-Vet judge's reply starts with a number from 0 to 1."""
+    """Return True if an MM-Vet judge's reply starts with a number from 0 to 1."""
     return _number_within(text.split(" ", maxsplit=1)[0], 1.0)
 
 
 def criterion_score(text: str) -> bool:
-    """Tell whether a Video-ChatGPT judge's reply is a Python dictionary whose `score` is a number from 0 to 5 (an integer may
-    be text)."""
+    """Return True if a Video-ChatGPT judge's reply is a Python dictionary whose `score` is a number from 0 to 5.
+
+    An integer may also be text.
+    """
     try:
         score = ast.literal_eval(text)["score"]
         return not isinstance(score, bool) and 0 <= (int(score) if isinstance(score, str) else score) <= HIGHEST
@@ -127,20 +134,21 @@ def criterion_score(text: str) -> bool:
 
 
 def points(text: str) -> bool:
-    """Tell whether the last line of a WorldQA judge's reply is a number from 0 to 1."""
+    """Return True if the last line of a WorldQA judge's reply is a number from 0 to 1."""
     return _number_within(text.strip().split("\n")[-1], 1.0)
 
 
 def option_letter(text: str) -> bool:
-    """Tell whether a judge's reply to a WorldQA question with choices is one letter from A to E. E means none of the choices."""
+    """Return True if a judge's reply to a WorldQA question with choices is one letter from A to E. E means none of the
+    choices."""
     return re.fullmatch(r"[A-E]", text.strip(), re.IGNORECASE) is not None
 
 
 def one_letter_among_words(text: str) -> bool:
-    """Tell whether an HR-Bench judge's reply has exactly one of the letters A to D as a word, or none of them and Z."""
-    words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
-    letters = {letter for letter in "ABCD" if letter in words}
-    return len(letters) == 1 or (not letters and "Z" in words)
+    """Return True if an HR-Bench judge's reply has exactly one of the letters A to D as a word, or none of them and Z."""
+    spaced_words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
+    letters = {letter for letter in "ABCD" if letter in spaced_words}
+    return len(letters) == 1 or (not letters and "Z" in spaced_words)
 
 
 JUDGED: dict[str, tuple[JudgedMetric, ...]] = {
@@ -171,21 +179,24 @@ PAIRED = {"gpt_eval_score_consistency": "video_name"}
 
 
 def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the pairs of documents that lmms-eval forms: each document with the next unpaired one of its video.
+    """Return the pairs of documents, by number, that lmms-eval forms.
 
-    fields: the video of each document in order. A document without a partner is in no pair.
+    Each document is paired with the next unpaired one of its video. A document without a partner is in no pair.
+
+    fields: the video of each document in order.
     """
-    waiting: dict[Any, int] = {}
+    first_doc_of_key: dict[Any, int] = {}
     pairs_of_docs = []
     for doc_id, video in enumerate(fields):
-        if video in waiting:
-            pairs_of_docs.append((waiting.pop(video), doc_id))
+        if video in first_doc_of_key:
+            pairs_of_docs.append((first_doc_of_key.pop(video), doc_id))
         else:
-            waiting[video] = doc_id
+            first_doc_of_key[video] = doc_id
     return pairs_of_docs
 
 
 def pair_score(first: Mapping[str, Any], second: Mapping[str, Any], aggregation: Callable[..., Any]) -> float:
-    """Return the score of one pair from the task's own aggregation, which writes files into the working folder."""
+    """Return the score of two samples together, computed by the task's own aggregation, which writes files into the working
+    folder."""
     values = [copy.deepcopy(dict(first)), copy.deepcopy(dict(second))]  # the aggregation changes its arguments
     return float(aggregation(values, args=argparse.Namespace(output_path=".")))

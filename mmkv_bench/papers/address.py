@@ -29,7 +29,7 @@ STAND_IN = "tiny"
 """The embedded model. Its numbers replace those of other models in stand-ins, and are no evidence for a printed number."""
 MEAN = "mean"
 """Metric of an address whose number is a mean over several others."""
-_SIZES = ("small", "large")
+_SIZE_SUFFIXES = ("small", "large")
 _options, _file = cache(options), cache(read)
 _CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "samples", "length", "new_tokens", "batch")
 KEYS = (
@@ -59,7 +59,9 @@ class MethodSettings:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any] | None = None, calibration: Any = None) -> MethodSettings:
-        """Describe a method by its settings; a setting at its default counts as not set.
+        """Return the method `name` with the settings that differ from the defaults in its file.
+
+        calibration: source of its calibration: "auto", null, or a mapping with keys of `CALIBRATED`.
 
         Raises:
             ConfigError: no such method, a parameter that the method does not have, or an incomplete calibration.
@@ -70,56 +72,63 @@ class MethodSettings:
         for key in settings:
             if key not in defaults:
                 raise ConfigError(f"method {name} has no parameter {key!r}; {nearest(key, defaults)}")
-        typed = {key: float(value) if isinstance(defaults[key], float) else value for key, value in settings.items()}
-        changed = {key: value for key, value in typed.items() if value != defaults[key]}
-        source = calibration if isinstance(calibration, Mapping) else {}
-        complete = not source or {"samples", "data"} <= {*source} <= {*CALIBRATED}
-        if not complete or not isinstance(calibration, Mapping | str | None):
+        typed_settings = {
+            key: float(value) if isinstance(defaults[key], float) else value for key, value in settings.items()
+        }
+        changed = {key: value for key, value in typed_settings.items() if value != defaults[key]}
+        calibration_source = calibration if isinstance(calibration, Mapping) else {}
+        has_source = not calibration_source or {"samples", "data"} <= {*calibration_source} <= {*CALIBRATED}
+        if not has_source or not isinstance(calibration, Mapping | str | None):
             raise ConfigError(
                 f"{name}: calibration={calibration} is not allowed; use auto, or a mapping with samples "
                 "and data (instruction is optional)"
             )
-        return cls(name, _sorted(changed), _sorted(source) if source else "")
+        return cls(name, _sorted(changed), _sorted(calibration_source) if calibration_source else "")
 
     @property
     def changed(self) -> dict[str, Any]:
-        """Settings that differ from the defaults."""
+        """Settings that differ from the defaults: name -> value."""
         return dict(json.loads(self.settings))
 
     def setting(self, key: str) -> Any:
-        """Return the value of one parameter."""
+        """Return the value of one parameter of the method, the default if it was not changed."""
         return self.changed.get(key, flat_parameters(_file(self.name))[key])
 
     @property
     def calibrated(self) -> dict[str, Any]:
-        """Source of the calibration; empty if none is stated."""
+        """Source of the calibration (data, samples, instruction); empty if none was given."""
         return dict(json.loads(self.calibration)) if self.calibration else {}
 
     @property
     def base(self) -> str:
-        """Base method, by its name in the rows."""
+        """Name of the base method, as result rows contain it."""
         return str(_file(self.name)["base"])
 
     @property
     def unbudgeted(self) -> bool:
-        """True for a method that keeps every entry and takes no budget."""
+        """True if the method keeps every entry and so takes no budget."""
         allocator = _file(self.name).get("allocator")
         keeps_all = isinstance(allocator, Mapping) and ".keep_all." in str(allocator.get("_target_"))
         return self.base == "full" or keeps_all
 
     def parameters(self, reading: str) -> str:
-        """Return the parameters that differ from the base method's defaults (`canonical`). reading: `paper` or `released`."""
+        """Return the parameters that differ from the base method's defaults, as sorted JSON.
+
+        reading: `paper` or `released`, the version of the method's rules.
+        """
         return "{}" if self.base == "full" else _resolved(self, reading)
 
     def version(self, reading: str) -> int:
-        """Return the version of the method in this code, with which the column `method_version` of rows is compared (null counts
-        as 1). reading: `paper` or `released`."""
+        """Return the number of this method's version in the installed code, which rows store as `method_version`.
+
+        reading: `paper` or `released`, the version of the method's rules.
+        """
         return _version(self, reading)
 
     def __str__(self) -> str:
-        settings = [f"{key}={_plain(value)}" for key, value in self.changed.items()]
-        settings += [f"{key}={value}" for key, value in self.calibrated.items()]
-        return f"{self.name}({', '.join(settings)})" if settings else self.name
+        setting_texts = [f"{key}={_plain(value)}" for key, value in self.changed.items()]
+        setting_texts += [f"{key}={value}" for key, value in self.calibrated.items()]
+        return f"{self.name}({', '.join(setting_texts)})" if setting_texts else self.name
 
 
 @dataclass(frozen=True)
@@ -154,23 +163,23 @@ class Address:
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """The fields that a paper's table states, as texts. By this key, table cells and printed numbers are matched."""
+        """The fields that a paper's table also contains, as texts. Table cells and printed numbers are matched by these."""
         texts = (self.model, self.dataset, self.metric, str(self.method), str(self.minus or ""), self.budget_kind)
         return *texts, self.budget, *(str(n or "") for n in (self.length, self.new_tokens, self.batch))
 
     @property
     def runs(self) -> bool:
-        """True unless the model is one that cannot be run (`config/unavailable.yaml`)."""
+        """True unless the model cannot be run, which `config/unavailable.yaml` records."""
         return self.model not in UNAVAILABLE
 
     def __str__(self) -> str:
-        parts = [self.model, self.dataset, self.metric, str(self.method)]
-        parts += [f"minus {self.minus}"] if self.minus else []
-        return " ".join(parts + ([f"budget {self.budget}"] if self.budget else []))
+        texts = [self.model, self.dataset, self.metric, str(self.method)]
+        texts += [f"minus {self.minus}"] if self.minus else []
+        return " ".join(texts + ([f"budget {self.budget}"] if self.budget else []))
 
 
 def address(parts: Mapping[str, Any]) -> Address:
-    """Make the description of a number from a mapping with keys of `KEYS`, as table layouts state it.
+    """Return the `Address` of a number from a mapping with keys of `KEYS`, as the files of table layouts contain.
 
     Raises:
         ConfigError: a key is missing or unknown, or names something that does not exist.
@@ -184,33 +193,41 @@ def address(parts: Mapping[str, Any]) -> Address:
     missing = [key for key in ("model", "method", "dataset", "metric") if key not in parts]
     if missing:
         raise ConfigError(f"an address needs {', '.join(missing)}; this one has {_listed(parts)}")
-    nodes = [node for node in (parts, parts.get("minus")) if node is not None]
-    methods = [MethodSettings.of(node["method"], node.get("with"), node.get("calibration")) for node in nodes]
+    minuend_and_subtrahend = [node for node in (parts, parts.get("minus")) if node is not None]
+    methods = [
+        MethodSettings.of(node["method"], node.get("with"), node.get("calibration")) for node in minuend_and_subtrahend
+    ]
     kind, budget = (NONE, "") if methods[0].unbudgeted else budget_of(parts.get("budget"), parts)
-    rest = {
+    other_fields = {
         key: parts[key] for key in ("model", "dataset", "metric", "reading", "protocol", *_CONDITIONS) if key in parts
     }
-    rest |= dict(zip(("method", "minus"), methods, strict=False)) | {"seeds": tuple(parts.get("seeds", (0,)))}
-    at = Address(budget_kind=kind, budget=budget, **rest)
-    real = at.metric != MEAN and at.dataset not in SYNTHETIC
+    other_fields |= dict(zip(("method", "minus"), methods, strict=False)) | {"seeds": tuple(parts.get("seeds", (0,)))}
+    plain_address = Address(budget_kind=kind, budget=budget, **other_fields)
+    names_a_dataset = plain_address.metric != MEAN and plain_address.dataset not in SYNTHETIC
     for what, name, known in (
-        ("model", at.model, {*_options("model"), *UNAVAILABLE}),
-        ("dataset", file_of(at.dataset), _options("dataset") if real else [file_of(at.dataset)]),
-        ("reading", at.reading, READINGS),
-        ("protocol", at.protocol, PROTOCOLS),
+        ("model", plain_address.model, {*_options("model"), *UNAVAILABLE}),
+        (
+            "dataset",
+            file_of(plain_address.dataset),
+            _options("dataset") if names_a_dataset else [file_of(plain_address.dataset)],
+        ),
+        ("reading", plain_address.reading, READINGS),
+        ("protocol", plain_address.protocol, PROTOCOLS),
     ):
         if name not in known:
             raise ConfigError(f"unknown {what} {name!r}; {nearest(name, known)}")
-    if at.dataset in SYNTHETIC and None in (at.length, at.new_tokens):
-        raise ConfigError(f"{at}: made-up prompts need length and new_tokens; give both")
-    return at
+    if plain_address.dataset in SYNTHETIC and None in (plain_address.length, plain_address.new_tokens):
+        raise ConfigError(f"{plain_address}: made-up prompts need length and new_tokens; give both")
+    return plain_address
 
 
 def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (kind, text) of a budget: a whole number is entries per KV head, any other number is the fraction kept.
+    """Return (kind, text) of a budget. A whole number means entries per KV head, any other number the fraction kept.
+
+    value: the budget. parts: the address's keys, for the message.
 
     Raises:
-        ConfigError: no budget, or neither entries nor a fraction.
+        ConfigError: there is no budget, or it is neither entries nor a fraction.
     """
     if isinstance(value, bool) or value is None:
         raise ConfigError(f"an address needs a budget; this one has {_listed(parts)}")
@@ -227,35 +244,35 @@ def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
 
 @cache
 def canonical(base: str, parameters: str) -> str:
-    """Reduce a row's parameters (JSON) to those that differ from the defaults of the method `base`, as sorted JSON.
+    """Return the parameters (JSON) of a row that differ from the defaults of the method `base`, as sorted JSON.
 
-    A parameter that an old row lacks counts as default, because it was added later. Entries of `parameters` that are no
-    parameters of the method, such as checksums of calibrations, are left out.
+    A parameter that an old row lacks counts as default. Items that are no parameters of the method, such as checksums of
+    calibrations, are left out.
     """
     settings = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
     if base in _options("method"):
-        file = _file(base)
-        defaults = flat_parameters(under_reading(base, file, READINGS[0], file))
+        configuration = _file(base)
+        defaults = flat_parameters(under_reading(base, configuration, READINGS[0], configuration))
         settings = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
     return _sorted(settings)
 
 
 def file_of(dataset: str) -> str:
-    """Return the name of a data set's file in conf/dataset. Rows name pages with their size, such as `pages_walk_small`."""
+    """Return the name of a data set's file in conf/dataset. Rows append the size to the names of pages: `pages_walk_small`."""
     name, _, size = dataset.rpartition("_")
-    return name if size in _SIZES and name in _options("dataset") else dataset
+    return name if size in _SIZE_SUFFIXES and name in _options("dataset") else dataset
 
 
 @cache
 def samples_of(dataset: str) -> int:
-    """Return the number of samples that a data set's file states; 0 if it states none, or only an approximate number."""
-    stated = (content("dataset", dataset).get("about") or {}).get("samples")
-    number = re.match(r"\d[\d,]*", str(stated))
-    return int(number[0].replace(",", "")) if number else 0
+    """Return the number of samples in a data set's file; 0 if the file has none or only an approximate number."""
+    stated_size = (content("dataset", dataset).get("about") or {}).get("samples")
+    leading_number = re.match(r"\d[\d,]*", str(stated_size))
+    return int(leading_number[0].replace(",", "")) if leading_number else 0
 
 
 def members(group: str) -> list[tuple[str, str]]:
-    """Return (dataset, first metric) of each member of a benchmark's group, such as `MileBench T`.
+    """Return (dataset, first metric) of each data set in a benchmark's group, such as `MileBench T`.
 
     Raises:
         ConfigError: no data set belongs to such a group.
@@ -266,7 +283,7 @@ def members(group: str) -> list[tuple[str, str]]:
 
 
 def is_group(dataset: str) -> bool:
-    """Tell whether a name is the name of a benchmark's group."""
+    """Return True if `name` is the name of a benchmark's group of data sets."""
     return dataset in _groups()
 
 
@@ -284,8 +301,8 @@ def _groups() -> dict[str, list[tuple[str, str]]]:
 @cache
 def _resolved(settings: MethodSettings, reading: str) -> str:
     defaults = _file(settings.name)
-    plain = under_reading(settings.name, {**defaults, **settings.changed}, reading, defaults)
-    return canonical(str(defaults["base"]), _sorted(flat_parameters(plain)))
+    resolved = under_reading(settings.name, {**defaults, **settings.changed}, reading, defaults)
+    return canonical(str(defaults["base"]), _sorted(flat_parameters(resolved)))
 
 
 @cache

@@ -40,20 +40,24 @@ class DiagnosticEvidence:
 
     @classmethod
     def of(cls, evidence: Evidence) -> DiagnosticEvidence:
-        """Select the stored diagnostics of real weights and data. If the evidence is for a stand-in table, select those of the
-        embedded model instead."""
+        """Select the stored diagnostics (`mmkv-bench diagnose`) of real weights and data.
+
+        If the evidence is for a stand-in table, which the embedded model fills, those of the embedded model are selected
+        instead.
+        """
         if not len(evidence.diagnostics):
             return cls(evidence, evidence.diagnostics)
         table = evidence.diagnostics.drop_duplicates("measurement").set_index("measurement")
         table = table.assign(settings=table["settings"].map({text: json.loads(text) for text in {*table["settings"]}}))
-        real = table["settings"].map(lambda settings: settings.get("weights") in REAL)
-        real &= table["model"] == STAND_IN if evidence.stand_in else table["model"] != STAND_IN
-        return cls(evidence, table[real & ~table["dataset"].str.endswith(FIXTURE)])
+        has_pretrained_weights = table["settings"].map(lambda settings: settings.get("weights") in REAL)
+        has_pretrained_weights &= table["model"] == STAND_IN if evidence.stand_in else table["model"] != STAND_IN
+        return cls(evidence, table[has_pretrained_weights & ~table["dataset"].str.endswith(FIXTURE)])
 
     def measured(self, address: Address, whole: int) -> Measurement:
-        """Return the measured diagnostic that `address` describes: its curves by layer, and the mean over layers.
+        """Return the measured diagnostic for `address`: its curves with one value per layer, and the mean over layers.
 
-        whole: number of samples of the whole data set; with fewer, the measurement is marked as a part."""
+        whole: number of samples of the whole data set; with fewer, the measurement is marked as a part.
+        """
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
             return Measurement(State.NOT_RUN)
@@ -71,12 +75,18 @@ class DiagnosticEvidence:
         if not len(rows) or not curves:
             return Measurement(State.NOT_RUN)
         versions = json.loads(table["versions"].iloc[0])
-        made = ", ".join([*(f"{name} {version}" for name, version in versions.items()), table["dtype"].iloc[0]])
+        made_with = ", ".join([*(f"{name} {version}" for name, version in versions.items()), table["dtype"].iloc[0]])
         source = f"{self.evidence.folder(int(rows['store'].iloc[0]))} {table.index[0]}"
-        n, of, first = int(rows["sample_id"].nunique()), address.samples or whole, curves[0]
-        state, why = (State.PART, f"{n:,} of {of:,}") if of and n < of else (State.MEASURED, "")
-        shown = Measurement(state, why, first.value, first.low, first.high, n, of, tuple(dict.fromkeys(mismatches)))
-        return replace(shown, curves=curves, made=made, source=source, drawn=rows)
+        n, intended_samples, first = int(rows["sample_id"].nunique()), address.samples or whole, curves[0]
+        state, why = (
+            (State.PART, f"{n:,} of {intended_samples:,}")
+            if intended_samples and n < intended_samples
+            else (State.MEASURED, "")
+        )
+        measurement = Measurement(
+            state, why, first.value, first.low, first.high, n, intended_samples, tuple(dict.fromkeys(mismatches))
+        )
+        return replace(measurement, curves=curves, made=made_with, source=source, drawn=rows)
 
     @cached_property
     def _rows(self) -> Mapping[str, pd.DataFrame]:
@@ -86,7 +96,7 @@ class DiagnosticEvidence:
 
 
 def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -> bool:
-    """Tell whether a measurement is of the analysis, model, data and method that `address` states. row: the measurement."""
+    """Return True if a stored measurement has the analysis, model, data and method of `address`. row: the measurement."""
     if (row["name"], row["model"], row["dataset"]) != (diagnostic.name, address.model, address.dataset):
         return False
     method = row["settings"].get("method")
@@ -94,8 +104,8 @@ def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -
         return method is None
     if method is None or method["base"] != address.method.base or method["reading"] != address.reading:
         return False
-    text = method["budget"]
-    number = float(text) if method["budget_kind"] == FRACTION else int(text)
+    budget_text = method["budget"]
+    number = float(budget_text) if method["budget_kind"] == FRACTION else int(budget_text)
     if (address.budget_kind, address.budget) != budget_of(number, {}):
         return False
     parameters = canonical(method["base"], json.dumps(method["parameters"], sort_keys=True))
@@ -103,8 +113,10 @@ def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -
 
 
 def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Select the measurements with the answer length and frames that `address` states. If there are none, return all
-    measurements, and sentences on how they differ."""
+    """Return (measurements, differences): the rows of `table` with the answer length and number of frames of `address`.
+
+    If there are none, all rows are returned, with texts on how they differ; otherwise the second item is empty.
+    """
     mismatches = []
     for name, wanted, values in (
         ("max_new_tokens", address.max_new_tokens, table["settings"].map(lambda settings: settings.get("tokens"))),
@@ -115,23 +127,27 @@ def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFra
         if (values == wanted).any():
             table = table[values == wanted]
         elif len(table):
-            others = ", ".join(f"{value:g}" for value in sorted(set(values.dropna())))
-            mismatches.append(f"{name} {others}, the figure has {wanted}")
+            other_values = ", ".join(f"{value:g}" for value in sorted(set(values.dropna())))
+            mismatches.append(f"{name} {other_values}, the figure has {wanted}")
     return table, tuple(mismatches)
 
 
 def _differences(table: pd.DataFrame) -> str:
-    words = [f"{name} {' | '.join(map(str, table[name].unique()))}" for name in _MODEL if table[name].nunique() > 1]
+    difference_texts = [
+        f"{name} {' | '.join(map(str, table[name].unique()))}" for name in _MODEL if table[name].nunique() > 1
+    ]
     for key in sorted({key for settings in table["settings"] for key in settings}):
         values = dict.fromkeys(json.dumps(settings.get(key), sort_keys=True) for settings in table["settings"])
-        words += [f"{key} {' | '.join(values)}"] if len(values) > 1 else []
-    return "; ".join(words)
+        difference_texts += [f"{key} {' | '.join(values)}"] if len(values) > 1 else []
+    return "; ".join(difference_texts)
 
 
 def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str], address: Address) -> Curve | None:
-    """Average the values of one line of a figure, first over heads within a layer, then over layers within a sample.
+    """Return one line of a figure: its value per layer, and the mean over layers with an interval over samples.
 
-    line: (label, quantity, part) as in `Diagnostic.lines`. Return None if the rows have no values of the line."""
+    Heads are averaged. line: (label, quantity, part) as in `Diagnostic.lines`. The result is None if the rows have no such
+    values.
+    """
     label, quantity, part = line
     points = rows[(rows["quantity"] == quantity) & ((rows["part"] == part) | (part == "*"))]
     stretch = diagnostic.stretch(address)
@@ -142,7 +158,7 @@ def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str
     by_head = points.assign(layer=points["layer"].fillna(-1), head=points["head"].fillna(-1))
     sums = by_head.groupby(["sample_id", "layer", "head"])["value"].sum() * diagnostic.per
     samples = sums.groupby(level=["sample_id", "layer"]).mean().unstack("layer")
-    numbers = samples.to_numpy(np.float64)
-    values = numbers.mean(axis=1)
+    values_by_layer = samples.to_numpy(np.float64)
+    values = values_by_layer.mean(axis=1)
     (interval,) = intervals([(values, samples.index.to_numpy(str))], address.dataset, share=False)
-    return Curve(label, float(values.mean()), interval.low, interval.high, tuple(numbers.mean(axis=0).tolist()))
+    return Curve(label, float(values.mean()), interval.low, interval.high, tuple(values_by_layer.mean(axis=0).tolist()))

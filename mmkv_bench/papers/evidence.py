@@ -41,7 +41,7 @@ _MAY_DIFFER = (
     *("method_version", "model_revision", "weights", "git_dirty", "device"),
 )
 """Columns in which two cells at one address may differ."""
-_SHOWN = 48  # printed characters of a difference
+_SHOWN_LETTERS = 48  # printed characters of a difference
 
 
 class RunFacts(NamedTuple):
@@ -72,7 +72,10 @@ class Evidence:
 
     @classmethod
     def of(cls, roots: Sequence[Path], stand_in: bool = False) -> Evidence:
-        """Read the cells below these folders. Each folder is a store or contains stores.
+        """Read the stored cells (each one method, budget and dataset) below `roots`. Each folder is a store or contains
+        stores.
+
+        stand_in: read the cells of the embedded model, to fill stand-in tables, and no others.
 
         Raises:
             ConfigError: a folder does not exist or has no rows.
@@ -88,12 +91,12 @@ class Evidence:
         if not frames:
             return cls(stores, pd.DataFrame(), stand_in=stand_in)
         cells = with_limits(pd.concat(frames, ignore_index=True))
-        counts = cells["model"] == STAND_IN if stand_in else ~_stand_ins(cells)
-        return cls(stores, cells[counts].reset_index(drop=True), int((~counts).sum()), stand_in)
+        is_counted = cells["model"] == STAND_IN if stand_in else ~_stand_ins(cells)
+        return cls(stores, cells[is_counted].reset_index(drop=True), int((~is_counted).sum()), stand_in)
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """Rows of `mmkv-bench diagnose` in all stores, with the position of their store; copies count once."""
+        """Rows of `mmkv-bench diagnose` in all stores, with the number of their store; copies in several stores count once."""
         import pandas as pd
 
         from mmkv_bench.store.store import Store
@@ -107,54 +110,64 @@ class Evidence:
         return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
     def match(self, wanted: Address, like: Shared | None = None) -> Measurement:
-        """Find the rows from which the number `wanted` is computed. If several runs measured it, choose one (`_rank`).
+        """Return the rows from which the number `wanted` is computed, as a measurement without value.
 
-        like: consider only rows with exactly these facts, so that two numbers can be compared.
+        If several runs measured the number, one is chosen (`_rank`). The state of the result is:
+        - `measured`, or `part` if a required seed has no row;
+        - `ambiguous` if candidates differ;
+        - `not run` if there are no rows.
 
-        Return a measurement without its value: `measured`, or `part` if a required seed has no row; `ambiguous` if candidates
-        differ; `not run` if there are no such rows."""
+        like: facts (such as dtype or weights) that the rows must have exactly; None: any.
+        """
         rows = self.candidates(wanted)
         if not len(rows):
             return Measurement(State.NOT_RUN)
         seeds = self._seeds[rows]
-        required = np.isnan(seeds) | np.isin(seeds, wanted.seeds)
-        if not required.any():
-            there, table = (", ".join(f"{seed:g}" for seed in sorted({*values})) for values in (seeds, wanted.seeds))
-            return Measurement(State.NOT_RUN, f"there are rows of seed {there}, the table has {table}")
+        has_required_seed = np.isnan(seeds) | np.isin(seeds, wanted.seeds)
+        if not has_required_seed.any():
+            seeds_found, seeds_required = (
+                ", ".join(f"{seed:g}" for seed in sorted({*values})) for values in (seeds, wanted.seeds)
+            )
+            return Measurement(State.NOT_RUN, f"there are rows of seed {seeds_found}, the table has {seeds_required}")
         rows_by_run: dict[RunFacts, list[int]] = {}
-        for row in rows[required].tolist():
-            facts = self._facts[row]
+        for row in rows[has_required_seed].tolist():
+            run_facts = self._facts[row]
             libraries = tuple(str(self._records[row][name]) for name in ("torch", "transformers"))
-            shared = tuple((name, _text(value, None)) for name, value in sorted(facts.items()) if name not in _APART)
-            mismatches = contradictions(wanted, facts, CONDITIONS if self.stand_in else None)
-            if like is None or shared == like:
-                rows_by_run.setdefault(RunFacts(mismatches, shared, facts["method version"], libraries), []).append(row)
+            shared_facts = tuple(
+                (name, _text(value, None)) for name, value in sorted(run_facts.items()) if name not in _UNSHARED_FACTS
+            )
+            mismatches = contradictions(wanted, run_facts, CONDITIONS if self.stand_in else None)
+            if like is None or shared_facts == like:
+                rows_by_run.setdefault(
+                    RunFacts(mismatches, shared_facts, run_facts["method version"], libraries), []
+                ).append(row)
         if not rows_by_run:
             return Measurement(State.NOT_RUN)
         runs = {key: np.array(run) for key, run in rows_by_run.items()}
-        best = max(runs, key=lambda key: self._rank(key, runs[key], wanted)) if len(runs) > 1 else next(iter(runs))
-        _, first = np.unique(self.cells["cell"].to_numpy()[runs[best]], return_index=True)
-        rows = runs[best][np.sort(first)]
+        best_run = max(runs, key=lambda key: self._rank(key, runs[key], wanted)) if len(runs) > 1 else next(iter(runs))
+        _, first = np.unique(self.cells["cell"].to_numpy()[runs[best_run]], return_index=True)
+        rows = runs[best_run][np.sort(first)]
         seeds = self._seeds[rows]
         if len(np.unique(seeds)) < len(rows):  # such as two calibrations under `auto`: their mean belongs to no seed
             return Measurement(State.AMBIGUOUS, self._differences(rows), rows=tuple(rows.tolist()))
         missing = [] if np.isnan(seeds).all() else [str(seed) for seed in wanted.seeds if seed not in seeds]
-        passed = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
+        passed_over = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
         unstated = () if self.stand_in else unstated_facts(wanted, self._facts[rows[0]])
         return Measurement(
             State.PART if missing else State.MEASURED,
             f"seeds {', '.join(missing)} missing" if missing else "",
-            mismatches=best.mismatches,
+            mismatches=best_run.mismatches,
             rows=tuple(rows.tolist()),
             unstated=unstated,
-            shared=(best.shared,),
-            passed=passed,
+            shared=(best_run.shared,),
+            passed=passed_over,
         )
 
     def candidates(self, wanted: Address) -> np.ndarray:
         """Return the positions of all rows with the model, data, method, protocol and budget of `wanted`, int [n].
 
-        Rows whose conditions contradict the paper's are included; `match` sorts them out."""
+        Rows whose other conditions contradict the paper's are included.
+        """
         base, reading = wanted.method.base, wanted.reading
         method = base, wanted.method.parameters(reading), "" if base == "full" else reading
         key = (wanted.model, wanted.dataset, *method, wanted.protocol, wanted.budget_kind, wanted.budget)
@@ -162,50 +175,52 @@ class Evidence:
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
-        """Return the sort key of one run that measured the number `wanted`. The run with the greatest key is used.
+        """Return the sort key of one run of the number `wanted`; the run with the greatest key is used.
 
-        key: facts of the run. rows: positions of its rows."""
+        key: facts of the run. rows: positions of its rows.
+        """
         size = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
-        answers: dict[str, float] = {}
+        answers_of_store: dict[str, float] = {}
         for record in (self._records[row] for row in rows.tolist()):
             n = min(self._answers[record["store"]].get(record["cell"], 0), size)
-            answers[record["cell"]] = max(answers.get(record["cell"], 0), n)
-        newest = max(self._records[row]["created_at"] for row in rows.tolist())
-        return -len(key.mismatches), key.version, sum(answers.values()), newest
+            answers_of_store[record["cell"]] = max(answers_of_store.get(record["cell"], 0), n)
+        newest_time = max(self._records[row]["created_at"] for row in rows.tolist())
+        return -len(key.mismatches), key.version, sum(answers_of_store.values()), newest_time
 
     def cell(self, row: int) -> tuple[int, str]:
-        """Return the index of a cell's store, and the cell's hash."""
+        """Return (number of the store, hash) of the cell (one method, budget and dataset) in a row."""
         return int(self.cells["store"].iloc[row]), str(self.cells["cell"].iloc[row])
 
     def source(self, row: int) -> str:
-        """Return the rows folder and the hash of a cell: the arguments of `mmkv-bench show`."""
+        """Return the rows folder and the hash of the cell in a row: the arguments of `mmkv-bench show`."""
         store, name = self.cell(row)
         return f"{self.folder(store)} {name}"
 
     def folder(self, store: int) -> Path:
-        """Return the rows folder of a store, relative to the working folder if it is below that."""
+        """Return the rows folder of a store, relative to the working folder if it lies below that."""
         root = self.roots[store].resolve()
         return root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root
 
     def versions(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
-        """Return the versions behind these cells: column -> its distinct values."""
+        """Return column of versions -> its distinct values in `rows`, such as torch -> ("2.6.0",)."""
         cells = self.cells.iloc[list(rows)]
         return {name: tuple(sorted({str(value) for value in cells[name]})) for name in VERSIONS if name in cells}
 
     def _has_calibration(self, row: int, wanted: Mapping[str, Any]) -> bool:
-        """Tell whether a row was made with the calibration that an address states.
+        """Return True if a row was made with the calibration (measurements on data that a method reads) of an address.
 
-        wanted: the stated source (data, samples, instruction); if it is empty, the row must have used no calibration or the
-        model's default one."""
-        used = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
-        if not isinstance(used, Mapping):
+        wanted: required source (data, samples, instruction). If it is empty, the row must have no calibration or the model's
+            default one.
+        """
+        calibration_checksums = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
+        if not isinstance(calibration_checksums, Mapping):
             return not wanted
         config = config_of(self.cells["config"].iloc[row])
         if not wanted:
             name = self.cells["method"].iloc[row]
             node = (config.get("variants") or {}).get(name) or (config.get("methods") or {}).get(name) or {}
             return node.get("calibration", "auto") in ("auto", None)
-        files = [(config.get("calibrations") or {}).get(checksum) or {} for checksum in used.values()]
+        files = [(config.get("calibrations") or {}).get(checksum) or {} for checksum in calibration_checksums.values()]
         return bool(files) and all(
             wanted.get("samples") in (None, one.get("samples"))
             and f" of {wanted['data']} (" in str(one.get("dataset", ""))
@@ -214,28 +229,33 @@ class Evidence:
         )
 
     def _differences(self, rows: np.ndarray) -> str:
-        """Describe how cells that measured the same number differ, and name their stores."""
+        """Return a text on how rows that measured the same number differ, with the names of their stores."""
         cells = self.cells.iloc[rows]
         parameters = [json.loads(text) for text in cells["parameters"]]
         columns = {name: [str(value) for value in cells[name]] for name in _MAY_DIFFER}
         for key in sorted({key for one in parameters for key in one}):
             columns[key] = [json.dumps(one.get(key, "not there"), sort_keys=True) for one in parameters]
-        different = {name: sorted({*values}) for name, values in columns.items() if len({*values}) > 1}
-        words = [f"{name} {' | '.join(value[:_SHOWN] for value in values)}" for name, values in different.items()]
+        differing_values = {name: sorted({*values}) for name, values in columns.items() if len({*values}) > 1}
+        difference_texts = [
+            f"{name} {' | '.join(value[:_SHOWN_LETTERS] for value in values)}"
+            for name, values in differing_values.items()
+        ]
         stores = sorted({int(number) for number in cells["store"]})
-        return "; ".join([*words, "in " + ", ".join(str(self.roots[number]) for number in stores)])
+        return "; ".join([*difference_texts, "in " + ", ".join(str(self.roots[number]) for number in stores)])
 
     @cached_property
     def _by_key(self) -> Mapping[tuple[str, ...], np.ndarray]:
         """(model, dataset, method, protocol, budget) as texts -> positions of the rows."""
-        rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        rows_by_key: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, cell in enumerate(self._records):
             fraction, entries = cell["budget_fraction"], cell["budget_entries"]
             texts = [] if fraction is None else [f"{Decimal(fraction).normalize():f}"]  # as `address.budget_of` does
             budget = " ".join([*texts, *([] if entries is None else [str(int(entries))])])
             method = cell["base"], canonical(cell["base"], cell["parameters"]), cell["reading"] or ""
-            rows[cell["model"], cell["dataset"], *method, cell["protocol"], cell["budget_kind"], budget].append(row)
-        return {key: np.array(places) for key, places in rows.items()}
+            rows_by_key[cell["model"], cell["dataset"], *method, cell["protocol"], cell["budget_kind"], budget].append(
+                row
+            )
+        return {key: np.array(places) for key, places in rows_by_key.items()}
 
     @cached_property
     def _records(self) -> list[dict[str, Any]]:
@@ -253,7 +273,7 @@ class Evidence:
 
     @cached_property
     def _answers(self) -> list[Mapping[str, int]]:
-        """For each store a mapping: cell -> upper bound of its number of answers."""
+        """One mapping per store: hash of a cell (one method, budget and dataset) -> upper bound of its number of answers."""
         from mmkv_bench.store.store import Store
 
         return [Store(root).counts("responses") for root in self.roots]
@@ -270,13 +290,19 @@ def _stores(root: Path) -> list[Path]:
 
 
 def _stand_ins(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells that must not be compared with any paper: random weights (unless only times count), the embedded model, or
-    fixture data."""
+    """Mask the cells (each one method, budget and dataset) that are never compared with a paper.
+
+    These have fixture data, the embedded model, or random weights (unless only times are measured).
+    """
     weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
     paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
-    tiny = cells["config"].map({text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()})
-    random = (weights == "random").fillna(False) & ~cells["dataset"].isin(SYNTHETIC)
-    return random | (cells["model"] == STAND_IN) | tiny | cells["dataset"].str.endswith(FIXTURE)
+    uses_embedded_model = cells["config"].map(
+        {text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()}
+    )
+    has_random_weights = (weights == "random").fillna(False) & ~cells["dataset"].isin(SYNTHETIC)
+    return (
+        has_random_weights | (cells["model"] == STAND_IN) | uses_embedded_model | cells["dataset"].str.endswith(FIXTURE)
+    )
 
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
@@ -288,100 +314,112 @@ CHANGED = "changed since its commit"
 PROMPTS = "prompt_tokens"
 """Metric that is independent of the answers' length."""
 _LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "max_prompt_tokens", "layers", "frames")
-_DATA = ("task", "split", "include_path", "placeholders", "cluster_key")
-_TIMES = ("profiles", "memory_limit")
-_APART = ("method version", "code", "weights")
+_DATA_KEYS = ("task", "split", "include_path", "placeholders", "cluster_key")
+_TIMING_KEYS = ("profiles", "memory_limit")
+_UNSHARED_FACTS = ("method version", "code", "weights")
 """Facts in which compared numbers may differ (the fingerprint identifies the weights)."""
-_LONGEST = 60  # printed characters of a value
+_LONGEST_FACT = 60  # printed characters of a value
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a row of `cells`, by name; None for a fact that the row does not state.
+    """Return the facts (such as weights, dtype, pixel limits) of a row of `cells`, by name; None for an unrecorded fact.
 
-    row: columns of a cell, null as None.
+    row: columns of the cell, null as None.
     """
     config = config_of(row["config"])
     model, data = config.get("model") or {}, (config.get("datasets") or {}).get(row["dataset"]) or {}
     generation = dict(json.loads(row["generation"]))
-    stated = {name: model.get(name) for name in ("path", "revision", *_LIMITS)}
-    stated |= {name: row.get(name) for name in ("weights", "dtype", "attention")}
-    stated |= {"commit": row.get("model_revision"), "fingerprint": row["model_fingerprint"]}
-    stated |= {"numerics": row["numerics_version"], "method version": int(row.get("method_version") or 1)}
-    stated |= {"code": CHANGED if row.get("git_dirty") else None}
+    stated_facts = {name: model.get(name) for name in ("path", "revision", *_LIMITS)}
+    stated_facts |= {name: row.get(name) for name in ("weights", "dtype", "attention")}
+    stated_facts |= {"commit": row.get("model_revision"), "fingerprint": row["model_fingerprint"]}
+    stated_facts |= {"numerics": row["numerics_version"], "method version": int(row.get("method_version") or 1)}
+    stated_facts |= {"code": CHANGED if row.get("git_dirty") else None}
     if row["dataset"] in SYNTHETIC:
-        stated |= _shape(model) if row.get("weights") == RANDOM else {}
-        stated |= {name: config.get(name) for name in _TIMES} | {"decode": generation.get("decode")}
-        return stated | {"device": row["device"], "cpu": row.get("cpu") if row["device"] == "cpu" else None}
-    stated |= {name: generation.pop(name, None) for name in ("max_new_tokens", "cut_prompt")}
-    stated |= {"num_beams": generation.pop("num_beams", 1), "decoding": generation}
-    local = data.get("dataset_path") or (config.get("data") or {}).get("root")
-    stated |= {name: data.get(name) for name in _DATA} | {"source": FOLDER if local else HUB}
-    return stated | {"data": row["dataset_fingerprint"]}
+        stated_facts |= _shape(model) if row.get("weights") == RANDOM else {}
+        stated_facts |= {name: config.get(name) for name in _TIMING_KEYS} | {"decode": generation.get("decode")}
+        return stated_facts | {"device": row["device"], "cpu": row.get("cpu") if row["device"] == "cpu" else None}
+    stated_facts |= {name: generation.pop(name, None) for name in ("max_new_tokens", "cut_prompt")}
+    stated_facts |= {"num_beams": generation.pop("num_beams", 1), "decoding": generation}
+    local_folder = data.get("dataset_path") or (config.get("data") or {}).get("root")
+    stated_facts |= {name: data.get(name) for name in _DATA_KEYS} | {"source": FOLDER if local_folder else HUB}
+    return stated_facts | {"data": row["dataset_fingerprint"]}
 
 
 def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that rows must have to measure the number `address`: name -> value, from the paper (`address`), from the
-    files of `conf`, or from a rule.
+    """Return the facts that rows must have to measure the number `address`: name -> value.
 
-    actual: the facts of the row; the row's commit determines the fingerprint that its weights must have.
+    They come from the address, the files of `conf`, or a rule.
+
+    actual: the facts of the row; its commit determines the fingerprint that its weights must have.
     """
     model, data = _file("model", address.model), _file("dataset", file_of(address.dataset))
-    timed = address.dataset in SYNTHETIC
+    is_timed = address.dataset in SYNTHETIC
     required = {name: model.get(name) for name in ("revision", *_LIMITS)} | {"code": None}
     required |= {"dtype": model["dtype"], "attention": model["attention"], "numerics": NUMERICS_VERSION}
-    if address.frames is not None and not timed:  # made-up prompts have a length instead
+    if address.frames is not None and not is_timed:  # made-up prompts have a length instead
         required["frames"] = address.frames
     required["method version"] = 1 if address.method.base == "full" else address.method.version(address.reading)
-    if timed and actual["weights"] == RANDOM:
+    if is_timed and actual["weights"] == RANDOM:
         required |= _shape(model)
     else:
         fingerprint = hub_fingerprint(model["path"], str(actual["commit"]))
         required |= {"weights": HUB, "path": model["path"], "fingerprint": fingerprint}
         required |= {"commit": model["revision"]} if model.get("revision") else {}
-    if timed:
-        return required | dict.fromkeys((*_TIMES, "decode"))
-    about = data.get("about") or {}
-    decoding = {"do_sample": False, "until": about.get("until") or []} | dict(data.get("generation") or {})
+    if is_timed:
+        return required | dict.fromkeys((*_TIMING_KEYS, "decode"))
+    dataset_facts = data.get("about") or {}
+    decoding = {"do_sample": False, "until": dataset_facts.get("until") or []} | dict(data.get("generation") or {})
     required |= {name: decoding.pop(name, None) for name in ("max_new_tokens", "cut_prompt")}
     conditions = {"max_new_tokens": address.max_new_tokens, "cut_prompt": address.cut_prompt}
     required |= {name: value for name, value in conditions.items() if value is not None}
     if address.metric == PROMPTS:
         required.pop("max_new_tokens")
-    required |= {"num_beams": 1, "decoding": decoding} | {name: data.get(name) for name in _DATA}
-    if "fingerprint" in about:
-        return required | {"data": about["fingerprint"]}
+    required |= {"num_beams": 1, "decoding": decoding} | {name: data.get(name) for name in _DATA_KEYS}
+    if "fingerprint" in dataset_facts:
+        return required | {"data": dataset_facts["fingerprint"]}
     return required if data.get("offline") else required | {"source": HUB}
 
 
 def requirements(address: Address) -> str:
-    """List, as text, the facts that rows must have so that their number can be compared with the paper's at `address`."""
-    every = required_facts(address, {"weights": HUB, "commit": None})
-    named = [f"{name} {_text(value)}" for name, value in every.items() if value is not None and name != "fingerprint"]
-    return f"{', '.join(named)}; no {', '.join(name for name, value in every.items() if value is None)}"
+    """Return a text that lists the facts which rows must have to be compared with the paper's number at `address`."""
+    all_requirements = required_facts(address, {"weights": HUB, "commit": None})
+    requirement_texts = [
+        f"{name} {_text(value)}"
+        for name, value in all_requirements.items()
+        if value is not None and name != "fingerprint"
+    ]
+    return f"{', '.join(requirement_texts)}; no {', '.join(name for name, value in all_requirements.items() if value is None)}"
 
 
 def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
-    """List the facts of a row that contradict the required facts, as `max_pixels 50176, the table has none`.
+    """Return texts on the facts of a row that differ from the required ones, such as `max_pixels 50176, the table has none`.
 
-    actual: facts of the row. only: names of the facts to check; None: all."""
+    actual: facts of the row. only: names of the facts to check; None: all.
+    """
     required = required_facts(address, actual).items()
-    wrong = {name: value for name, value in required if actual.get(name) != value and (only is None or name in only)}
-    return tuple(f"{name} {_text(actual.get(name))}, the table has {_text(value)}" for name, value in wrong.items())
+    contradicted_facts = {
+        name: value for name, value in required if actual.get(name) != value and (only is None or name in only)
+    }
+    return tuple(
+        f"{name} {_text(actual.get(name))}, the table has {_text(value)}" for name, value in contradicted_facts.items()
+    )
 
 
 def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the facts of a row that neither the paper nor a file of `conf` states."""
-    required, words = required_facts(address, actual), []
+    """Return texts on the facts of a row that are given neither by the paper nor by a file of `conf`."""
+    required, unstated_texts = required_facts(address, actual), []
     if "commit" not in required and actual["weights"] != RANDOM:
-        words.append(f"weights {actual['path']} at {_text(actual['commit'])}")
+        unstated_texts.append(f"weights {actual['path']} at {_text(actual['commit'])}")
     if "data" not in required and address.dataset not in SYNTHETIC:
-        words.append(f"{address.dataset} {actual['data']}")
-    return tuple(words)
+        unstated_texts.append(f"{address.dataset} {actual['data']}")
+    return tuple(unstated_texts)
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that timed passes with random weights must share: the model's shape, and its processor. The number of
-    positions is left out, because it may be raised for longer prompts."""
+    """Return the facts that timed passes with random weights must share: the model's shape, and its processor.
+
+    The number of positions is left out, because it may be raised for longer prompts.
+    """
     shape = json.loads(json.dumps(model.get("shape") or {}))
     (shape.get("text_config") or {}).pop("max_position_embeddings", None)
     return {"shape": shape, "processor": model.get("processor")}
@@ -392,6 +430,6 @@ def _file(group: str, name: str) -> Mapping[str, Any]:
     return content(group, name) if name in options(group) else {}
 
 
-def _text(value: Any, length: int | None = _LONGEST) -> str:
+def _text(value: Any, length: int | None = _LONGEST_FACT) -> str:
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return text[:length]

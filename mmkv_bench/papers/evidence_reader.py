@@ -24,10 +24,10 @@ from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.measurement import Measurement, Questions, Shared, State, average, differing, joined, subtract
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS, cache_size, missing_input, planned_peak
 from mmkv_bench.statistics.intervals import intervals
-from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.cost_rows import ALONE, passes
 from mmkv_bench.tables.metrics import headlines
 from mmkv_bench.tables.rows import SAMPLE_COLUMNS, frame
+from mmkv_bench.tables.score_consistency import agreeing
 from mmkv_bench.tables.scores import Sheet
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class EvidenceReader:
     def measured(
         self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()
     ) -> Measurement:
-        """Return the measured number that an address describes, or the reason why there is none.
+        """Return the measured number at `address`, or a measurement with the reason why there is none.
 
         Args:
-            address: description of the number.
+            address: model, data, metric, method and conditions of the number.
             parts: for a mean, the addresses whose numbers are averaged.
-            like: facts that the rows must have, one entry per part (or one for `address`); None: any rows.
+            like: facts that the rows must have, one item per part (or one for `address`); None: any rows.
         """
         if parts:
             return average([self._one(*one) for one in zip(parts, like or [None] * len(parts), strict=True)])
@@ -60,135 +60,163 @@ class EvidenceReader:
 
     def _one(self, address: Address, like: Shared | None = None) -> Measurement:
         if (address, like) not in self._measurements:
-            one = _without_rows(address, self._number(address, like))
+            measurement = _without_rows(address, self._number(address, like))
             if address.minus is not None:
-                one = self._difference(address, one)
-            if one.rows and not self.evidence.stand_in:
-                commits = self.evidence.cells.iloc[list(one.rows)]["git_commit"].unique()
-                late = (margins.unjudged(None if commit != commit else commit) for commit in commits)
-                one = replace(one, mismatches=joined(one.mismatches, tuple(filter(None, late))))
-            self._measurements[address, like] = one
+                measurement = self._difference(address, measurement)
+            if measurement.rows and not self.evidence.stand_in:
+                commits = self.evidence.cells.iloc[list(measurement.rows)]["git_commit"].unique()
+                margin_doubts = (margins.unjudged(None if commit != commit else commit) for commit in commits)
+                measurement = replace(
+                    measurement, mismatches=joined(measurement.mismatches, tuple(filter(None, margin_doubts)))
+                )
+            self._measurements[address, like] = measurement
         return self._measurements[address, like]
 
     def _number(self, address: Address, like: Shared | None = None) -> Measurement:
         if address.model in UNAVAILABLE:
-            why = UNAVAILABLE[address.model].why.partition(" (")[0].partition(", and ")[0]
-            return Measurement(State.CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {why}")
+            missing_reason = UNAVAILABLE[address.model].why.partition(" (")[0].partition(", and ")[0]
+            return Measurement(State.CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {missing_reason}")
         if address.metric in DIAGNOSTICS:
             return self._diagnostics.measured(address, _whole_size(address))
         match = self.evidence.match(address, like)
         if match.state not in (State.MEASURED, State.PART):
             return match
-        timed = address.dataset in SYNTHETIC
-        read = self._passes if timed else self._reduction if address.metric in REDUCTIONS else self._score
-        one = replace(read(address, match, self._hashes(match)), rows=match.rows)
-        if one.value is None:
-            return one
-        excess, remarks = ((), ()) if timed or self.evidence.stand_in else self._kept(match)
+        is_timed = address.dataset in SYNTHETIC
+        read_number = self._passes if is_timed else self._reduction if address.metric in REDUCTIONS else self._score
+        measurement = replace(read_number(address, match, self._hashes(match)), rows=match.rows)
+        if measurement.value is None:
+            return measurement
+        excess, remarks = ((), ()) if is_timed or self.evidence.stand_in else self._kept(match)
         return replace(
-            one,
-            mismatches=joined(match.mismatches, one.mismatches, excess),
+            measurement,
+            mismatches=joined(match.mismatches, measurement.mismatches, excess),
             unstated=joined(match.unstated, remarks),
             passed=match.passed,
             shared=match.shared,
-            questions=(Questions() if timed else self._questions(address, match),),
+            questions=(Questions() if is_timed else self._questions(address, match),),
         )
 
     def _hashes(self, match: Measurement) -> list[str]:
         return [self.evidence.cell(row)[1] for row in match.rows]
 
     def _kept(self, match: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return what the answers report about kept entries: (mismatches, remarks).
+        """Return (mismatches, remarks) on the entries that the answers of `match` kept.
 
-        More entries than asked for are a mismatch, unless the paper's formula or code keeps them.
+        More entries than the budget are a mismatch, unless the paper's formula or code keeps them.
         """
         counts: Counter[str] = Counter()
         for cell in self._hashes(match):
             counts.update(self._tables.counts.get(cell, {}))
-        first = self.evidence.cells.iloc[match.rows[0]]
-        allowed = first["reading"] == "released" or json.loads(first["parameters"] or "{}").get("over_budget")
-        answers, over = counts.pop(ANSWERS, 0), counts.pop(OVER, 0)
-        excess = (f"{over:,} of {answers:,} answers kept {OVER}",) if over else ()
+        first_cell = self.evidence.cells.iloc[match.rows[0]]
+        may_exceed = first_cell["reading"] == "released" or json.loads(first_cell["parameters"] or "{}").get(
+            "over_budget"
+        )
+        answers, answers_over_budget = counts.pop(ANSWERS, 0), counts.pop(OVER, 0)
+        excess = (f"{answers_over_budget:,} of {answers:,} answers kept {OVER}",) if answers_over_budget else ()
         remarks = tuple(f"{what} in {n:,} of {answers:,} answers" for what, n in sorted(counts.items()))
-        return ((), excess + remarks) if allowed else (excess, remarks)
+        return ((), excess + remarks) if may_exceed else (excess, remarks)
 
     def _questions(self, address: Address, match: Measurement) -> Questions:
         cells = self._hashes(match)
         prompts = [self._tables.prompts[cell] for cell in cells]
-        digests = tuple(sorted({int(each.sum()) for each in prompts}))
-        return Questions(self._tables.scorers.get((cells[0], address.metric), ()), len(prompts[0]), digests)
+        prompt_digests = tuple(sorted({int(each.sum()) for each in prompts}))
+        return Questions(self._tables.scorers.get((cells[0], address.metric), ()), len(prompts[0]), prompt_digests)
 
     def _score(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
-        stored = self._tables.sheet(cells, address.metric)
-        if stored is None:
+        sheet_and_cells = self._tables.sheet(cells, address.metric)
+        if sheet_and_cells is None:
             return Measurement(State.AMBIGUOUS, "two stores hold the same cell with other scores")
-        sheet, places = stored
-        scores = sheet.scores(places, address.metric)
+        sheet, cell_numbers = sheet_and_cells
+        scores = sheet.scores(cell_numbers, address.metric)
         answers = [len(self._tables.prompts[cell]) for cell in cells]
-        of = _whole_size(address)
-        sized = Measurement(State.WAITING, n=scores.n or min(answers), of=of)
+        intended_samples = _whole_size(address)
+        waiting_measurement = Measurement(State.WAITING, n=scores.n or min(answers), of=intended_samples)
         if not scores.n:
             if not any(answers):
                 return Measurement(State.NOT_RUN)
-            judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
-            return replace(sized, why="for a judge" if judged else "for its scores: run with stage=score")
+            needs_judge = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
+            return replace(
+                waiting_measurement, why="for a judge" if needs_judge else "for its scores: run with stage=score"
+            )
         if scores.n < max(answers):  # a metric for one kind of question has fewer samples, although all are scored
             unscored = max(n - self._tables.scored.get(cell, 0) for n, cell in zip(answers, cells, strict=True))
             if unscored > 0:
-                why = f"for the scores of {unscored} of {max(answers)} answers"
-                return replace(sized, why=why, n=min(answers))
+                waiting_reason = f"for the scores of {unscored} of {max(answers)} answers"
+                return replace(waiting_measurement, why=waiting_reason, n=min(answers))
         if scores.unjudged:
-            return replace(sized, why=f"for a judge: {scores.unjudged} of {scores.n} answers")
+            return replace(waiting_measurement, why=f"for a judge: {scores.unjudged} of {scores.n} answers")
         if scores.n_ok < scores.n:
-            return replace(sized, state=State.FAILED, why=f"{scores.n - scores.n_ok} of {scores.n} samples")
+            return replace(
+                waiting_measurement, state=State.FAILED, why=f"{scores.n - scores.n_ok} of {scores.n} samples"
+            )
         scale = margins.margin(address.dataset, address.metric).scale
-        by_seed = [sheet.scores([place], address.metric) for place in places] if len(places) > 1 else []
+        by_seed = [sheet.scores([place], address.metric) for place in cell_numbers] if len(cell_numbers) > 1 else []
         headline, *seeds = headlines([scores, *by_seed], address.dataset, address.metric)
         value, low, high = (
             None if headline[key] is None else scale * headline[key] for key in ("value", "low", "high")
         )
         values = tuple(scale * one["value"] for one in seeds if one["value"] is not None)
-        many = (f"{max(answers):,} answers, the data set has {of:,}",) if of and max(answers) > of else ()
-        state, why = _completeness(min(answers), of, match)
-        return Measurement(state, why, value, low, high, scores.n, of, many, seeds=values, scores=scores)
+        surplus_answers = (
+            (f"{max(answers):,} answers, the data set has {intended_samples:,}",)
+            if intended_samples and max(answers) > intended_samples
+            else ()
+        )
+        state, waiting_reason = _completeness(min(answers), intended_samples, match)
+        return Measurement(
+            state,
+            waiting_reason,
+            value,
+            low,
+            high,
+            scores.n,
+            intended_samples,
+            surplus_answers,
+            seeds=values,
+            scores=scores,
+        )
 
     def _reduction(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction = REDUCTIONS[address.metric]
         if not {*cells} <= {*self._tables.responses}:
             return Measurement(State.NOT_RUN)
         tables = [self._tables.responses[cell] for cell in cells]
-        n, of = min(map(len, tables)), _whole_size(address)
+        n, intended_samples = min(map(len, tables)), _whole_size(address)
         failed = sum(int((table["status"] != "ok").sum()) for table in tables)
         if failed:
-            return Measurement(State.FAILED, f"{failed} samples", n=n, of=of)
+            return Measurement(State.FAILED, f"{failed} samples", n=n, of=intended_samples)
         if reduction.column == "tpot_s" and any((table["measured"] != "own").any() for table in tables):
             return Measurement(
-                State.CANNOT_RUN, "runs that share prefills have no times by method; use sharing=off", n=n, of=of
+                State.CANNOT_RUN,
+                "runs that share prefills have no times by method; use sharing=off",
+                n=n,
+                of=intended_samples,
             )
-        state, why = _completeness(n, of, match)
+        state, why = _completeness(n, intended_samples, match)
         if not reduction.layers:
             values = np.mean([table[reduction.column].to_numpy(np.float64) for table in tables], axis=0) / reduction.per
             (interval,) = intervals(
                 [(values, tables[0]["cluster"].astype(str).to_numpy())], address.dataset, share=False
             )
-            return Measurement(state, why, float(values.mean()), interval.low, interval.high, n, of)
+            return Measurement(state, why, float(values.mean()), interval.low, interval.high, n, intended_samples)
         # `std`: spread over samples of the ratios that layers keep, averaged over layers; `mad`: distance to the profile's ratios
         ratios = _ratios(tables[0])
         if reduction.layers == "std":
-            return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=of)
+            return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=intended_samples)
         (profile,) = _operands(address)
-        other = self.evidence.match(profile, *match.shared)
-        if other.state not in (State.MEASURED, State.PART):
+        profile_match = self.evidence.match(profile, *match.shared)
+        if profile_match.state not in (State.MEASURED, State.PART):
             return Measurement(State.NOT_RUN, f"it needs {profile.method} too")
-        fixed = _ratios(self._tables.responses[self._hashes(other)[0]]).mean(axis=0)
-        return Measurement(state, why, float(np.abs(ratios - fixed).mean()), n=len(ratios), of=of)
+        profile_ratios = _ratios(self._tables.responses[self._hashes(profile_match)[0]]).mean(axis=0)
+        return Measurement(
+            state, why, float(np.abs(ratios - profile_ratios).mean()), n=len(ratios), of=intended_samples
+        )
 
     def _passes(self, address: Address, match: Measurement, cells: Sequence[str]) -> Measurement:
         reduction, table = PASSES[address.metric], self._tables.timings.get(cells[0])
         if table is None:
             return Measurement(State.NOT_RUN)
-        wanted = {"prompt_tokens": address.length, "new_tokens": address.new_tokens, "batch": address.batch or 1}
-        for column, value in {**wanted, "batch_prefill": ALONE}.items():
+        shape_columns = {"prompt_tokens": address.length, "new_tokens": address.new_tokens, "batch": address.batch or 1}
+        for column, value in {**shape_columns, "batch_prefill": ALONE}.items():
             table = table[table[column] == value]
         if not len(table):
             return Measurement(State.NOT_RUN)
@@ -198,20 +226,19 @@ class EvidenceReader:
         values = table[reduction.column].dropna().to_numpy(np.float64) / reduction.per
         if not len(values):
             return Measurement(State.NOT_RUN, f"no pass holds {reduction.column}")
-        disturbed = sorted({str(what) for one in table["disturbed"].dropna() for what in one})
-        mismatches = (f"disturbed by {', '.join(disturbed)}",) if disturbed else ()
+        disturbances = sorted({str(what) for one in table["disturbed"].dropna() for what in one})
+        mismatches = (f"disturbed by {', '.join(disturbances)}",) if disturbances else ()
         return Measurement(State.MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Subtract the number of the method `address.minus` from `minuend`. Both must be measured under the same conditions
-        (`minuend.shared`)."""
+        """Return `minuend` minus the number of the method `address.minus`, measured under the same conditions."""
         (base,) = _operands(address)
-        other = self._number(base, *minuend.shared)
-        if minuend.value is not None and other.state == State.NOT_RUN:
+        subtrahend_number = self._number(base, *minuend.shared)
+        if minuend.value is not None and subtrahend_number.state == State.NOT_RUN:
             names = differing(minuend, self._number(base).shared)
-            why = f"{address.minus} was run with other {names}" if names else ""
-            return replace(other, why=why, rows=minuend.rows)
-        return subtract(address, minuend, other)
+            mismatch_text = f"{address.minus} was run with other {names}" if names else ""
+            return replace(subtrahend_number, why=mismatch_text, rows=minuend.rows)
+        return subtract(address, minuend, subtrahend_number)
 
     @cached_property
     def _diagnostics(self) -> DiagnosticEvidence:
@@ -219,8 +246,10 @@ class EvidenceReader:
 
 
 def _without_rows(address: Address, one: Measurement) -> Measurement:
-    """Fill in a number that was not run: computed from shapes or counted in a dry run, if either is possible. Otherwise state as
-    its reason what a run would need. A number that was run is returned unchanged."""
+    """Return the number of a measurement that was not run, if it can be computed from shapes or was counted in a dry run.
+
+    Otherwise return the measurement with what a run would need as its reason. A number that was run is returned unchanged.
+    """
     if one.state != State.NOT_RUN or one.why:
         return one
     for state, number in ((State.COMPUTED, cache_size(address)), (State.PLANNED, planned_peak(address))):
@@ -230,14 +259,16 @@ def _without_rows(address: Address, one: Measurement) -> Measurement:
 
 
 def _whole_size(address: Address) -> int:
-    """Return how many samples must be answered for a complete number; 0 if this is unknown, or if a stand-in table of the
-    embedded model is filled, for which any number is enough."""
+    """Return how many samples a complete measurement needs; 0 if this is unknown, or for a stand-in table of the embedded
+    model."""
     return 0 if address.model == STAND_IN else samples_of(address.dataset)
 
 
 def _operands(address: Address) -> tuple[Address, ...]:
-    """Return the addresses of the other numbers from which the number at `address` is computed: the number that is subtracted,
-    or the layer profile to which a distance is measured. Most numbers need none."""
+    """Return the addresses of further numbers that the number at `address` is computed from.
+
+    This is the number to subtract, or the layer profile to which a distance is measured. Most numbers need none.
+    """
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
@@ -250,9 +281,9 @@ def _completeness(answers: int, of: int, match: Measurement) -> tuple[State, str
 
 
 def _ratios(answers: pd.DataFrame) -> np.ndarray:
-    """Return each layer's kept entries as a share of the prompt's, float64 [n, layers]; heads are averaged."""
-    kept = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
-    return np.array(kept) / answers["context_tokens"].to_numpy(np.float64)[:, None]
+    """Return each layer's kept entries as a share of the prompt's entries, float64 [answers, layers], averaged over heads."""
+    kept_ratios = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
+    return np.array(kept_ratios) / answers["context_tokens"].to_numpy(np.float64)[:, None]
 
 
 T = TypeVar("T")
@@ -275,14 +306,17 @@ class StoreTables:
             self._cells.setdefault(evidence.roots[store], []).append(cell)
 
     def sheet(self, cells: Sequence[str], metric: str) -> tuple[Sheet, list[int]] | None:
-        """Return the sheet of all scores, and the positions of `cells` in it. Return None if two stores have different scores of
-        one of these cells, because it is then unknown which to use."""
+        """Return (sheet of all scores, positions of `cells` in it).
+
+        Return None if two stores have different scores of one of these cells, because it is then unknown which are right.
+        """
         if any((cell, metric) in self._contradictions for cell in cells):
             return None
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
     def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
-        """Apply `read` to one store after the other, with the hashes of its cells that are needed, and yield the results."""
+        """Yield read(store, hashes) for each store, with the hashes of its cells (each one method, budget and dataset) that
+        some number needs."""
         from mmkv_bench.store.store import Store
 
         yield from (read(Store(root), cells) for root, cells in self._cells.items())
@@ -292,7 +326,11 @@ class StoreTables:
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
-        """Scores of complete cells. StoreError if scores, metrics and answers contradict each other."""
+        """Scores of the needed cells, without cells whose scores are older than their answers.
+
+        Raises:
+            StoreError: scores, metrics and answers contradict each other.
+        """
         import pandas as pd
 
         def read(store: Store, cells: list[str]) -> pd.DataFrame:
@@ -306,8 +344,8 @@ class StoreTables:
 
     @cached_property
     def _contradictions(self) -> set[tuple[str, str]]:
-        twice = self._samples[self._samples.duplicated(_ANSWER)]
-        return set(zip(twice["cell"], twice["metric"], strict=True))
+        duplicates = self._samples[self._samples.duplicated(_ANSWER)]
+        return set(zip(duplicates["cell"], duplicates["metric"], strict=True))
 
     @cached_property
     def _sheet(self) -> Sheet:
@@ -316,12 +354,15 @@ class StoreTables:
 
     @cached_property
     def scored(self) -> Mapping[str, int]:
-        """Cell -> number of its samples with a score of any metric."""
+        """Hash of a cell (one method, budget and dataset) -> number of its samples with a score of any metric."""
         return self._samples.groupby("cell", observed=True)["sample_id"].nunique().to_dict()
 
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
-        """Cell -> sorted digests of (sample id, prompt hash) of its answers. Equal digests mean equal questions."""
+        """Hash of a cell (one method, budget and dataset) -> sorted digests of (sample id, prompt hash) of its answers.
+
+        Equal digests mean equal questions.
+        """
         from pandas.util import hash_pandas_object
 
         columns = ["cell", "sample_id", "prompt_hash"]
@@ -334,7 +375,7 @@ class StoreTables:
 
     @cached_property
     def scorers(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """(cell, metric) -> judge and scorer of its scores."""
+        """(cell, metric) -> judge and scorer of its scores, as texts."""
         columns = ["cell", "metric", *_SCORER]
         return self._first(
             lambda store, cells: {
@@ -345,19 +386,23 @@ class StoreTables:
 
     @cached_property
     def responses(self) -> Mapping[str, pd.DataFrame]:
-        """Cell -> its answers, with the columns that metrics reduce."""
+        """Hash of a cell (one method, budget and dataset) -> its answers, with the columns from which metrics other than
+        scores are computed."""
         columns = ["cell", "sample_id", "cluster", "status", "measured", "context_tokens"]
         columns += dict.fromkeys(one.column for one in REDUCTIONS.values())
         return self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
 
     @cached_property
     def timings(self) -> Mapping[str, pd.DataFrame]:
-        """Cell -> its timed passes."""
+        """Hash of a cell (one method, budget and dataset) -> its timed passes."""
         return self._first(lambda store, cells: _by_cell(passes(store.timings(cells))))
 
     @cached_property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Cell -> number of its answers, and of those that kept more than asked for, fell back or saw text before a cut."""
+        """Hash of a cell (one method, budget and dataset) -> reason -> number of answers.
+
+        The reasons are `ANSWERS` (all), `OVER` (kept more than the budget), fallbacks, and question text before a cut.
+        """
         columns = ("cell", "fallback", "entries_asked", "entries_resident", "question_text_before_cut")
         answers = self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
         return {cell: _counts(of_cell) for cell, of_cell in answers.items()}
@@ -368,7 +413,7 @@ def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _counts(answers: pd.DataFrame) -> Counter[str]:
-    """Count the answers of one cell (`StoreTables.counts`)."""
+    """Count the answers of one cell (one method, budget and dataset) by the reasons that `StoreTables.counts` lists."""
     counts = Counter(f"fallback {reason}" for reasons in answers["fallback"].dropna() for reason in reasons)
     counts[ANSWERS] = len(answers)
     counts[OVER] = int((answers["entries_resident"] > answers["entries_asked"]).sum())

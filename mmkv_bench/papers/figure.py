@@ -23,25 +23,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LETTERS = 15  # letters of a caption per inch
-_BAR = "<colorbar>"  # matplotlib's label of a colour bar's axes
+_CAPTION_LETTERS_PER_INCH = 15  # letters of a caption per inch
+_COLOUR_BAR_LABEL = "<colorbar>"  # matplotlib's label of a colour bar's axes
 _NO_VERDICT = "no verdict"
 _MARKERS = dict(zip((*WORDS, NOT_COMPARABLE, _NO_VERDICT), "oXDsv.", strict=True))
-_IN_FRONT = ("differs", *(word for word in _MARKERS if word != "differs"))
-_ACROSS = 4  # panels side by side
+_DRAWING_ORDER = ("differs", *(word for word in _MARKERS if word != "differs"))
+_PANELS_ACROSS = 4  # panels side by side
 
 
 def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
-    """Save the pictures of a table, if it has numbers to draw, and return their files."""
-    drawn = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
-    drawn |= {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
-    stem, plain = folder / table.layout.id, bool(table.layout.stands_for)
-    return [file for name, figure in drawn.items() for file in save(figure, Path(f"{stem}{name}"), plain=plain)]
+    """Save the pictures of a table and return their paths; none if the table has no number to draw."""
+    drawn_figures = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
+    drawn_figures |= (
+        {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
+    )
+    stem, has_no_svg_only = folder / table.layout.id, bool(table.layout.stands_for)
+    return [
+        file
+        for name, figure in drawn_figures.items()
+        for file in save(figure, Path(f"{stem}{name}"), plain=has_no_svg_only)
+    ]
 
 
 def pictures(table: FilledTable) -> dict[str, Figure]:
-    """Draw a paper's figure (`TableLayout.figure`). Map the suffix of the file's name to the picture; cells without a number are
-    left out.
+    """Draw a paper's figure in the form `TableLayout.figure`. Return suffix of the file name -> figure.
+
+    Cells without a number are left out.
 
     Raises:
         ConfigError: the table is no figure, or none of its cells has a number.
@@ -53,16 +60,16 @@ def pictures(table: FilledTable) -> dict[str, Figure]:
         raise ConfigError(
             f"no cell of {layout.id} ({layout.title}) has a number, so there is nothing to draw; run its cells first"
         )
-    drawn = PICTURES[layout.figure](table)
-    for figure in drawn.values():
+    figures = PICTURES[layout.figure](table)
+    for figure in figures.values():
         for axes in figure.axes:
-            if layout.stands_for and axes.get_visible() and axes.get_label() != _BAR:
+            if layout.stands_for and axes.get_visible() and axes.get_label() != _COLOUR_BAR_LABEL:
                 axes.text(
                     0.5, 0.5, "STAND-IN", transform=axes.transAxes, rotation=30, fontsize=34, color="#B00020",
                     alpha=0.22, ha="center", va="center", weight="bold",
                 )  # fmt: skip
         _caption(table, figure)
-    return drawn
+    return figures
 
 
 def against_printed(table: FilledTable) -> Figure:
@@ -74,20 +81,20 @@ def against_printed(table: FilledTable) -> Figure:
             panels.setdefault(f"{one.cell.address.metric}{unit}", []).append(one)
     figure, grid = _panels(len(panels))
     for axes, (name, cells) in zip(grid, panels.items(), strict=True):
-        for word in sorted({_word(one) for one in cells}, key=_IN_FRONT.index, reverse=True):
+        for word in sorted({_word(one) for one in cells}, key=_DRAWING_ORDER.index, reverse=True):
             group = [one for one in cells if _word(one) == word]
             numbers = [(one.measured.number, one.measured.low, one.measured.high) for one in group]
-            below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in numbers]
-            above = [0.0 if high is None else max(high - value, 0.0) for value, _, high in numbers]
+            distances_below = [0.0 if low is None else max(value - low, 0.0) for value, low, _ in numbers]
+            distances_above = [0.0 if high is None else max(high - value, 0.0) for value, _, high in numbers]
             look = VERDICTS.get(word)
             axes.errorbar(
-                [one.printed_number for one in group], [value for value, _, _ in numbers], (below, above),
+                [one.printed_number for one in group], [value for value, _, _ in numbers], (distances_below, distances_above),
                 fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=signed(word),
                 markersize=6, elinewidth=0.9, alpha=0.85,
             )  # fmt: skip
-        ends = [*axes.get_xlim(), *axes.get_ylim()]
-        line = [min(ends), max(ends)]
-        axes.plot(line, line, color="#999999", linestyle="--", zorder=0, label="measured = printed")
+        axis_limits = [*axes.get_xlim(), *axes.get_ylim()]
+        diagonal = [min(axis_limits), max(axis_limits)]
+        axes.plot(diagonal, diagonal, color="#999999", linestyle="--", zorder=0, label="measured = printed")
         axes.set_xlabel("printed", fontsize=10.5)
         axes.set_ylabel("measured, 95% interval", fontsize=10.5)
         axes.set_title(name, fontsize=12)
@@ -98,7 +105,7 @@ def against_printed(table: FilledTable) -> Figure:
 
 
 def _is_point(one: FilledCell) -> bool:
-    """Tell whether a cell has a number to draw. A dry run's forecast is not drawn beside measured numbers."""
+    """Return True if a cell has a measured number to draw. A number from a dry run is not drawn."""
     return one.measured.value is not None and one.measured.state != State.PLANNED
 
 
@@ -107,7 +114,7 @@ def _word(one: FilledCell) -> str:
 
 
 def _analyses(table: FilledTable) -> dict[str, Figure]:
-    """Draw each analysis as `mmkv-bench plot` does, but only from the rows of these cells."""
+    """Return name of an analysis -> its figure, drawn as by `mmkv-bench plot`, from only the rows of these cells."""
     import pandas as pd
 
     from mmkv_bench.tables.diagnostic_figure import BESIDE, diagnostic_figure, panels_of
@@ -115,52 +122,62 @@ def _analyses(table: FilledTable) -> dict[str, Figure]:
     cells = {one.measured.source: one for one in table.cells if one.measured.drawn is not None}.values()
     rows = pd.concat([one.measured.drawn for one in cells], ignore_index=True)
     names = dict.fromkeys(DIAGNOSTICS[one.cell.address.metric].name for one in cells)
-    alone = [name for name in names if not any(BESIDE.get(other) == name for other in names)]
-    return {f".{name}": diagnostic_figure(panels_of(rows, name)) for name in alone}
+    names_drawn_alone = [name for name in names if not any(BESIDE.get(other) == name for other in names)]
+    return {f".{name}": diagnostic_figure(panels_of(rows, name)) for name in names_drawn_alone}
 
 
 def _curves(table: FilledTable) -> dict[str, Figure]:
-    """Draw numbers as lines, one line per row of the table.
+    """Draw the numbers as curves, one curve per table row. Return {"": figure}.
 
-    The x axis has the values of `across`, with a panel per block and column. If the layout has no `across`, the x axis has the
-    columns, with a panel per block. Return {"": figure}."""
+    The x axis has the values of `across` (such as budgets), with a panel per block and column. Without `across` it has the
+    columns, with a panel per block.
+    """
     layout = table.layout
-    split = len(layout.across) > 1
+    has_columns_across = len(layout.across) > 1
     panels: dict[tuple[int, int], list[FilledCell]] = {}
     for one in table.cells:
-        panels.setdefault((one.cell.block, one.cell.column if split else 0), []).append(one)
+        panels.setdefault((one.cell.block, one.cell.column if has_columns_across else 0), []).append(one)
     figure, grid = _panels(len(panels), len(panels))
     styles = _styles(table)
     for axes, ((block, column), cells) in zip(grid, panels.items(), strict=True):
         for row in dict.fromkeys(one.cell.row for one in cells):
             points = [one for one in cells if one.cell.row == row and _is_point(one)]
             _line(axes, points, layout.rows[row].label, styles)
-        ticks = {place: label for place, label in (_place(one.cell.address) for one in cells) if place is not None}
+        tick_labels = {
+            place: x_label for place, x_label in (_place(one.cell.address) for one in cells) if place is not None
+        }
         addresses = [one.cell.address for one in cells]
-        share = "fraction of the prompt's entries kept" if any(at.budget_kind == FRACTION for at in addresses) else ""
-        label = (
-            "prompt tokens" if any(at.length is not None for at in addresses) else share or "entries kept per KV head"
+        fraction_label = (
+            "fraction of the prompt's entries kept" if any(at.budget_kind == FRACTION for at in addresses) else ""
         )
-        log2_axis(axes, [*ticks], [*ticks.values()], label)
-        words = (layout.blocks[block].label, layout.columns[column].label if split else cells[0].cell.address.metric)
-        axes.set_title(" ".join(filter(None, words)), fontsize=12)
+        x_label = (
+            "prompt tokens"
+            if any(at.length is not None for at in addresses)
+            else fraction_label or "entries kept per KV head"
+        )
+        log2_axis(axes, [*tick_labels], [*tick_labels.values()], x_label)
+        panel_title = (
+            layout.blocks[block].label,
+            layout.columns[column].label if has_columns_across else cells[0].cell.address.metric,
+        )
+        axes.set_title(" ".join(filter(None, panel_title)), fontsize=12)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     legend_below(figure, figure.axes, 10.5)
     return {"": figure}
 
 
 def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, Look]) -> None:
-    """Draw one row as a line with its band of intervals; a single cell without a budget becomes a level."""
+    """Draw one table row as a curve with a band of intervals. A single cell without a budget becomes a horizontal line."""
     colour, shape = styles[label]
     points = [(_place(one.cell.address)[0], one.measured) for one in cells]
     if len(points) == 1 and points[0][0] is None:
         axes.axhline(points[0][1].number, color=colour, linestyle="--", linewidth=1.4, label=label)
         return
-    line = sorted((x, y.number, y.low, y.high) for x, y in points if x is not None)
+    sorted_points = sorted((x, y.number, y.low, y.high) for x, y in points if x is not None)
     axes.plot(
-        [x for x, *_ in line], [y for _, y, *_ in line], color=colour, marker=shape, linewidth=1.8, label=label
+        [x for x, *_ in sorted_points], [y for _, y, *_ in sorted_points], color=colour, marker=shape, linewidth=1.8, label=label
     )  # fmt: skip
-    band(axes, [(x, low, high) for x, _, low, high in line], colour)
+    band(axes, [(x, low, high) for x, _, low, high in sorted_points], colour)
 
 
 def _radar(table: FilledTable) -> dict[str, Figure]:
@@ -179,12 +196,14 @@ def _radar(table: FilledTable) -> dict[str, Figure]:
         values = [100 * value / reference for value, reference in shares if value is not None and reference]
         if len(values) == len(columns):
             colour, shape = styles[item.label]
-            closed = [*angles, angles[0]], [*values, values[0]]
-            axes.plot(*closed, color=colour, marker=shape, markersize=5, label=item.label)
+            closed_outline = [*angles, angles[0]], [*values, values[0]]
+            axes.plot(*closed_outline, color=colour, marker=shape, markersize=5, label=item.label)
     axes.set_xticks(angles, [layout.columns[column].label for column in columns], fontsize=9)
     for text, angle in zip(axes.get_xticklabels(), angles, strict=True):
-        sideways = math.cos(angle)
-        text.set_horizontalalignment("center" if abs(sideways) < 0.2 else "left" if sideways > 0 else "right")
+        horizontal_direction = math.cos(angle)
+        text.set_horizontalalignment(
+            "center" if abs(horizontal_direction) < 0.2 else "left" if horizontal_direction > 0 else "right"
+        )
     axes.set_ylim(0, None)
     legend_below(figure, figure.axes, 10.5)
     return {"": figure}
@@ -198,28 +217,29 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
 """Kind of a figure (`TableLayout.figure`) -> function that draws it."""
 
 
-def _panels(count: int, most: int = _ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, most: int = _PANELS_ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure with `count` panels, at most `most` side by side."""
-    across = min(count, most)
-    down = math.ceil(count / across)
-    figure, grid = canvas(down, across, (max(5.2 * across, 7.6), 5.0 * down), count, **axes)
+    columns = min(count, most)
+    rows_of_panels = math.ceil(count / columns)
+    figure, grid = canvas(rows_of_panels, columns, (max(5.2 * columns, 7.6), 5.0 * rows_of_panels), count, **axes)
     return figure, grid[:count]
 
 
 def _caption(table: FilledTable, figure: Figure) -> None:
     text = f"{table.layout.title} ({table.layout.id}): {table.layout.caption}"
-    small_print(figure, [text], int(_LETTERS * figure.get_figwidth()))
+    small_print(figure, [text], int(_CAPTION_LETTERS_PER_INCH * figure.get_figwidth()))
 
 
 def _styles(table: FilledTable) -> dict[str, Look]:
-    """Map each row label to the plotting style of its method. Papers spell a method's name differently, so its name decides."""
+    """Return label of a table row -> plotting style of its method. Papers spell names differently, so our name of the method
+    decides."""
     names = {table.layout.rows[one.cell.row].label: one.cell.address.method.name for one in table.cells}
-    given = looks(names.values())
-    return {label: given[name] for label, name in names.items()}
+    styles_by_method = looks(names.values())
+    return {label: styles_by_method[name] for label, name in names.items()}
 
 
 def _place(at: Address) -> tuple[float | None, str]:
-    """Return (position on the axis, its label); the position is None for a number that holds at every budget."""
+    """Return (position on the x axis, tick label) of a number; the position is None if the number holds at every budget."""
     if at.length is not None:
         return float(at.length), f"{at.length:,}"
     return None if at.budget_kind == NONE else float(at.budget), at.budget

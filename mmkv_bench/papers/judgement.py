@@ -97,39 +97,50 @@ class _PairedFull:
 
 
 def is_full(cell: TableCell) -> bool:
-    """Tell whether a cell is of the full cache."""
+    """Return True if a table cell has a number of the full cache."""
     return cell.address.method.base == FULL
 
 
 def column_of(address: Address) -> _Key:
-    """Return what a method's number has in common with the full cache's number in the same column: model, data, metric, and
-    the shape of timed passes."""
+    """Return the key that a method's number shares with the full cache's number in the same column of a table.
+
+    It consists of model, data and metric, and for timed passes also of lengths and batch.
+    """
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
 def fulls_of(layout: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[_Key, PrintedFull]:
-    """Collect the numbers of the full cache that a table prints. The key has all that a method's number must share with the
-    full cache's to be compared with it: model, data, metric, conditions, protocol, and the parts of a mean."""
+    """Return the numbers of the full cache that a table prints, by what a method's number must share to be compared with one.
+
+    The key has model, data, metric, conditions, protocol, and the parts of a mean.
+    """
     full_cells: dict[_Key, PrintedFull] = {}
     for cell in layout.cells:
-        one = printed.get(cell.address.printed)
-        if one is not None and one.number is not None and is_full(cell) and has_numbers(cell.address.metric):
-            full_cells.setdefault(_place(cell), PrintedFull(layout, cell, one))
+        printed_value = printed.get(cell.address.printed)
+        if (
+            printed_value is not None
+            and printed_value.number is not None
+            and is_full(cell)
+            and has_numbers(cell.address.metric)
+        ):
+            full_cells.setdefault(_place(cell), PrintedFull(layout, cell, printed_value))
     return full_cells
 
 
 def _place(cell: TableCell) -> _Key:
-    at = cell.address
-    parts = tuple((part.dataset, part.metric) for part in cell.parts)
-    timed = at.dataset in SYNTHETIC  # made-up prompts have no such conditions
-    conditions = () if timed else (at.max_new_tokens, at.cut_prompt, at.frames)
-    return (*column_of(at), *conditions, at.protocol, parts)
+    cell_address = cell.address
+    parts_of_mean = tuple((part.dataset, part.metric) for part in cell.parts)
+    is_timed = cell_address.dataset in SYNTHETIC  # made-up prompts have no such conditions
+    conditions = () if is_timed else (cell_address.max_new_tokens, cell_address.cut_prompt, cell_address.frames)
+    return (*column_of(cell_address), *conditions, cell_address.protocol, parts_of_mean)
 
 
 @cache
 def _fulls_of_paper(paper: str) -> Mapping[_Key, PrintedFull]:
-    """Return `fulls_of` all tables of a paper. If several tables print the same full cache, the first whose printed number may
-    be compared with ours is taken."""
+    """Return the full cache's numbers of all tables of a paper, by the key of `fulls_of`.
+
+    If several tables print a number, the first one that may be compared with ours is taken.
+    """
     layouts = [layout for layout in map(load, table_ids()) if layout.paper == paper]
     full_cells = [one for layout in layouts for one in fulls_of(layout, of_table(layout.id)).values()]
     full_cells.sort(key=lambda one: one.printed.status not in (COMPARABLE, OPEN, RATIOS))
@@ -137,60 +148,66 @@ def _fulls_of_paper(paper: str) -> Mapping[_Key, PrintedFull]:
 
 
 def _filled(cell: TableCell, printed: Printed | None, layout: TableLayout, reader: EvidenceReader) -> FilledCell:
-    """Fill a cell with its numbers, without verdicts."""
+    """Return a table cell with its printed number, our measured numbers, and how far these may differ, without verdicts."""
     readings = {name: reader.measured(at, parts) for name, (at, parts) in cell.readings.items()}
-    judged = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
-    limit = margins.tolerance(layout, cell, printed) if printed is not None and judged else None
-    return FilledCell(cell, printed, reader.measured(cell.address, cell.parts), readings, tolerance=limit)
+    is_judged = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
+    tolerance = margins.tolerance(layout, cell, printed) if printed is not None and is_judged else None
+    return FilledCell(cell, printed, reader.measured(cell.address, cell.parts), readings, tolerance=tolerance)
 
 
 def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -> FilledCell:
-    """Add the verdicts to a cell. full: the printed full cache for it."""
+    """Return a table cell with verdicts (agrees, differs, ...) on our numbers added.
+
+    full: the full cache's printed number for this cell; None if there is none.
+    """
     if one.printed is None:
         return one
     if not has_numbers(one.cell.address.metric):
-        shown = one.measured.value is not None
-        return replace(one, verdict=Verdict(margins.NOT_COMPARABLE, why=one.printed.status) if shown else None)
+        has_value = one.measured.value is not None
+        return replace(one, verdict=Verdict(margins.NOT_COMPARABLE, why=one.printed.status) if has_value else None)
     numbers = {"": one.measured, **one.readings}
-    words = {name: verdict for name, number in numbers.items() if (verdict := _level(one, number)) is not None}
+    verdict_words = {name: verdict for name, number in numbers.items() if (verdict := _level(one, number)) is not None}
     if full is None:
-        return replace(one, verdict=words.pop("", None), words=words)
+        return replace(one, verdict=verdict_words.pop("", None), words=verdict_words)
     pairs = {name: _paired_full(number, full, reader) for name, number in numbers.items()}
-    words = {name: _gated(verdict, pairs[name]) for name, verdict in words.items()}
-    one, pair = replace(one, verdict=words.pop("", None), words=words), pairs[""]
+    verdict_words = {name: _gated(verdict, pairs[name]) for name, verdict in verdict_words.items()}
+    one, pair = replace(one, verdict=verdict_words.pop("", None), words=verdict_words), pairs[""]
     if one.measured.state == State.PLANNED:
         return one
     if one.known.status == RATIOS:
         return _ratio(one, pair)
-    absolute = one.cell.address.minus is None and not pair.why
-    agrees = pair.gate is not None and pair.gate.word == margins.AGREES
-    return replace(one, drop=_drop(one, pair) if absolute else None, counted=agrees)
+    is_absolute = one.cell.address.minus is None and not pair.why
+    full_agrees = pair.gate is not None and pair.gate.word == margins.AGREES
+    return replace(one, drop=_drop(one, pair) if is_absolute else None, counted=full_agrees)
 
 
 def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader) -> _PairedFull:
-    """Find the full cache's number that was measured under the same conditions as `number`, and judge it.
+    """Return the full cache's number measured under the same conditions as `number`, with the verdict on it.
 
-    full: the printed number of the full cache."""
-    at, parts = full.cell.address, full.cell.parts
-    measured, why = reader.measured(at, parts, number.shared), ""
-    if number.shared and measured.value is None:
-        others = reader.measured(at, parts).shared
+    full: the full cache's printed number.
+    """
+    full_address, parts = full.cell.address, full.cell.parts
+    full_measurement, why = reader.measured(full_address, parts, number.shared), ""
+    if number.shared and full_measurement.value is None:
+        others = reader.measured(full_address, parts).shared
         why = f"full was run with other {differing(number, others)}" if others else _NOT_RUN
-    elif number.shared and measured.shared:
-        apart = incomparable(number, measured)
-        why = f"full has {apart}" if apart else ""
-    one = FilledCell(
-        full.cell, full.printed, measured, tolerance=margins.tolerance(full.layout, full.cell, full.printed)
+    elif number.shared and full_measurement.shared:
+        mismatch_text = incomparable(number, full_measurement)
+        why = f"full has {mismatch_text}" if mismatch_text else ""
+    filled_full = FilledCell(
+        full.cell, full.printed, full_measurement, tolerance=margins.tolerance(full.layout, full.cell, full.printed)
     )
-    return _PairedFull(one, why, _level(one, measured))
+    return _PairedFull(filled_full, why, _level(filled_full, full_measurement))
 
 
 def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
-    """Return the verdict on a method. If our score of the full cache differs from the paper's, it is `not comparable`; if that is
-    undecided, so is the verdict."""
+    """Return the verdict on a method after the check of the full cache.
+
+    It becomes `not comparable` if our score of the full cache differs from the paper's, and `undecided` if that is undecided.
+    """
     gate = pair.gate
-    passed = gate is not None and gate.word in (margins.AGREES, margins.UNINFORMATIVE) and not pair.why
-    if passed or verdict.word in (margins.NOT_COMPARABLE, margins.UNINFORMATIVE):
+    full_passes = gate is not None and gate.word in (margins.AGREES, margins.UNINFORMATIVE) and not pair.why
+    if full_passes or verdict.word in (margins.NOT_COMPARABLE, margins.UNINFORMATIVE):
         return verdict
     if pair.why or gate is None:
         return Verdict(margins.NOT_COMPARABLE, why=pair.why or _NOT_RUN)
@@ -200,7 +217,8 @@ def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
 
 
 def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
-    """Judge one measured number of a table cell beside the printed one; None if there is nothing to judge yet."""
+    """Return the verdict (agrees, differs, ...) on one measured number beside the printed one; None if there is nothing to
+    judge."""
     if one.printed is None or measured.value is None or measured.state not in (*WHOLE, State.PART):
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.tolerance is None:
@@ -214,34 +232,37 @@ def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
 
 
 def _drop(one: FilledCell, pair: _PairedFull) -> Verdict | None:
-    """Judge the difference to `full`; None if it cannot be judged."""
+    """Return the verdict (agrees, differs, ...) on the method's difference to the full cache; None if it cannot be judged."""
     full, numbers = pair.full, (one.measured, pair.full.measured)
-    states = {each.state for each in numbers}
+    states_of_both = {each.state for each in numbers}
     if one.shown is None or full.shown is None or one.tolerance is None or full.tolerance is None:
         return None
-    if {one.known.status, full.known.status} - {*DROPS} or states - {State.MEASURED, State.PART}:
+    if {one.known.status, full.known.status} - {*DROPS} or states_of_both - {State.MEASURED, State.PART}:
         return None
     if any(each.mismatches for each in numbers):
         return None
-    if State.PART in states:
+    if State.PART in states_of_both:
         return Verdict(margins.UNDECIDED)
-    both = replace(one.tolerance, half=one.tolerance.half + full.tolerance.half)
+    joint_tolerance = replace(one.tolerance, half=one.tolerance.half + full.tolerance.half)
     ours, printed = zip(one.shown, full.shown, strict=True)
-    return margins.drop(ours, printed, both, margins.of_seeds(one.measured.seeds, both.relative))
+    return margins.drop(ours, printed, joint_tolerance, margins.of_seeds(one.measured.seeds, joint_tolerance.relative))
 
 
 def _ratio(one: FilledCell, pair: _PairedFull) -> FilledCell:
-    """Judge the ratio to `full` for times and peaks that a paper measured on another device."""
+    """Return the cell with a verdict on its ratio to the full cache, for times and peaks that a paper measured on another
+    device."""
     method, full = one.shown, pair.full.shown
     if one.measured.value is not None and (pair.why or full is None):
         return replace(one, verdict=Verdict(margins.NOT_COMPARABLE, why=pair.why or _NOT_RUN))
     if method is None or full is None or not all((*method, *full)) or pair.full.measured.state == State.PLANNED:
         return one
-    limit = margins.ratio_tolerance(one.cell, one.known, pair.full.known)
+    ratio_limit = margins.ratio_tolerance(one.cell, one.known, pair.full.known)
     ratio = method[0] / full[0], method[1] / full[1]
     mismatches = joined(one.measured.mismatches, pair.full.measured.mismatches)
-    verdict = Verdict(margins.NOT_COMPARABLE, why="; ".join(mismatches)) if mismatches else margins.level(*ratio, limit)
-    return replace(one, tolerance=limit, ratio=ratio, verdict=verdict)
+    verdict = (
+        Verdict(margins.NOT_COMPARABLE, why="; ".join(mismatches)) if mismatches else margins.level(*ratio, ratio_limit)
+    )
+    return replace(one, tolerance=ratio_limit, ratio=ratio, verdict=verdict)
 
 
 COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")
@@ -267,30 +288,34 @@ class FilledTable:
 
     @property
     def states(self) -> Counter[str]:
-        """Number of cells by state."""
+        """Number of table cells by state, such as measured or not run."""
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, proposed: bool) -> Counter[str]:
-        """Count verdicts on the numbers themselves (not drops), for the paper's proposed method or for all others.
+        """Count the verdicts on numbers (not on differences to full), for the paper's own method or for all others.
 
-        Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
+        proposed: the paper's own method. Computed numbers are left out: they follow from the same lengths and shapes as the
+            printed ones.
         """
         cells = [one for one in self.cells if self.layout.proposes(one.cell) == proposed and one.verdict]
         return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != State.COMPUTED)
 
 
 def fill(layout: TableLayout, evidence: Evidence) -> FilledTable:
-    """Fill a table from evidence, beside the printed numbers of results/reference; no paper prints those of a stand-in."""
+    """Return a table filled with measured numbers, beside the printed numbers of results/reference.
+
+    A stand-in table, filled by the embedded model, has no printed numbers.
+    """
     printed = {} if layout.stands_for else of_table(layout.id)
     fulls = {**(_fulls_of_paper(layout.paper) if layout.paper else {}), **fulls_of(layout, printed)}
-    compared = [
+    full_of_cell = [
         None if is_full(cell) or cell.address.printed not in printed else fulls.get(_place(cell))
         for cell in layout.cells
     ]
-    needed = [at for full in compared if full is not None for at in full.cell.needed]
-    reader = EvidenceReader(evidence, [*layout.needed, *needed])
+    addresses_of_fulls = [at for full in full_of_cell if full is not None for at in full.cell.needed]
+    reader = EvidenceReader(evidence, [*layout.needed, *addresses_of_fulls])
     cells = [_filled(cell, printed.get(cell.address.printed), layout, reader) for cell in layout.cells]
-    cells = [_judged(one, full, reader) for one, full in zip(cells, compared, strict=True)]
+    cells = [_judged(one, full, reader) for one, full in zip(cells, full_of_cell, strict=True)]
     leads = tuple(_leads(layout, cells, reader))
     rows = sorted({row for one in cells for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}
@@ -298,44 +323,55 @@ def fill(layout: TableLayout, evidence: Evidence) -> FilledTable:
 
 
 def _leads(layout: TableLayout, cells: Sequence[FilledCell], reader: EvidenceReader) -> Iterator[Verdict]:
-    """Judge the printed leads of the paper's method over the strongest baseline, one per column and budget."""
+    """Yield verdicts on the printed lead of the paper's method over the strongest baseline, one per column and budget."""
     for group in _columns(cells):
         proposed = [one for one in group if layout.proposes(one.cell)]
         baselines = [one for one in group if not layout.proposes(one.cell)]
         if len(proposed) != 1 or not baselines:
             continue
         sign = -1 if lower_is_better(group[0].cell.address.metric) else 1
-        best = max(baselines, key=lambda one: sign * one.printed_number)
-        if sign * (proposed[0].printed_number - best.printed_number) > 0:
-            ours = _paired(reader, proposed[0], best, sign)
+        best_baseline = max(baselines, key=lambda one: sign * one.printed_number)
+        if sign * (proposed[0].printed_number - best_baseline.printed_number) > 0:
+            paired_lead = _paired(reader, proposed[0], best_baseline, sign)
             yield (
                 Verdict(margins.UNDECIDED, "one of the two was not run")
-                if ours is None
-                else margins.lead(ours.low, ours.high)
+                if paired_lead is None
+                else margins.lead(paired_lead.low, paired_lead.high)
             )
 
 
 def _columns(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
-    """Yield the cells that a paper compares with each other: at least two methods with printed scores in one column and at one
-    budget. The full cache, differences and costs are left out."""
+    """Yield groups of cells that a paper compares: at least two methods with printed scores in one column and at one budget.
+
+    The full cache, differences and costs are left out.
+    """
     groups: dict[tuple[object, ...], list[FilledCell]] = {}
     for one in cells:
-        at = one.cell.address
-        if one.printed is None or one.printed.number is None or is_full(one.cell) or at.minus is not None:
+        cell_address = one.cell.address
+        if one.printed is None or one.printed.number is None or is_full(one.cell) or cell_address.minus is not None:
             continue
-        if at.metric not in COSTS and has_numbers(at.metric):
-            groups.setdefault((*column_of(at), at.budget_kind, at.budget), []).append(one)
+        if cell_address.metric not in COSTS and has_numbers(cell_address.metric):
+            groups.setdefault((*column_of(cell_address), cell_address.budget_kind, cell_address.budget), []).append(one)
     yield from (group for group in groups.values() if len(group) > 1)
 
 
 def _paired(reader: EvidenceReader, a: FilledCell, b: FilledCell, sign: int) -> Mean | None:
-    """Return our difference a - b, paired by sample; above 0 is better. For means, return the mean of the parts' differences."""
+    """Return our difference a - b, paired by sample; above 0 means that a is better. None if the two are not comparable.
+
+    sign: -1 if smaller values are better. For means, the result is the mean of the parts' differences.
+    """
     differences = []
     for left, right in zip(a.cell.needed, b.cell.needed, strict=True):
-        one, two = reader.measured(left), reader.measured(right)
-        if one.scores is None or two.scores is None or one.mismatches or two.mismatches or incomparable(one, two):
+        left_measurement, right_measurement = reader.measured(left), reader.measured(right)
+        if (
+            left_measurement.scores is None
+            or right_measurement.scores is None
+            or left_measurement.mismatches
+            or right_measurement.mismatches
+            or incomparable(left_measurement, right_measurement)
+        ):
             return None
-        difference = paired_difference(left, one, two)
+        difference = paired_difference(left, left_measurement, right_measurement)
         if difference is None:
             return None
         if sign < 0:

@@ -83,7 +83,7 @@ class TableCell:
 
     @property
     def needed(self) -> tuple[Address, ...]:
-        """Addresses from which the cell's number is made."""
+        """Addresses of the numbers that the cell is made from."""
         return self.parts or (self.address,)
 
 
@@ -116,19 +116,21 @@ class TableLayout:
         return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
     def proposes(self, cell: TableCell) -> bool:
-        """Tell whether a cell is of the paper's proposed method, not of a baseline; a stand-in has no proposed method."""
+        """Return True if a cell is of the paper's proposed method, False for a baseline or in a stand-in table."""
         name = cell.address.method.name
         return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
 
     def labels(self, cell: TableCell) -> dict[str, str]:
-        """Return the labels of a cell's `block`, `row`, `column` and `across`, by these keys; "" if `across` is None."""
+        """Return the labels of a cell's `block`, `row`, `column` and `across`, by these names; "" if `across` is None."""
         items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
-        across = "" if cell.across is None else self.across[cell.across].label
-        return dict(zip(("block", "row", "column", "across"), (*(item.label for item in items), across), strict=True))
+        across_label = "" if cell.across is None else self.across[cell.across].label
+        return dict(
+            zip(("block", "row", "column", "across"), (*(item.label for item in items), across_label), strict=True)
+        )
 
     @property
     def needed(self) -> list[Address]:
-        """Addresses of all numbers that the table needs, those of further readings and of parts of means included."""
+        """Addresses of all numbers that the table needs, including parts of means and further readings of methods."""
         readings = [parts or (at,) for cell in self.cells for at, parts in cell.readings.values()]
         return [one for each in (*(cell.needed for cell in self.cells), *readings) for one in each]
 
@@ -139,18 +141,18 @@ def table_ids() -> tuple[str, ...]:
 
 
 def stand_in_ids() -> tuple[str, ...]:
-    """Return the ids of all stand-ins, sorted."""
+    """Return the ids of all stand-in tables (filled by the embedded model), sorted."""
     return tuple(f"{STAND_INS}.{layout}" for layout in options(f"{TABLES}/{STAND_INS}"))
 
 
 def is_stand_in(name: str) -> bool:
-    """Tell whether an id belongs to a stand-in, for which no paper prints a number."""
+    """Return True if `name` is the id of a stand-in table: filled by the embedded model, without printed numbers."""
     return name.startswith(f"{STAND_INS}.")
 
 
 @cache
 def load(name: str) -> TableLayout:
-    """Read a table's layout.
+    """Return the layout of the table `name` from its file in conf/table.
 
     Raises:
         ConfigError: unknown name, or a mistake in the table's file.
@@ -167,7 +169,11 @@ def load(name: str) -> TableLayout:
 
 
 def parse(name: str, content: Any) -> TableLayout:
-    """Parse a table's layout from the content of its file. Raises the errors of `load`."""
+    """Return a table's layout from the content of its file.
+
+    Raises:
+        ConfigError: a mistake in the content.
+    """
     if not isinstance(content, Mapping):
         raise ConfigError("a table's file must be a mapping of keys; see mmkv_bench/papers/layout.py")
     names = ("stands_for", "stores") if is_stand_in(name) else ("paper", "number")
@@ -178,13 +184,17 @@ def parse(name: str, content: Any) -> TableLayout:
     for key, allowed in (("paper", PAPERS), ("kind", KINDS), ("figure", FIGURES)):
         if key in content and content[key] not in allowed:
             raise ConfigError(f"{key}={content[key]} is not allowed; {nearest(str(content[key]), allowed)}")
-    shared = content.get("cell") or {}
-    _check_keys(shared, KEYS, "cell")
-    texts = {key: content.get(key, "") for key in ("paper", "number", "caption", "kind", "figure")}
-    items: dict[str, Any] = {key: _items(content.get(key), key) for key in ("blocks", "rows", "columns", "across")}
-    lists: dict[str, Any] = {key: tuple(content.get(key) or ()) for key in _LISTS}
-    layout = TableLayout(id=name, cells=(), together=bool(content.get("together")), **texts, **items, **lists)
-    layout = replace(layout, cells=tuple(_cells(layout, shared, content.get("readings") or {})))
+    shared_keys = content.get("cell") or {}
+    _check_keys(shared_keys, KEYS, "cell")
+    text_fields = {key: content.get(key, "") for key in ("paper", "number", "caption", "kind", "figure")}
+    item_fields: dict[str, Any] = {
+        key: _items(content.get(key), key) for key in ("blocks", "rows", "columns", "across")
+    }
+    list_fields: dict[str, Any] = {key: tuple(content.get(key) or ()) for key in _LISTS}
+    layout = TableLayout(
+        id=name, cells=(), together=bool(content.get("together")), **text_fields, **item_fields, **list_fields
+    )
+    layout = replace(layout, cells=tuple(_cells(layout, shared_keys, content.get("readings") or {})))
     for one in (one for cell in layout.cells for one in cell.needed):
         if (one.model == STAND_IN) != is_stand_in(name):
             raise ConfigError(
@@ -201,32 +211,32 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
     items = []
     for one in content:
         _check_keys(one, (*KEYS, "label", "only", "mean", "readings"), f"an item of {what}")
-        selection, mean = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
-        if mean and what != "columns":
+        selection, mean_labels = {key: value for key, value in one.items() if key in KEYS}, one.get("mean") or ()
+        if mean_labels and what != "columns":
             raise ConfigError(f"an item of {what} has the key mean, which only columns may have; remove it")
-        mean = (mean,) if isinstance(mean, str) else tuple(mean)
+        mean_labels = (mean_labels,) if isinstance(mean_labels, str) else tuple(mean_labels)
         label = str(one.get("label", _label(selection)))
-        items.append(TableItem(label, selection, one.get("only") or {}, mean, one.get("readings")))
+        items.append(TableItem(label, selection, one.get("only") or {}, mean_labels, one.get("readings")))
     return tuple(items)
 
 
 def _label(parts: Mapping[str, Any]) -> str:
-    """Make a label for a row or column from the keys and values that it adds to its cells."""
-    words = []
+    """Return a label for a row or column, made from the keys and values that it adds to its cells."""
+    label_parts = []
     for key, value in parts.items():
         if key == "with":
-            words += [f"{name}={setting}" for name, setting in value.items()]
+            label_parts += [f"{name}={setting}" for name, setting in value.items()]
         elif key == "minus":
-            words.append(f"minus {value['method']}")
+            label_parts.append(f"minus {value['method']}")
         elif key not in ("metric", "reading", "calibration") or len(parts) == 1:
-            words.append(str(value))
-    return " ".join(words)
+            label_parts.append(str(value))
+    return " ".join(label_parts)
 
 
 def _cells(
     layout: TableLayout, shared: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[TableCell]:
-    by_row: dict[tuple[int, int, int | None], list[TableCell]] = {}
+    cells_by_row: dict[tuple[int, int, int | None], list[TableCell]] = {}
     columns = sorted(range(len(layout.columns)), key=lambda c: bool(layout.columns[c].mean))  # means last
     for b, r, c, a in product(range(len(layout.blocks)), range(len(layout.rows)), columns, range(len(layout.across))):
         row, column, across = layout.rows[r], layout.columns[c], layout.across[a]
@@ -235,17 +245,24 @@ def _cells(
             keys = _merged([shared, *(item.parts for item in items)], bool(column.mean))
             if not all(_has(keys, item.only) for item in items):
                 continue
-            at = address(keys)
-            spans = at.method.unbudgeted and {*across.parts} <= {"budget"} and len(layout.across) > 1
-            row_cells = by_row.setdefault((b, r, None if spans else a), [])
-            if spans and any(cell.column == c for cell in row_cells):
+            cell_address = address(keys)
+            spans_columns = cell_address.method.unbudgeted and {*across.parts} <= {"budget"} and len(layout.across) > 1
+            row_cells = cells_by_row.setdefault((b, r, None if spans_columns else a), [])
+            if spans_columns and any(cell.column == c for cell in row_cells):
                 continue
-            cell = TableCell(b, r, c, None if spans else a, at, _parts(layout, keys, at, column, row_cells))
+            cell = TableCell(
+                b,
+                r,
+                c,
+                None if spans_columns else a,
+                cell_address,
+                _parts(layout, keys, cell_address, column, row_cells),
+            )
             overlays = readings if row.readings is None else row.readings
             row_cells.append(replace(cell, readings=_readings(layout, cell, keys, overlays, row_cells)))
         except ConfigError as error:
             raise ConfigError(f"row {row.label!r}, column {column.label!r}: {error}") from None
-    cells = [cell for row_cells in by_row.values() for cell in row_cells]
+    cells = [cell for row_cells in cells_by_row.values() for cell in row_cells]
     if not cells:
         raise ConfigError("the table has no cell; check the keys `only` of its items")
     yield from sorted(cells, key=lambda cell: (cell.block, cell.row, cell.column, cell.across or 0))
@@ -259,10 +276,16 @@ def _parts(
     row: Sequence[TableCell],
     reading: str = "",
 ) -> tuple[Address, ...]:
-    """Return the addresses that a cell averages, if it is a mean; otherwise (). They are other columns of its row, addresses that
-    the layout's file lists, or the data sets of a group.
+    """Return the addresses whose numbers a cell averages; () if the cell is no mean.
 
-    keys, at: keys and address of the cell. column: its column. row: the row's cells. reading: name of a further reading."""
+    They are other columns of its row, addresses in the layout's file, or the data sets of a group.
+
+    Args:
+        keys, at: keys and address of the cell.
+        column: its column.
+        row: the cells of its row.
+        reading: name of a further reading (version of a method's rules); "": the table's own.
+    """
     if not column.mean:
         if at.metric != MEAN:
             return ()
@@ -270,17 +293,17 @@ def _parts(
             raise ConfigError("metric=mean needs the key `mean` or `group`")
         return tuple(replace(at, dataset=dataset, metric=metric) for dataset, metric in members(at.dataset))
     by_label = {layout.columns[cell.column].label: cell for cell in row if not layout.columns[cell.column].mean}
-    parts: list[Address] = []
+    addresses: list[Address] = []
     for part in by_label if column.mean == ("all",) else column.mean:
         if isinstance(part, Mapping):
-            parts.append(address({**keys, **part}))
+            addresses.append(address({**keys, **part}))
         elif part not in by_label:
             raise ConfigError(f"mean of {part!r}: there is no such column; {nearest(part, by_label)}")
         elif by_label[part].parts:
             raise ConfigError(f"mean of {part!r}: this column is a mean itself; list its parts instead")
         else:
-            parts.append(by_label[part].readings.get(reading, (by_label[part].address,))[0])
-    return tuple(parts)
+            addresses.append(by_label[part].readings.get(reading, (by_label[part].address,))[0])
+    return tuple(addresses)
 
 
 def _readings(
@@ -292,37 +315,46 @@ def _readings(
 ) -> dict[str, tuple[Address, tuple[Address, ...]]]:
     readings = {}
     for name, overlay in overlays.items():
-        changed = dict(overlay)
-        timed = cell.address.dataset in SYNTHETIC
-        if cell.address.method.unbudgeted or timed or not _has(keys, changed.pop("only", {})):
+        changed_keys = dict(overlay)
+        is_timed = cell.address.dataset in SYNTHETIC
+        if cell.address.method.unbudgeted or is_timed or not _has(keys, changed_keys.pop("only", {})):
             continue
-        merged_keys = {**keys, **changed, "with": {**(keys.get("with") or {}), **(changed.get("with") or {})}}
+        merged_keys = {**keys, **changed_keys, "with": {**(keys.get("with") or {}), **(changed_keys.get("with") or {})}}
         try:
-            at = address(merged_keys)
+            reading_address = address(merged_keys)
         except ConfigError as error:
             raise ConfigError(f"reading {name!r}: {error}") from None
-        if at != cell.address:
-            readings[name] = (at, _parts(layout, merged_keys, at, layout.columns[cell.column], row, name))
+        if reading_address != cell.address:
+            readings[name] = (
+                reading_address,
+                _parts(layout, merged_keys, reading_address, layout.columns[cell.column], row, name),
+            )
     return readings
 
 
 def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
-    """Join the keys that table, block, row, column and `across` state for one cell. Two values for one key are an error."""
-    merged: dict[str, Any] = {}
+    """Return the keys that table, block, row, column and `across` give for one cell, joined.
+
+    mean: the cell is a mean. Without a data set it gets the data set `avg` and the metric `mean`.
+
+    Raises:
+        ConfigError: a key has two values.
+    """
+    merged_keys: dict[str, Any] = {}
     for parts in all_parts:
         for key, value in parts.items():
-            old = merged.get(key)
-            if key == "with" and old is not None:
-                twice = {name for name in {*old} & {*value} if old[name] != value[name]}
-                if twice:
-                    raise ConfigError(f"two parts give {min(twice)} different values; give one")
-                value = {**old, **value}
-            elif old is not None and old != value:
-                raise ConfigError(f"two parts give {key} different values, {old} and {value}; give one")
-            merged[key] = value
-    if mean and not {"dataset", "group"} & {*merged}:
-        merged |= {"dataset": "avg", "metric": MEAN}
-    return merged
+            earlier_value = merged_keys.get(key)
+            if key == "with" and earlier_value is not None:
+                contradicted_keys = {name for name in {*earlier_value} & {*value} if earlier_value[name] != value[name]}
+                if contradicted_keys:
+                    raise ConfigError(f"two parts give {min(contradicted_keys)} different values; give one")
+                value = {**earlier_value, **value}
+            elif earlier_value is not None and earlier_value != value:
+                raise ConfigError(f"two parts give {key} different values, {earlier_value} and {value}; give one")
+            merged_keys[key] = value
+    if mean and not {"dataset", "group"} & {*merged_keys}:
+        merged_keys |= {"dataset": "avg", "metric": MEAN}
+    return merged_keys
 
 
 def _has(parts: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

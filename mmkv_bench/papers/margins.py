@@ -77,7 +77,7 @@ class MarginsVersion:
 
 @cache
 def margin(dataset: str, metric: str) -> Margin:
-    """Return the margin of a metric; for a mean, the margin of the averaged metric.
+    """Return the margin (allowed difference to a printed number) of a metric; for a mean, that of the averaged metric.
 
     Raises:
         ConfigError: margins.yaml has no margin for it.
@@ -91,42 +91,64 @@ def margin(dataset: str, metric: str) -> Margin:
 
 @cache
 def versions() -> tuple[MarginsVersion, ...]:
-    """Return all versions of the margins; the last one judges."""
+    """Return all versions of the margins, oldest first. Verdicts use the last."""
     return tuple(MarginsVersion(**{**one, "fixed": str(one["fixed"])}) for one in _here()["versions"])
 
 
 @cache
 def unjudged(commit: str | None) -> str:
-    """Say why rows of a commit are not judged; "" if they are."""
-    here, now = _here(), versions()[-1]
+    """Return the reason why rows of a commit are not judged; "" if they are judged."""
+    margins_here, latest_version = _here(), versions()[-1]
     text = committed(FILE, commit) if commit else None
     if text is None:
         return f"it is unknown which margins its commit ({(commit or 'none')[:12]}) had"
-    then: Mapping[str, Any] = read_yaml(text) or {}
-    if then.get("version", 1) != here["version"]:
-        return f"its commit {str(commit)[:12]} is older than version {now.version} of the margins ({now.fixed})"
-    same = then.get("metrics") == here["metrics"]
-    return "" if same else f"its commit {str(commit)[:12]} has other margins of version {now.version}"
+    committed_margins: Mapping[str, Any] = read_yaml(text) or {}
+    if committed_margins.get("version", 1) != margins_here["version"]:
+        version_text = f"version {latest_version.version} of the margins ({latest_version.fixed})"
+        return f"its commit {str(commit)[:12]} is older than {version_text}"
+    same_margins = committed_margins.get("metrics") == margins_here["metrics"]
+    return (
+        "" if same_margins else f"its commit {str(commit)[:12]} has other margins of version {latest_version.version}"
+    )
 
 
 def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Tolerance:
-    """Return the tolerance of a cell whose printed value is a number."""
-    at, number = cell.address, printed.known
-    fixed = margin(at.dataset, at.metric)
-    half = log1p(printed.half / number) if fixed.relative else printed.half
-    step = fixed.step if fixed.relative else _one_answer(cell)
-    most = Tolerance(half, fixed.margin, fixed.relative, step)
-    limit = _within_gap(most, *_rival(layout, cell, number, fixed.relative))
-    full = None if at.method.base == "full" or at.minus else _columns(layout.paper)[2].get(_column(at, False))
-    return limit if full is None else replace(limit, full=abs(_gap(full, number, fixed.relative)) <= limit.margin)
+    """Return how far our number may differ from the printed one in a table cell.
+
+    printed: a value that is a number.
+    """
+    cell_address, number = cell.address, printed.known
+    fixed_margin = margin(cell_address.dataset, cell_address.metric)
+    half_digit_width = log1p(printed.half / number) if fixed_margin.relative else printed.half
+    step = fixed_margin.step if fixed_margin.relative else _one_answer(cell)
+    full_tolerance = Tolerance(half_digit_width, fixed_margin.margin, fixed_margin.relative, step)
+    limited_tolerance = _within_gap(full_tolerance, *_rival(layout, cell, number, fixed_margin.relative))
+    printed_full = (
+        None
+        if cell_address.method.base == "full" or cell_address.minus
+        else _columns(layout.paper)[2].get(_column(cell_address, False))
+    )
+    return (
+        limited_tolerance
+        if printed_full is None
+        else replace(
+            limited_tolerance, full=abs(_gap(printed_full, number, fixed_margin.relative)) <= limited_tolerance.margin
+        )
+    )
 
 
 def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
-    """Return the tolerance of the ratio of a method's time or memory peak to full's. It allows for the rounding of both printed
-    numbers. Its rival is a ratio of 1, no effect."""
-    half = sum(log1p(one.half / one.known) for one in (method, full))
-    fixed = margin(cell.address.dataset, cell.address.metric)
-    return _within_gap(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(method.known / full.known)))
+    """Return the tolerance of the ratio of a method's time or memory peak to that of the full cache.
+
+    It includes the rounding of both printed numbers, `method` and `full`, and keeps the ratio distinguishable from 1.
+    """
+    half_digit_width = sum(log1p(one.half / one.known) for one in (method, full))
+    fixed_margin = margin(cell.address.dataset, cell.address.metric)
+    return _within_gap(
+        Tolerance(half_digit_width, fixed_margin.margin, True, fixed_margin.step),
+        NO_EFFECT,
+        abs(log(method.known / full.known)),
+    )
 
 
 def _within_gap(most: Tolerance, rival: str, gap: float | None) -> Tolerance:
@@ -134,36 +156,45 @@ def _within_gap(most: Tolerance, rival: str, gap: float | None) -> Tolerance:
 
 
 def _one_answer(cell: TableCell) -> float:
-    """Return how much one answer changes a cell's number [printed unit]; 0 if the number of questions is unknown."""
-    counts = [(one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC]
-    worth = [margin(one.dataset, one.metric).scale / n for one, n in counts if n]
-    return max(worth, default=0.0) / len(cell.needed)
+    """Return how much a single answer changes a cell's number [printed unit]; 0 if the number of questions is unknown."""
+    question_counts = [
+        (one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC
+    ]
+    score_of_one_answer = [margin(one.dataset, one.metric).scale / n for one, n in question_counts if n]
+    return max(score_of_one_answer, default=0.0) / len(cell.needed)
 
 
 @cache
 def _questions(dataset: str, metric: str) -> int:
-    """Return the number of questions behind a number: for `favor_acc_NSM` the number that the data set's file states as `NSM
-    64`."""
-    stated = str((content("dataset", dataset).get("about") or {}).get("samples"))
-    part = re.search(rf"\b{metric.rpartition('_')[2]} (\d[\d,]*)", stated)
-    return int(part[1].replace(",", "")) if part else samples_of(dataset)
+    """Return the number of questions behind a number, from the data set's file.
+
+    For the metric `favor_acc_NSM` this is the number after `NSM` in the file.
+    """
+    stated_samples = str((content("dataset", dataset).get("about") or {}).get("samples"))
+    subset_size = re.search(rf"\b{metric.rpartition('_')[2]} (\d[\d,]*)", stated_samples)
+    return int(subset_size[1].replace(",", "")) if subset_size else samples_of(dataset)
 
 
 def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
-    """Return (name, gap) of the number that must stay distinguishable from a cell's number; ("", None) without one."""
-    at = cell.address
-    if at.minus is not None:
+    """Return (name, gap) of the number from which a cell's number must stay distinguishable; ("", None) without one.
+
+    For the paper's method this is the strongest baseline, for a baseline the paper's method.
+
+    number: the cell's printed number. relative: gaps are on the log scale.
+    """
+    cell_address = cell.address
+    if cell_address.minus is not None:
         return NO_EFFECT, abs(number)
-    if at.method.base == "full":
+    if cell_address.method.base == "full":
         return "", None
-    proposed, baselines = (methods.get(_column(at), {}) for methods in _columns(layout.paper)[:2])
-    unchanged = {name: value for name, value in proposed.items() if "(" not in name}
+    proposed, baselines = (methods.get(_column(cell_address), {}) for methods in _columns(layout.paper)[:2])
+    methods_without_variant = {name: value for name, value in proposed.items() if "(" not in name}
     # ablations are rivals only if the method itself is not printed
-    rivals = baselines if layout.proposes(cell) else unchanged or proposed
+    rivals = baselines if layout.proposes(cell) else methods_without_variant or proposed
     if not rivals:
         return "", None
     if layout.proposes(cell):
-        name = (min if lower_is_better(at.metric) else max)(rivals, key=rivals.__getitem__)
+        name = (min if lower_is_better(cell_address.metric) else max)(rivals, key=rivals.__getitem__)
     else:
         name = min(rivals, key=lambda one: abs(rivals[one] - number))
     return name, abs(_gap(number, rivals[name], relative))
@@ -181,23 +212,31 @@ def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
 
 @cache
 def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], float]]:
-    """Return the printed numbers of the paper's methods, of its baselines (both: column and budget -> method -> number) and of
-    the full cache (column -> number). If two tables print a number, the first counts."""
+    """Return the printed numbers of a paper's tables: (of its own methods, of baselines, of the full cache).
+
+    The first two map (column and budget) -> method -> number, the third column -> number. If two tables print a number, the
+    first counts.
+    """
     proposed: dict[tuple[str, ...], dict[str, float]] = {}
     baselines: dict[tuple[str, ...], dict[str, float]] = {}
-    full: dict[tuple[str, ...], float] = {}
+    full_scores: dict[tuple[str, ...], float] = {}
     for layout in map(load, table_ids()):
         values = of_table(layout.id) if layout.paper == paper else {}
         for cell in layout.cells if values else ():
-            at, printed = cell.address, values.get(cell.address.printed)
-            if printed is None or printed.number is None or at.minus is not None or not has_numbers(at.metric):
+            cell_address, printed = cell.address, values.get(cell.address.printed)
+            if (
+                printed is None
+                or printed.number is None
+                or cell_address.minus is not None
+                or not has_numbers(cell_address.metric)
+            ):
                 continue
-            if at.method.base == "full":
-                full.setdefault(_column(at, False), printed.number)
+            if cell_address.method.base == "full":
+                full_scores.setdefault(_column(cell_address, False), printed.number)
             else:
                 methods = proposed if layout.proposes(cell) else baselines
-                methods.setdefault(_column(at), {}).setdefault(str(at.method), printed.number)
-    return proposed, baselines, full
+                methods.setdefault(_column(cell_address), {}).setdefault(str(cell_address.method), printed.number)
+    return proposed, baselines, full_scores
 
 
 @cache
@@ -247,7 +286,7 @@ class Tolerance:
 
 
 def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 0.0) -> Verdict:
-    """Judge a measured number for which all items were asked.
+    """Return the verdict on a measured number for which all items were asked.
 
     Args:
         measured, printed: numbers in the printed unit; both above 0 if the tolerance is `relative`.
@@ -260,25 +299,35 @@ def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 
 def drop(
     measured: tuple[float, float], printed: tuple[float, float], tolerance: Tolerance, seeds: float = 0.0
 ) -> Verdict:
-    """Judge a method's difference to `full`.
+    """Return the verdict on a method's difference to the full cache.
 
-    measured, printed: (the method's number, full's number). tolerance: its `half` allows for the rounding of both numbers."""
+    Args:
+        measured, printed: (the method's number, the full cache's number).
+        tolerance: its `half` includes the rounding of both printed numbers.
+        seeds: half of the 95 % interval over seeds (`of_seeds`).
+    """
     return _of_gap(_gap(*measured, tolerance.relative) - _gap(*printed, tolerance.relative), tolerance, seeds)
 
 
 def of_seeds(values: Sequence[float], relative: bool = False) -> float:
-    """Return how much seeds alone may make a measured and a printed number differ: half of the difference's 95 % interval, if
-    both are means over len(values) seeds. values: our number under each seed; with fewer than two, the result is 0."""
+    """Return half of the 95 % interval of the difference between a measured and a printed mean that is due to seeds alone.
+
+    Both are taken as means over len(values) seeds. values: our number under each seed; with fewer than two the result is 0.
+    relative: on the log scale.
+    """
     if len(values) < 2:
         return 0.0
     from scipy.special import stdtrit
 
-    numbers, n = [log(value) for value in values] if relative else values, len(values)
-    return float(stdtrit(n - 1, 0.975)) * sqrt(2 / n) * stdev(numbers)
+    values_on_scale, n = [log(value) for value in values] if relative else values, len(values)
+    return float(stdtrit(n - 1, 0.975)) * sqrt(2 / n) * stdev(values_on_scale)
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
-    """Judge a lead that a paper claims. low, high: interval of our paired difference; above 0 is better."""
+    """Return the verdict (confirmed, contradicted, undecided) on a lead over baselines that a paper claims.
+
+    low, high: interval of our paired difference; above 0 is better.
+    """
     if low is not None and low > 0:
         return Verdict(CONFIRMED)
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)
@@ -290,5 +339,5 @@ def _of_gap(gap: float, tolerance: Tolerance, seeds: float) -> Verdict:
     low, high = gap - tolerance.half - seeds, gap + tolerance.half + seeds
     if low >= -tolerance.margin - ROUNDING and high <= tolerance.margin + ROUNDING:
         return Verdict(AGREES)
-    outside = low > tolerance.margin + ROUNDING or high < -tolerance.margin - ROUNDING
-    return Verdict(DIFFERS if outside else UNDECIDED)
+    is_outside = low > tolerance.margin + ROUNDING or high < -tolerance.margin - ROUNDING
+    return Verdict(DIFFERS if is_outside else UNDECIDED)

@@ -109,14 +109,14 @@ class Measurement:
 
 
 def average(parts: Sequence[Measurement]) -> Measurement:
-    """Average measurements. The mean has a number only if all parts are measured."""
+    """Return the mean of several measurements. It has a number only if all of them are measured."""
     states = {part.state for part in parts}
     rows = tuple(row for part in parts for row in part.rows)
-    joint = Measurement(
+    joint_measurement = Measurement(
         State.MEASURED, mismatches=joined(*(part.mismatches for part in parts), _mixed(parts)), rows=rows
     )
     if states != {State.MEASURED}:
-        order = (
+        states_worst_first = (
             State.CANNOT_RUN,
             State.AMBIGUOUS,
             State.FAILED,
@@ -125,16 +125,16 @@ def average(parts: Sequence[Measurement]) -> Measurement:
             State.PART,
             State.MEASURED,
         )
-        state = next(state for state in order if state in states)
-        complete = sum(part.state == State.MEASURED for part in parts)
-        if complete and state == State.NOT_RUN:
-            return replace(joint, state=State.PART, why=f"{complete} of {len(parts)} parts")
-        return replace(joint, state=state, why=next(part.why for part in parts if part.state == state))
-    total = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
+        state = next(state for state in states_worst_first if state in states)
+        complete_parts = sum(part.state == State.MEASURED for part in parts)
+        if complete_parts and state == State.NOT_RUN:
+            return replace(joint_measurement, state=State.PART, why=f"{complete_parts} of {len(parts)} parts")
+        return replace(joint_measurement, state=state, why=next(part.why for part in parts if part.state == state))
+    mean_interval = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
     n = sum(part.n for part in parts)
     return replace(
-        joint,
-        **{name: getattr(total, name) for name in ("value", "low", "high")},
+        joint_measurement,
+        **{name: getattr(mean_interval, name) for name in ("value", "low", "high")},
         n=n,
         of=n,
         seeds=_by_seed(parts, lambda values: sum(values) / len(values)),
@@ -146,14 +146,14 @@ def average(parts: Sequence[Measurement]) -> Measurement:
 
 
 def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
-    """Subtract measurement b from a, paired by sample."""
+    """Return measurement a minus measurement b, paired by sample. at: address of the difference."""
     for one in (a, b):
         if one.scores is None or one.value is None:
             state = one.state if one.value is None else State.CANNOT_RUN
             return replace(
                 one, state=state, value=None, low=None, high=None, why=one.why or "it has no scores by sample"
             )
-    gap, apart = paired_difference(at, a, b), incomparable(a, b)
+    gap, mismatch_text = paired_difference(at, a, b), incomparable(a, b)
     state, why = next(((one.state, one.why) for one in (a, b) if one.state != State.MEASURED), (State.MEASURED, ""))
     return replace(
         a,
@@ -163,7 +163,7 @@ def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
         low=gap.low if gap else None,
         high=gap.high if gap else None,
         n=min(a.n, b.n),
-        mismatches=joined(a.mismatches, b.mismatches, (apart,) if apart else ()),
+        mismatches=joined(a.mismatches, b.mismatches, (mismatch_text,) if mismatch_text else ()),
         unstated=joined(a.unstated, b.unstated),
         passed="; ".join(joined(*((one.passed,) for one in (a, b) if one.passed))),
         rows=(*a.rows, *b.rows),
@@ -172,7 +172,10 @@ def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
 
 
 def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | None:
-    """Return the difference of two scores paired by sample, with its interval, in the printed unit."""
+    """Return the difference a - b of two scores, paired by sample, with its interval; None without common samples.
+
+    at: address of the difference, whose metric gives the printed unit.
+    """
     assert a.scores is not None
     assert b.scores is not None
     (difference,) = against([a.scores], b.scores, at.metric)
@@ -184,58 +187,67 @@ def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | Non
 
 
 def incomparable(a: Measurement, b: Measurement) -> str:
-    """Say why the difference of two numbers has no meaning; "" if it has one."""
-    names = [name for name in (differing(a, b.shared),) if name]
+    """Return the reason why the difference of two measurements has no meaning; "" if it has one."""
+    mismatch_names = [name for name in (differing(a, b.shared),) if name]
     for one, two in zip(a.questions, b.questions, strict=False):
-        names += ["scorer"] if one.scorer != two.scorer else []
-        names += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
-    return f"other {', '.join(dict.fromkeys(names))} than what it is compared with" if names else ""
+        mismatch_names += ["scorer"] if one.scorer != two.scorer else []
+        mismatch_names += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
+    return f"other {', '.join(dict.fromkeys(mismatch_names))} than what it is compared with" if mismatch_names else ""
 
 
 def differing(a: Measurement, shared: Sequence[Shared]) -> str:
-    """Return the names of the facts in which `a` differs from `shared`, compared part by part, joined by commas."""
+    """Return the names of the run's facts in which `a` differs from `shared`, joined by commas; "" if in none.
+
+    shared: facts of the other number, one item per part of a mean.
+    """
     pairs = zip(a.shared, shared, strict=False)
     return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
 
 
 def joined(*words: Sequence[str]) -> tuple[str, ...]:
-    """Join sequences of words, each word once."""
+    """Return all words of several sequences in order, each once."""
     return tuple(dict.fromkeys(word for part in words for word in part))
 
 
 def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """Return a tuple with one sentence on the facts of the model in which the averaged measurements differ; () if in none."""
+    """Return one sentence, in a tuple, on the facts of the model in which the measurements differ; () if in none."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
         values.setdefault(name, set()).add(value)
-    mixed = sorted(name for name, each in values.items() if len(each) > 1)
-    return (f"its parts have several {', '.join(mixed)}",) if mixed else ()
+    mixed_fields = sorted(name for name, each in values.items() if len(each) > 1)
+    return (f"its parts have several {', '.join(mixed_fields)}",) if mixed_fields else ()
 
 
 def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
-    """Combine measurements seed by seed. A measurement without seeds (a method that draws nothing) counts for every seed."""
+    """Return combine(numbers of all measurements under one seed), for each seed.
+
+    A measurement without seeds (a method that draws nothing) is used for every seed.
+    """
     count = min((len(part.seeds) for part in parts if part.seeds), default=0)
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 
 
 def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
-    """Widen a mean's interval if its parts share clusters: data sets may ask about the same photographs.
+    """Return a mean with a wider interval if its parts share clusters.
 
-    The distances to the ends are combined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine
-    27, 2008). Parts of different sheets, and aggregates that are not means, share no clusters.
+    Data sets share clusters if they ask about the same photographs. The distances to the ends are combined with the
+    correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine 27, 2008). Parts of different sheets, and
+    pooled metrics, are taken as independent.
     """
     if whole.low is None or whole.high is None:
         return whole
-    below = np.array([part.number - part.low for part in parts if part.low is not None])
-    above = np.array([part.high - part.number for part in parts if part.high is not None])
-    extra = np.zeros(2)
+    distances_below = np.array([part.number - part.low for part in parts if part.low is not None])
+    distances_above = np.array([part.high - part.number for part in parts if part.high is not None])
+    covariance_terms = np.zeros(2)
     for i, j in combinations(range(len(parts)), 2):
         shared = _correlation(parts[i].scores, parts[j].scores)
-        extra += 2 * shared * np.array([below[i] * below[j], above[i] * above[j]])
-    if not extra.any():
+        covariance_terms += (
+            2 * shared * np.array([distances_below[i] * distances_below[j], distances_above[i] * distances_above[j]])
+        )
+    if not covariance_terms.any():
         return whole
-    ends = np.array([whole.value - whole.low, whole.high - whole.value])
-    low, high = np.sqrt(np.maximum(ends**2 + extra / len(parts) ** 2, 0.0))
+    interval_distances = np.array([whole.value - whole.low, whole.high - whole.value])
+    low, high = np.sqrt(np.maximum(interval_distances**2 + covariance_terms / len(parts) ** 2, 0.0))
     return Mean(whole.value, whole.value - float(low), whole.value + float(high))
 
 
@@ -245,6 +257,8 @@ def _correlation(a: Scores | None, b: Scores | None) -> float:
 
     if a is None or b is None or a.ids is not b.ids:
         return 0.0
-    one, two = (pd.Series(each.values - each.values.mean()).groupby(each.clusters).sum() for each in (a, b))
-    size = float(np.sqrt((one**2).sum() * (two**2).sum()))
-    return float((one * two).sum()) / size if size else 0.0
+    cluster_sums_a, cluster_sums_b = (
+        pd.Series(each.values - each.values.mean()).groupby(each.clusters).sum() for each in (a, b)
+    )
+    norm_product = float(np.sqrt((cluster_sums_a**2).sum() * (cluster_sums_b**2).sum()))
+    return float((cluster_sums_a * cluster_sums_b).sum()) / norm_product if norm_product else 0.0

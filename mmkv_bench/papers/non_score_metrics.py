@@ -80,12 +80,14 @@ class Diagnostic:
     per: float = 1.0
 
     def stretch(self, address: Address) -> tuple[float, float] | None:
-        """Return (first x, last x) of the part of the curve from which the number is taken, with `at` replaced by the budget or
-        parameter that `address` states; None if there is no curve."""
+        """Return (first x, last x) of the part of the curve from which the number is taken; None if there is no curve.
+
+        If `at` is the budget or a parameter of the method, its value in `address` is used.
+        """
         if not isinstance(self.at, str):
             return self.at
-        place = float(address.budget if self.at == "budget" else address.method.setting(self.at))
-        return place, place
+        setting_value = float(address.budget if self.at == "budget" else address.method.setting(self.at))
+        return setting_value, setting_value
 
 
 def _sides(
@@ -119,7 +121,7 @@ DIAGNOSTICS = {
 
 
 def has_numbers(metric: str) -> bool:
-    """Tell whether a metric comes from answers or timed passes. Diagnostics are shown and not judged."""
+    """Return True if a metric comes from answers or timed passes, False for a diagnostic, which is shown and not judged."""
     return metric not in DIAGNOSTICS
 
 
@@ -135,10 +137,10 @@ _FEWER_BITS = ("kivi", "kivi_prefixkv")
 
 
 def cache_size(address: Address) -> tuple[float, str] | None:
-    """Compute the cache's size after a prompt of `address.length` tokens, batch 1. Return (size in the metric's unit, how it was
-    computed).
+    """Return (size, how it was computed) of the KV cache after a prompt of `address.length` tokens, batch 1.
 
-    None if the metric is not a cache size, or if the size does not follow from the shape.
+    The size is in the metric's unit. Return None if the metric is no cache size, or if the size does not follow from the
+    model's shape.
     """
     if address.metric not in BYTES or address.dataset not in SYNTHETIC or not address.length:
         return None
@@ -149,17 +151,23 @@ def cache_size(address: Address) -> tuple[float, str] | None:
 
 
 def planned_peak(address: Address) -> tuple[float, str] | None:
-    """Look up the peak memory that a dry run counted for a pass. Return (peak in GB, how it was counted); None if the metric is
-    no peak, or if the dry run was not made."""
+    """Return (peak memory [GB], how it was counted) of a timed pass, from the file of dry runs.
+
+    Return None if the metric is no peak, or if the dry run was not made.
+    """
     if address.metric != PEAK or address.batch not in (None, 1) or address.reading != READINGS[0]:
         return None
     key = (address.model, address.dataset, str(address.method), address.budget, address.length, address.new_tokens)
-    line = _peaks().get(key)
-    return None if line is None else (int(line["bytes"]) / 1e9, f"counted in a dry run, {line['phase']}")
+    planned_row = _peaks().get(key)
+    return (
+        None
+        if planned_row is None
+        else (int(planned_row["bytes"]) / 1e9, f"counted in a dry run, {planned_row['phase']}")
+    )
 
 
 def planned_lines() -> list[dict[str, str]]:
-    """Return the peaks of memory that were counted in dry runs, a mapping of column to text for each row of `PEAKS`."""
+    """Return the rows of the file `PEAKS` (peaks of memory counted in dry runs), as mappings of column to text."""
     if not PEAKS.is_file():
         return []
     with PEAKS.open(encoding="utf-8", newline="") as file:
@@ -167,11 +175,13 @@ def planned_lines() -> list[dict[str, str]]:
 
 
 def missing_input(address: Address) -> str:
-    """Say what is needed, besides a device, to measure a number that was not run, and what is known about the number already.
-    Return "" if a device is enough."""
+    """Return a text on what is needed, besides a device, to measure a number that was not run; "" if a device is enough.
+
+    The text also has what is known about the number already.
+    """
     if address.metric in BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
-        share = _entries(address) / (address.length or 1)
-        return f"needs weights, which tell heads apart; a step reads {share:.1%} of full's entries"
+        kept_share = _entries(address) / (address.length or 1)
+        return f"needs weights, which tell heads apart; a step reads {kept_share:.1%} of full's entries"
     if address.metric == TOKENS and address.runs:
         return "needs the pictures' sizes"
     return ""
@@ -179,19 +189,19 @@ def missing_input(address: Address) -> str:
 
 @cache
 def model_file(model: str) -> Mapping[str, Any]:
-    """Return the file of a model in conf/model; `shape` is empty if the file states none."""
+    """Return the content of a model's file in conf/model; `shape` is empty if the file has none."""
     return {"shape": {}, **content("model", model)}
 
 
 @cache
 def bytes_per_token(model: str) -> int:
-    """Return the bytes of a token's keys and values in all layers and KV heads, in the precision of the model's file."""
+    """Return the bytes of one token's keys and values in all layers and KV heads, in the dtype of the model's file."""
     return kv_bytes_per_token(StatedConfig(model_file(model)["shape"]), model_file(model)["dtype"])
 
 
 @cache
 def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
-    """Map a timed pass (model, dataset, method, budget, length, new tokens) to its row of the file `PEAKS`."""
+    """Return timed pass (model, dataset, method, budget, length, new tokens) -> its row of the file `PEAKS`."""
     lengths = ("length", "new_tokens")
     return {
         (*(line[name] for name in PLANNED_COLUMNS[1:5]), *(int(line[name]) for name in lengths)): line
@@ -200,7 +210,7 @@ def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
 
 
 def _entries(address: Address) -> int:
-    """Return the entries per KV head of a budget: the exact floor, at least one."""
+    """Return the number of entries per KV head that the budget of `address` allows: the exact floor, at least one."""
     length = address.length or 0
     if address.budget_kind == NONE:
         return length

@@ -21,9 +21,9 @@ from mmkv_bench.papers.layout import is_stand_in
 if TYPE_CHECKING:
     import pandas as pd
 
-_TEXTS = "paper table model method variant budget budget_kind inferred_budget dataset subset metric"
+_TEXT_COLUMNS = "paper table model method variant budget budget_kind inferred_budget dataset subset metric"
 COLUMNS = {
-    **dict.fromkeys(_TEXTS.split(), "string"),
+    **dict.fromkeys(_TEXT_COLUMNS.split(), "string"),
     "higher_is_better": "boolean",
     "value": "string",
     "number": "float64",
@@ -54,7 +54,7 @@ STATUSES = {
 }
 """Status -> its meaning."""
 
-_KINDS = {"tokens_per_head": int, "ratio": float}
+_BUDGET_TYPES = {"tokens_per_head": int, "ratio": float}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Printed:
 
     @property
     def known(self) -> float:
-        """The number of a value that is readable."""
+        """The number of a printed value that is readable."""
         assert self.number is not None
         return self.number
 
@@ -88,7 +88,7 @@ def table_id(paper: str, table: str) -> str:
 
 @cache
 def load() -> pd.DataFrame:
-    """Read all printed values, one per row, with the column `id` (see `table_id`). The frame is shared: do not change it.
+    """Return all printed values, one per row, with the column `id` (see `table_id`). The frame is shared: do not change it.
 
     Raises:
         StoreError: there are no files.
@@ -109,15 +109,15 @@ def load() -> pd.DataFrame:
 
 
 def half_digit(literal: str, number: float) -> float:
-    """Return half of the last digit of a printed number, which rounding may hide.
+    """Return half a unit of the last digit of a printed number: the most that rounding can change.
 
     literal: the printed text. number: its number, with a decimal point restored if the scan lost it.
     """
     digits = literal.strip().lstrip("+-").replace(",", ".")  # a scan's comma
-    places = len(digits.partition(".")[2])
+    decimals = len(digits.partition(".")[2])
     if "." not in digits and number != float(digits or 0):  # a lost point: the same digits, with fewer before the point
-        places = max(len(digits) - len(str(int(abs(number)))), 0)
-    return 0.5 * 10.0**-places
+        decimals = max(len(digits) - len(str(int(abs(number)))), 0)
+    return 0.5 * 10.0**-decimals
 
 
 @cache
@@ -128,7 +128,7 @@ def names() -> Mapping[str, Any]:
 
 @cache
 def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
-    """Return all values that a table prints: `Address.printed` of what the value is about -> value.
+    """Return all values that a table prints, by `Address.printed` (model, data, metric, method, budget as texts).
 
     Raises:
         ConfigError: `names.yaml` lacks a name, one address has two values, or the table is a stand-in, which no paper prints.
@@ -144,14 +144,18 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
                 f"{name} prints two values for one address: {values[key].value} and {row['value']}; correct names.yaml"
             )
         number = float(row["number"]) if row["number"] == row["number"] else None
-        half = half_digit(row["value"], number) if number is not None else 0.0
-        line = None if row["line"] is None else int(row["line"])
-        values[key] = Printed(row["value"], number, half, row["unit"], row["status"], row["reason"], line)
+        half_digit_width = half_digit(row["value"], number) if number is not None else 0.0
+        text_line = None if row["line"] is None else int(row["line"])
+        values[key] = Printed(
+            row["value"], number, half_digit_width, row["unit"], row["status"], row["reason"], text_line
+        )
     return values
 
 
 def printed_address(row: Mapping[str, Any]) -> Address:
-    """Translate the paper's names of a printed value (model, method, column, ...) to an `Address`. row: a row of `load`.
+    """Return the `Address` of a printed value, with the paper's names (model, method, column, ...) replaced by ours.
+
+    row: a row of `load`.
 
     Raises:
         ConfigError: `names.yaml` lacks a name.
@@ -160,24 +164,29 @@ def printed_address(row: Mapping[str, Any]) -> Address:
     column = _named("columns", f"{row['dataset']}{subset}:{row['metric']}", row)
     name = row["method"] + (f"|{row['variant']}" if row["variant"] else "")
     budget = row["budget"] or row["inferred_budget"]
-    at_budget = _lookup("methods", f"{name}@{budget}", row)
-    method = at_budget or _lookup("methods", name, row) or (None if row["variant"] else {"method": name})
-    parts = {"model": _named("models", row["model"], row), **column}
-    parts |= _named("methods", name, row) if method is None else method
-    if row["budget_kind"] != NONE and not at_budget:
-        parts["budget"] = _KINDS[row["budget_kind"]](budget)
-    return address(parts)
+    settings_at_budget = _lookup("methods", f"{name}@{budget}", row)
+    method = settings_at_budget or _lookup("methods", name, row) or (None if row["variant"] else {"method": name})
+    address_keys = {"model": _named("models", row["model"], row), **column}
+    address_keys |= _named("methods", name, row) if method is None else method
+    if row["budget_kind"] != NONE and not settings_at_budget:
+        address_keys["budget"] = _BUDGET_TYPES[row["budget_kind"]](budget)
+    return address(address_keys)
 
 
 def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
-    """Look up a paper's name: first for its table, then for its paper, then for all papers."""
-    known = names()[kind]
+    """Return our equivalent of a paper's name, None if there is none.
+
+    Names of its table are searched first, then names of its paper, then names of all papers.
+
+    kind: section of `names.yaml`. row: the printed value.
+    """
+    names_of_kind = names()[kind]
     keys = (f"{row['id']} {name}", f"{row['paper']} {name}", name)
-    return next((known[key] for key in keys if key in known), None)
+    return next((names_of_kind[key] for key in keys if key in names_of_kind), None)
 
 
 def _named(kind: str, name: str, row: Mapping[str, Any]) -> Any:
-    ours = _lookup(kind, name, row)
-    if ours is None:
+    our_keys = _lookup(kind, name, row)
+    if our_keys is None:
         raise ConfigError(f"{row['id']}: names.yaml has no {kind} {name!r}; {nearest(name, names()[kind])}")
-    return ours
+    return our_keys

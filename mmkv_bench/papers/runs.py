@@ -20,7 +20,7 @@ SAMPLES = 100
 
 
 def experiment(name: str) -> str:
-    """Return the command of an experiment that a table names."""
+    """Return the command that runs the experiment `name`, a file of conf/experiment/papers."""
     return f"{PROGRAM} experiment={name if name.startswith(SETTING) else f'papers/{name}'}"
 
 
@@ -35,31 +35,36 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
         return _diagnose([address])
     if name := setting(address, experiments):
         return experiment(name)
-    words = [f"model={address.model}", *_methods(address)]
+    arguments = [f"model={address.model}", *_methods(address)]
     if address.budget:
-        everything = address.budget_kind == FRACTION and "." not in address.budget
-        words.append(f"budget={'1.0' if everything else address.budget}")
+        keeps_all = address.budget_kind == FRACTION and "." not in address.budget
+        arguments.append(f"budget={'1.0' if keeps_all else address.budget}")
     if address.dataset in SYNTHETIC:
-        words += [f"prompts={address.dataset.removeprefix('made_up_')}", f"lengths={address.length}"]
-        words = ["scenario=efficiency", *words, f"new_tokens={address.new_tokens}", f"batch={address.batch or 1}"]
+        arguments += [f"prompts={address.dataset.removeprefix('made_up_')}", f"lengths={address.length}"]
+        arguments = [
+            "scenario=efficiency",
+            *arguments,
+            f"new_tokens={address.new_tokens}",
+            f"batch={address.batch or 1}",
+        ]
     else:
         names = [name for name, _ in members(address.dataset)] if is_group(address.dataset) else [address.dataset]
-        words += [f"dataset={_listed(map(file_of, names))}", "limit=null"]
-        words += [f"page_size={name.rpartition('_')[2]}" for name in names if name != file_of(name)][:1]
+        arguments += [f"dataset={_listed(map(file_of, names))}", "limit=null"]
+        arguments += [f"page_size={name.rpartition('_')[2]}" for name in names if name != file_of(name)][:1]
         measures = "[ppl,self_rouge]" if address.metric in ("ppl", "rouge_l_sampled") else None
         for key, value in (("generation.max_new_tokens", address.max_new_tokens),
                            ("generation.cut_prompt", address.cut_prompt), ("measures", measures)):  # fmt: skip
-            words += [f"datasets.{name}.{key}={value}" for name in names if value is not None]
-    words += [f"reading={address.reading}"] * (address.reading != "paper")
-    words += [f"protocol={address.protocol}"] * (address.protocol != "paper")
-    words += [f"model.frames={address.frames}"] * (address.frames is not None)
-    words += [f"seed={_listed(address.seeds)}"] * (address.seeds != (0,))
-    run = shlex.join([PROGRAM, *words])
-    return f"{calibrate(address)} && {run}" if address.method.calibrated else run
+            arguments += [f"datasets.{name}.{key}={value}" for name in names if value is not None]
+    arguments += [f"reading={address.reading}"] * (address.reading != "paper")
+    arguments += [f"protocol={address.protocol}"] * (address.protocol != "paper")
+    arguments += [f"model.frames={address.frames}"] * (address.frames is not None)
+    arguments += [f"seed={_listed(address.seeds)}"] * (address.seeds != (0,))
+    command_line = shlex.join([PROGRAM, *arguments])
+    return f"{calibrate(address)} && {command_line}" if address.method.calibrated else command_line
 
 
 def commands(addresses: Iterable[Address]) -> list[str]:
-    """Return the commands that measure several numbers, each command once. Methods and budgets of one diagnostic share one."""
+    """Return the commands that measure several numbers, each command once. One command serves all budgets of a diagnostic."""
     groups: dict[tuple[object, ...], list[Address]] = {}
     for one in addresses:
         key: tuple[object, ...] = (command(one),)
@@ -72,35 +77,49 @@ def commands(addresses: Iterable[Address]) -> list[str]:
 
 
 def artefact(address: Address) -> str:
-    """Return the file of the calibration that the method of `address` reads; "" if it reads none."""
+    """Return the path of the calibration file that the method of `address` reads; "" if it reads none."""
     source = address.method.calibrated
     if not source:
         return ""
-    words = [address.method.base, *(str(source[key]) for key in ("data", "samples", "instruction") if key in source)]
-    return f"runs/calibration/{address.model}/{'_'.join(words).replace(':', '-').strip('-')}.json"
+    path_parts = [
+        address.method.base,
+        *(str(source[key]) for key in ("data", "samples", "instruction") if key in source),
+    ]
+    return f"runs/calibration/{address.model}/{'_'.join(path_parts).replace(':', '-').strip('-')}.json"
 
 
 def calibrate(address: Address) -> str:
-    """Return the command that makes the calibration that the method of `address` reads."""
+    """Return the command that makes the calibration file that the method of `address` reads."""
     source = address.method.calibrated
-    words = [PROGRAM, "calibrate", address.method.base, "--model", address.model, "--samples", str(source["samples"])]
-    words += ["--instruction", source["instruction"]] if "instruction" in source else []
-    return shlex.join([*words, "--out", artefact(address), f"dataset={source['data']}"])
+    arguments = [
+        PROGRAM,
+        "calibrate",
+        address.method.base,
+        "--model",
+        address.model,
+        "--samples",
+        str(source["samples"]),
+    ]
+    arguments += ["--instruction", source["instruction"]] if "instruction" in source else []
+    return shlex.join([*arguments, "--out", artefact(address), f"dataset={source['data']}"])
 
 
 def setting(address: Address, names: Sequence[str]) -> str:
-    """Return the first of the experiments `names` that runs the timed passes that `address` describes; "" if none does."""
+    """Return the first of the experiments `names` that runs the timed passes of `address`; "" if none does."""
     if address.dataset not in SYNTHETIC:
         return ""
-    wanted = (address.model, address.dataset.removeprefix("made_up_"), address.new_tokens)
+    wanted_setting = (address.model, address.dataset.removeprefix("made_up_"), address.new_tokens)
     for name in names:
         if not name.startswith(SETTING):
             continue
-        file = _setting(name)
-        model = next(one["override /model"] for one in file["defaults"] if "override /model" in one)
-        batches = file.get("batch", 1)
-        fits = address.length in file["lengths"] and (model, file["prompts"], file["new_tokens"]) == wanted
-        if fits and (address.batch or 1) in (batches if isinstance(batches, list) else [batches]):
+        experiment_settings = _setting(name)
+        model = next(one["override /model"] for one in experiment_settings["defaults"] if "override /model" in one)
+        batches = experiment_settings.get("batch", 1)
+        fits_setting = (
+            address.length in experiment_settings["lengths"]
+            and (model, experiment_settings["prompts"], experiment_settings["new_tokens"]) == wanted_setting
+        )
+        if fits_setting and (address.batch or 1) in (batches if isinstance(batches, list) else [batches]):
             return name
     return ""
 
@@ -111,24 +130,24 @@ def _setting(name: str) -> Mapping[str, Any]:
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:
-    """Return the command that runs a diagnostic for several methods and budgets. addresses: equal in everything else.
+    """Return the command that runs a diagnostic for several methods and budgets, and for `full`.
 
-    The command keeps existing measurements, and measures `full` too.
+    The command keeps existing measurements. addresses: equal in everything but method and budget.
     """
     address, diagnostic = addresses[0], DIAGNOSTICS[addresses[0].metric]
-    words = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]
+    arguments = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]
     if diagnostic.of_method:
         names = list(dict.fromkeys(one.method.name for one in addresses if one.budget)) or [address.method.name]
-        changed = address.method.changed.items()
-        words.append(f"method={_listed(names)}")
-        words += [f"methods.{name}.{key}={_value(value)}" for name in names for key, value in changed]
+        changed_settings = address.method.changed.items()
+        arguments.append(f"method={_listed(names)}")
+        arguments += [f"methods.{name}.{key}={_value(value)}" for name in names for key, value in changed_settings]
         budgets = list(dict.fromkeys(one.budget for one in addresses if one.budget))
-        words += [f"budget={_listed(budgets)}"] * bool(budgets)
-        words += [f"reading={address.reading}"] * (address.reading != "paper")
-    words += [f"model.frames={address.frames}"] * (address.frames is not None)
-    words += ["--samples", str(address.samples or samples_of(address.dataset) or SAMPLES)]
-    words += ["--tokens", str(address.max_new_tokens)] if address.max_new_tokens is not None else []
-    return shlex.join([PROGRAM, *words])
+        arguments += [f"budget={_listed(budgets)}"] * bool(budgets)
+        arguments += [f"reading={address.reading}"] * (address.reading != "paper")
+    arguments += [f"model.frames={address.frames}"] * (address.frames is not None)
+    arguments += ["--samples", str(address.samples or samples_of(address.dataset) or SAMPLES)]
+    arguments += ["--tokens", str(address.max_new_tokens)] if address.max_new_tokens is not None else []
+    return shlex.join([PROGRAM, *arguments])
 
 
 def _methods(address: Address) -> list[str]:

@@ -29,7 +29,7 @@ SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
 """Format -> suffix of the files."""
 SAME, NO_CELL = "←", "no such cell"
 """Texts of a place that is covered by the cell to its left, and of a place that the paper leaves out."""
-_LACKING = (State.NOT_RUN, State.PART, State.PLANNED)
+_INCOMPLETE_STATES = (State.NOT_RUN, State.PART, State.PLANNED)
 _EPSILON = 1e-9  # an interval narrower than this does not determine the digits
 
 
@@ -37,7 +37,7 @@ class Reasons(dict[str, str]):
     """Reason -> its letter, in the order of the cells: a, b, ..., z, aa, ..."""
 
     def letter(self, reason: str) -> str:
-        """Return the letter of a reason; a new reason gets the next letter."""
+        """Return the letter of a reason below the table (a, b, ..., z, aa, ...); a new reason gets the next letter."""
         number, letter = len(self), ""
         while number >= 0:
             number, letter = number // 26 - 1, chr(ord("a") + number % 26) + letter
@@ -45,19 +45,19 @@ class Reasons(dict[str, str]):
 
 
 def render(filled: Sequence[FilledTable], form: str, *, notes: str = "short") -> str:
-    """Write tables in a format of SUFFIXES; notes: one of `NOTES`."""
+    """Return tables as text. form: a key of `SUFFIXES`. notes: one of `NOTES`, which notes are printed."""
     return write([paper_table(one) for one in filled], form, title="Tables of the papers", notes=notes)
 
 
 def frame(filled: Sequence[FilledTable]) -> pd.DataFrame:
-    """Return the records of csv: one row per cell, numbers as numbers."""
+    """Return the csv records of the tables as a frame: one row per cell, numbers as numbers."""
     import pandas as pd
 
     return pd.read_csv(io.StringIO(render(filled, "csv")))
 
 
 def paper_table(filled: FilledTable) -> Table:
-    """Convert a `FilledTable` to a `Table`."""
+    """Return a filled table of a paper as a `Table` of text cells."""
     layout, reasons = filled.layout, Reasons()
     order = "measured [95%]" if layout.stands_for else "measured / printed, difference [95% of measured] verdict"
     grids = [_grid(filled, block, reasons) for block in range(len(layout.blocks))]
@@ -75,19 +75,23 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
     layout = filled.layout
     cells = {(one.cell.row, one.cell.column, one.cell.across): one for one in filled.cells if one.cell.block == block}
     columns, across = range(len(layout.columns)), range(len(layout.across))
-    alone = {c for c in columns if {key[2] for key in cells if key[1] == c} == {None}}  # methods without a budget only
+    unsplit_columns = {
+        c for c in columns if {key[2] for key in cells if key[1] == c} == {None}
+    }  # methods without a budget only
     filled_pairs = {(c, a) for _, c, key in cells for a in ([key] if key is not None else across)}
-    pairs = [(c, a) for c in columns for a in across if (c, a) in filled_pairs and not (c in alone and a)]
-    places, groups = [[pair] for pair in pairs], [layout.columns[c].label for c, _ in pairs]
-    header = ["", *("" if c in alone else layout.across[a].label for c, a in pairs)]
+    column_pairs = [
+        (c, a) for c in columns for a in across if (c, a) in filled_pairs and not (c in unsplit_columns and a)
+    ]
+    column_cells, groups = [[pair] for pair in column_pairs], [layout.columns[c].label for c, _ in column_pairs]
+    header = ["", *("" if c in unsplit_columns else layout.across[a].label for c, a in column_pairs)]
     if layout.together:
-        places, groups = [[(c, a) for c in columns] for a in across], []
+        column_cells, groups = [[(c, a) for c in columns] for a in across], []
         header = ["; ".join(column.label for column in layout.columns), *(item.label for item in layout.across)]
     elif len(layout.across) == 1:
         header, groups = ["", *groups], []
     rows = []
     for r, item in enumerate(layout.rows):
-        columns_of = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in places]
+        columns_of = [[cells.get((r, c, a)) or cells.get((r, c, None)) for c, a in place] for place in column_cells]
         row = [tuple(filter(None, place)) for place in columns_of]
         if any(row):
             rows.append([GridCell(item.label), *_places(filled, row, reasons)])
@@ -95,67 +99,78 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
 
 
 def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[GridCell]:
-    """Yield the printed cells of one table row, a `GridCell` per column.
+    """Yield the printed cells of one table row, one `GridCell` per column.
 
     row: for each column, the cells that are printed together in it. A cell that belongs to several columns, such as the full
-    cache at all budgets, is printed once and spans them."""
+        cache at all budgets, is printed once and spans them.
+    """
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
-        place, *covered = group
+        place, *covered_places = group
         cells = [cell for one in place for cell in cells_of(filled, one, reasons)]
         if not ids:
-            yield from (GridCell(NO_CELL) for _ in (place, *covered))
+            yield from (GridCell(NO_CELL) for _ in (place, *covered_places))
             continue
-        yield replace(cells[0], further=tuple(cells[1:]), span=len(covered) + 1 if covered else 0)
-        yield from (GridCell(SAME) for _ in covered)
+        yield replace(cells[0], further=tuple(cells[1:]), span=len(covered_places) + 1 if covered_places else 0)
+        yield from (GridCell(SAME) for _ in covered_places)
 
 
 def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[GridCell]:
-    """Build one cell: its number or state, further lines of a diagnostic, and further readings."""
-    ours, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
-    if ours.value is None:
-        marks = (reasons.letter(ours.why),) if ours.why else ()
-        cells = [GridCell(f"-{printed}", verdict=ours.state, marks=marks)]
+    """Return what is printed in one table cell, as one or more `GridCell`s.
+
+    These are its number or state (such as not run), further lines of a diagnostic, and numbers under other readings (versions
+    of the method's rules).
+    """
+    measurement, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
+    if measurement.value is None:
+        marks = (reasons.letter(measurement.why),) if measurement.why else ()
+        cells = [GridCell(f"-{printed}", verdict=measurement.state, marks=marks)]
     else:
-        curves = [_number(one, line, f"{line.label} " if line.label else "") for line in ours.curves]
-        cells = curves or [_number(one, ours)]
+        curves = [_number(one, line, f"{line.label} " if line.label else "") for line in measurement.curves]
+        cells = curves or [_number(one, measurement)]
         if one.ratio:
             printed += ", ratio {:.3g} / {:.3g}".format(*one.ratio)
         elif one.shown:
             printed += f", {one.shown[0] - one.shown[1]:+.{_digits(one.known.half)}f}"
-        state = {State.MEASURED: "", State.PART: f"{State.PART} ({ours.why}): "}.get(ours.state, f"{ours.state}: ")
-        judged = _judged(cells[0], ours, one.verdict, reasons)
-        cells[0] = replace(judged, text=f"{state}{cells[0].text}{printed}")
+        state_text = {State.MEASURED: "", State.PART: f"{State.PART} ({measurement.why}): "}.get(
+            measurement.state, f"{measurement.state}: "
+        )
+        judged_cell = _judged(cells[0], measurement, one.verdict, reasons)
+        cells[0] = replace(judged_cell, text=f"{state_text}{cells[0].text}{printed}")
     cells[0] = replace(cells[0], details=details(filled, one))
     for name, reading in one.readings.items():
         if reading.value is not None:
-            further = replace(_number(one, reading, f"{name} "), interval="")
-            cells.append(_judged(further, replace(reading, unstated=()), one.words.get(name), reasons))
+            reading_cell = replace(_number(one, reading, f"{name} "), interval="")
+            cells.append(_judged(reading_cell, replace(reading, unstated=()), one.words.get(name), reasons))
     return cells
 
 
 def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> GridCell:
-    """Format a number with the printed digits, or else two digits of its interval's width, or else four significant digits."""
+    """Format a number with as many digits as the printed one.
+
+    Without a printed number it gets two digits of its interval's width, or else four significant digits.
+    """
     assert line.value is not None
-    bounded = line.low is not None and line.high is not None
-    places = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
+    has_interval = line.low is not None and line.high is not None
+    decimals = max(0, 3 - floor(log10(abs(line.value)))) if line.value else 3
     if one.printed is not None and one.printed.number is not None:
-        places = _digits(one.printed.half)
+        decimals = _digits(one.printed.half)
     elif line.low is not None and line.high is not None and line.high - line.low > _EPSILON:
-        places = max(0, 1 - floor(log10(line.high - line.low)))
-    interval = f"[{line.low:.{places}f}, {line.high:.{places}f}]" if bounded else ""
-    return GridCell(f"{label}{line.value:.{places}f}", line.value, interval)
+        decimals = max(0, 1 - floor(log10(line.high - line.low)))
+    interval = f"[{line.low:.{decimals}f}, {line.high:.{decimals}f}]" if has_interval else ""
+    return GridCell(f"{label}{line.value:.{decimals}f}", line.value, interval)
 
 
 def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
-    """Add the verdict and its marks: * for contradicted facts, † for unstated facts, and the letter of the reason."""
-    why = verdict.why if verdict else "; ".join(ours.mismatches)
+    """Return the printed cell with its verdict and marks: * for contradicted facts, † for unstated facts, a letter for the
+    reason."""
+    why_text = verdict.why if verdict else "; ".join(ours.mismatches)
     marks = ["*"] if ours.mismatches else ["†"] if ours.unstated else []
-    marks += [reasons.letter(why)] if why else []
+    marks += [reasons.letter(why_text)] if why_text else []
     return replace(cell, verdict=verdict.word if verdict else "", marks=tuple(marks))
 
 
 def number_text(printed: Printed) -> str:
-    """Format a printed value: the literal, or the number if the scan lost its point."""
+    """Return a printed value as text: as printed, or the number if the scan lost its decimal point."""
     if not printed.value:
         return "unreadable"
     if printed.number is None or "." in printed.value:
@@ -168,16 +183,25 @@ def _digits(half: float) -> int:
 
 
 def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
-    """Describe a cell in sentences: its address, its printed number, our number, and its tolerance."""
-    cell, at, printed = one.cell, one.cell.needed[0], one.printed
-    parts = f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
-    lines = [f"{cell.address}{parts}"]
-    lines += [f"rows count with {requirements(at)}"] if at.runs and at.model != STAND_IN else []
+    """Return sentences on a table cell: its address (model, data, method, ...), the printed number, ours, and the allowed
+    difference."""
+    cell, first_address, printed = one.cell, one.cell.needed[0], one.printed
+    parts_text = (
+        f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
+    )
+    lines = [f"{cell.address}{parts_text}"]
+    lines += (
+        [f"rows count with {requirements(first_address)}"]
+        if first_address.runs and first_address.model != STAND_IN
+        else []
+    )
     if printed is not None:
-        unit = f" ({printed.unit})" if printed.unit else ""
-        line = "" if printed.line is None else f", line {printed.line} of the paper's text"
-        status = f"{printed.status}: {printed.reason}" if printed.reason else printed.status
-        lines.append(f"printed: {number_text(printed)}{unit}, results/reference/{filled.layout.id}.csv{line}; {status}")
+        unit_text = f" ({printed.unit})" if printed.unit else ""
+        line_text = "" if printed.line is None else f", line {printed.line} of the paper's text"
+        status_text = f"{printed.status}: {printed.reason}" if printed.reason else printed.status
+        lines.append(
+            f"printed: {number_text(printed)}{unit_text}, results/reference/{filled.layout.id}.csv{line_text}; {status_text}"
+        )
     lines += [*_source(filled, one), *_tolerance(one)]
     if one.drop is not None:
         lines.append(f"drop to full: {one.drop}" + ("" if one.counted else ", not counted since full does not agree"))
@@ -188,8 +212,8 @@ def _source(filled: FilledTable, one: FilledCell) -> list[str]:
     ours, command = one.measured, _command(filled, one)
     if ours.state == State.COMPUTED:
         return [f"ours: computed, {ours.why}"]
-    shown = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in _sources(filled, one)]
-    lines = [f"ours: `{'`, `'.join(shown)}`"] if shown else []
+    show_commands = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in _sources(filled, one)]
+    lines = [f"ours: `{'`, `'.join(show_commands)}`"] if show_commands else []
     if ours.state == State.PLANNED:
         lines = [f"ours: planned, {ours.why}, results/reference/planned/peaks.csv"]
     elif ours.source:
@@ -200,33 +224,36 @@ def _source(filled: FilledTable, one: FilledCell) -> list[str]:
 
 
 def _tolerance(one: FilledCell) -> list[str]:
-    limit = one.tolerance
-    if limit is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
+    tolerance = one.tolerance
+    if tolerance is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
         return []
-    text = f"margin {limit.margin:.3g}{' on the log scale' if limit.relative else ''}"
-    text += f", half of the gap to {limit.rival}" if limit.rival else ""
-    text += f"; half of the last digit {limit.half:.3g}"
-    text += f", one answer of {one.measured.of or 'all'} {limit.step:.3g}" if limit.step else ""
-    text += "; the printed number of the full cache is within the margin too" if limit.full else ""
-    return [text + ("" if limit.informative else ": these exceed the margin, so no verdict would mean anything")]
+    tolerance_text = f"margin {tolerance.margin:.3g}{' on the log scale' if tolerance.relative else ''}"
+    tolerance_text += f", half of the gap to {tolerance.rival}" if tolerance.rival else ""
+    tolerance_text += f"; half of the last digit {tolerance.half:.3g}"
+    tolerance_text += f", one answer of {one.measured.of or 'all'} {tolerance.step:.3g}" if tolerance.step else ""
+    tolerance_text += "; the printed number of the full cache is within the margin too" if tolerance.full else ""
+    return [
+        tolerance_text
+        + ("" if tolerance.informative else ": these exceed the margin, so no verdict would mean anything")
+    ]
 
 
 def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
-    """Return rows folder and hash of each cell behind a number, or folder and measurement of a diagnostic."""
+    """Return `<rows folder> <hash>` of each cell behind a number, or `<folder> <measurement>` of a diagnostic."""
     return [filled.sources[row] for row in one.measured.rows] or [source for source in (one.measured.source,) if source]
 
 
 def _command(filled: FilledTable, one: FilledCell) -> str:
-    """Return the commands that make a cell's missing rows; "" if none are missing or none can be made."""
-    if one.measured.state not in _LACKING:
+    """Return the commands that make the missing rows of a cell, joined; "" if none are missing or none can be made."""
+    if one.measured.state not in _INCOMPLETE_STATES:
         return ""
     lines = (command(at, filled.layout.experiments) for at in one.cell.needed)
     return "; ".join(dict.fromkeys(filter(None, lines)))
 
 
 def _shortened(words: Sequence[str], most: int = 8, join: str = "; ") -> str:
-    more = [f"and {len(words) - most} more"] if len(words) > most else []
-    return join.join([*words[:most], *more])
+    more_texts = [f"and {len(words) - most} more"] if len(words) > most else []
+    return join.join([*words[:most], *more_texts])
 
 
 def _counts(words: Counter[str], order: Iterable[str]) -> str:
@@ -238,95 +265,117 @@ def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
     layout = filled.layout
     warnings = [_stand_in(filled)] if layout.stands_for else []
     warnings.append(f"{_counts(filled.states, State)}, of {len(filled.cells)} cells{_missing(filled)}.")
-    marks = ["; ".join(f"{letter}: {reason}" for reason, letter in reasons.items()) + "."] if reasons else []
+    mark_texts = ["; ".join(f"{letter}: {reason}" for reason, letter in reasons.items()) + "."] if reasons else []
     if any(one.measured.mismatches for one in filled.cells):
-        marks.append("*: made under other conditions; shown and not judged.")
+        mark_texts.append("*: made under other conditions; shown and not judged.")
     unstated = dict.fromkeys(word for one in filled.cells for word in one.measured.unstated)
-    source = "stated by no paper and no file of conf, or reported by the answers"
-    marks += [f"†: {source}: {'; '.join(unstated)}."] if unstated else []
+    unstated_source = "stated by no paper and no file of conf, or reported by the answers"
+    mark_texts += [f"†: {unstated_source}: {'; '.join(unstated)}."] if unstated else []
     statuses = Counter((one.printed.status, one.printed.reason) for one in filled.cells if one.printed)
-    remarks = _verdicts(filled) + [
+    verdict_remarks = _verdicts(filled) + [
         f"{status} ({count}){f': {reason}' if reason else ''}."
         for (status, reason), count in sorted(statuses.items(), key=lambda pair: -pair[1])
         if status != COMPARABLE or reason
     ]
-    remarks += [f"{note}." for note in layout.notes]
+    verdict_remarks += [f"{note}." for note in layout.notes]
     if filled.refused and not layout.stands_for:
-        what = "random weights, the embedded model or fixture data"
-        warnings.append(f"{filled.refused} cells of {what} are no evidence.")
-    made = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
-    passed = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
-    details = _layers(filled) + ([f"made with {'; '.join(made)}."] if filled.states[State.MEASURED] and made else [])
-    details += [f"of several runs the fullest counts, then the newest: {'; '.join(passed)}."] if passed else []
-    columns = f"columns source (for `{PROGRAM} show`) and command; html opens them at the cell"
-    details.append(f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, {columns}.")
+        stand_in_kinds = "random weights, the embedded model or fixture data"
+        warnings.append(f"{filled.refused} cells of {stand_in_kinds} are no evidence.")
+    version_texts = [f"{name} {', '.join(values)}" for name, values in filled.versions.items()]
+    passed_over = dict.fromkeys(one.measured.passed for one in filled.cells if one.measured.passed)
+    details = _layers(filled) + (
+        [f"made with {'; '.join(version_texts)}."] if filled.states[State.MEASURED] and version_texts else []
+    )
+    details += (
+        [f"of several runs the fullest counts, then the newest: {'; '.join(passed_over)}."] if passed_over else []
+    )
+    csv_columns_text = f"columns source (for `{PROGRAM} show`) and command; html opens them at the cell"
+    details.append(
+        f"sources and commands of the cells: `{PROGRAM} papers {layout.id} --format csv`, {csv_columns_text}."
+    )
     if statuses:
-        file = f"results/reference/{layout.id}.csv"
-        details.append(f"printed numbers: {file}; its column line is that of the paper's text.")
-    ranks = {Rank.WARNING: warnings, Rank.MARK: marks, Rank.READING: remarks, Rank.DETAIL: details}
+        reference_file = f"results/reference/{layout.id}.csv"
+        details.append(f"printed numbers: {reference_file}; its column line is that of the paper's text.")
+    ranks = {Rank.WARNING: warnings, Rank.MARK: mark_texts, Rank.READING: verdict_remarks, Rank.DETAIL: details}
     return [Note(text, rank) for rank, texts in ranks.items() for text in texts]
 
 
 def _stand_in(filled: FilledTable) -> str:
     counts = sorted({one.measured.n for one in filled.cells if one.measured.n})
-    size = f" n = {' or '.join(f'{n:,}' for n in counts)}." if counts else ""
+    size_text = f" n = {' or '.join(f'{n:,}' for n in counts)}." if counts else ""
     stores = ", ".join(f"results/tiny/{store}" for store in filled.layout.stores)
     return (
         "a stand-in: the embedded model on its own prompts. It shows that the layout of "
-        f"{', '.join(filled.layout.stands_for)} can be filled, and says nothing of other models.{size} Rows: {stores}."
+        f"{', '.join(filled.layout.stands_for)} can be filled, and says nothing of other models.{size_text} Rows: {stores}."
     )
 
 
 def _missing(filled: FilledTable) -> str:
-    """List the commands that make the missing rows of all cells."""
-    lacking = [one for one in filled.cells if one.measured.state in _LACKING]
-    runs = filled.layout.experiments
-    apart = [part for one in lacking for part in one.cell.needed if not runs or not has_numbers(part.metric)]
-    lines = [f"`{experiment(name)}`" for name in runs if lacking] + [f"`{line}`" for line in commands(apart)]
-    return f"; to run: {_shortened(lines, len(runs) + 6, ', ')}" if lines else ""
+    """Return a text with the commands that make the missing rows of all cells; "" if none are missing."""
+    lacking_cells = [one for one in filled.cells if one.measured.state in _INCOMPLETE_STATES]
+    experiments = filled.layout.experiments
+    addresses_without_run = [
+        part for one in lacking_cells for part in one.cell.needed if not experiments or not has_numbers(part.metric)
+    ]
+    lines = [f"`{experiment(name)}`" for name in experiments if lacking_cells] + [
+        f"`{line}`" for line in commands(addresses_without_run)
+    ]
+    return f"; to run: {_shortened(lines, len(experiments) + 6, ', ')}" if lines else ""
 
 
 def _verdicts(filled: FilledTable) -> list[str]:
-    """Count the verdicts on numbers (levels), on differences to full (drops) and on the paper's leads over baselines."""
-    groups = {f"{filled.layout.paper}'s own method": True, "all others": False}
-    levels = [
-        f"{who}: {words}" for who, proposed in groups.items() if (words := _counts(filled.verdicts(proposed), WORDS))
+    """Return sentences with the counted verdicts on numbers, on differences to full, and on the paper's leads over baselines."""
+    is_proposed = {f"{filled.layout.paper}'s own method": True, "all others": False}
+    level_texts = [
+        f"{who}: {verdict_counts}"
+        for who, proposed in is_proposed.items()
+        if (verdict_counts := _counts(filled.verdicts(proposed), WORDS))
     ]
-    now = versions()[-1]
-    notes = [f"levels by version {now.version} of the margins ({now.fixed}), {'; '.join(levels)}."] if levels else []
+    latest_version = versions()[-1]
+    notes = (
+        [
+            f"levels by version {latest_version.version} of the margins ({latest_version.fixed}), {'; '.join(level_texts)}."
+        ]
+        if level_texts
+        else []
+    )
     for counted, remark in ((True, ""), (False, ", not counted since full does not agree")):
         drops = Counter(one.drop.word for one in filled.cells if one.drop is not None and one.counted == counted)
         notes += [f"drops to full{remark}: {_counts(drops, [*drops])}."] if drops else []
     if any(not lead.why for lead in filled.leads):
-        leads = _counts(Counter(lead.word for lead in filled.leads), (CONFIRMED, CONTRADICTED, UNDECIDED))
-        notes.append(f"leads over the strongest printed baseline ({len(filled.leads)}): {leads}.")
+        lead_text = _counts(Counter(lead.word for lead in filled.leads), (CONFIRMED, CONTRADICTED, UNDECIDED))
+        notes.append(f"leads over the strongest printed baseline ({len(filled.leads)}): {lead_text}.")
     return notes
 
 
 def _layers(filled: FilledTable) -> list[str]:
-    """Return one sentence per line of a diagnostic with its number in each layer, and one with the versions that made them."""
+    """Return one sentence per line of a diagnostic with its number in each layer, and one with the versions of libraries."""
     notes = []
     for one in filled.cells:
         for curve in one.measured.curves:
             if len(curve.layers) > 1:
                 name = " ".join(filter(None, (*filled.layout.labels(one.cell).values(), curve.label)))
                 notes.append(f"by layer, {name}: {' '.join(f'{value:.3g}' for value in curve.layers)}.")
-    made = dict.fromkeys(one.measured.made for one in filled.cells if one.measured.made)
-    return [*notes, f"diagnostics made with {'; '.join(made)}."] if made else notes
+    versions_made_with = dict.fromkeys(one.measured.made for one in filled.cells if one.measured.made)
+    return [*notes, f"diagnostics made with {'; '.join(versions_made_with)}."] if versions_made_with else notes
 
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
-    """Return a cell's csv record, in the order of the columns."""
-    at, ours, printed, limit = one.cell.address, one.measured, one.printed, one.tolerance
-    tolerance = [""] * 4 if limit is None else [*map(_six, (limit.margin, limit.half, limit.step)), limit.rival]
+    """Return the csv record of a cell, with keys in the order of the columns."""
+    address, ours, printed, cell_tolerance = one.cell.address, one.measured, one.printed, one.tolerance
+    tolerance = (
+        [""] * 4
+        if cell_tolerance is None
+        else [*map(_six, (cell_tolerance.margin, cell_tolerance.half, cell_tolerance.step)), cell_tolerance.rival]
+    )
     return {
         "table": filled.layout.id,
         **filled.layout.labels(one.cell),
-        **{name: getattr(at, name) for name in ("model", "dataset", "metric")},
-        "method": str(at.method),
-        "minus": str(at.minus or ""),
-        "reading": "" if at.method.base == "full" else at.reading,
-        **{name: getattr(at, name) for name in ("protocol", "budget_kind", "budget")},
+        **{name: getattr(address, name) for name in ("model", "dataset", "metric")},
+        "method": str(address.method),
+        "minus": str(address.minus or ""),
+        "reading": "" if address.method.base == "full" else address.reading,
+        **{name: getattr(address, name) for name in ("protocol", "budget_kind", "budget")},
         "state": ours.state,
         "why": ours.why,
         **{name: _six(getattr(ours, name)) for name in ("value", "low", "high")},
@@ -351,10 +400,14 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
 
 
 def _reading(one: FilledCell, name: str) -> str:
-    """Format the number and the verdict of a further reading."""
+    """Return the number and the verdict under a further reading (version of the method's rules) as text. name: the reading."""
     reading = one.readings[name]
-    words = (_number(one, reading, f"{name} ").text, str(one.words.get(name) or ""), "*" if reading.mismatches else "")
-    return " ".join(filter(None, words))
+    reading_texts = (
+        _number(one, reading, f"{name} ").text,
+        str(one.words.get(name) or ""),
+        "*" if reading.mismatches else "",
+    )
+    return " ".join(filter(None, reading_texts))
 
 
 def _six(value: float | None) -> str:

@@ -44,11 +44,12 @@ class Report:
 
 
 def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Receipts | None = None) -> Report:
-    """Write the report of these stores.
+    """Write the report of several stores into the folder `out`, and return its page and what it leaves out.
 
     Args:
-        samples: largest number of samples per dataset.
-        receipts: what `verify` wrote about each store; the page of a cell links to its receipt.
+        roots: folders of the stores.
+        samples: largest number of samples that are shown per dataset.
+        receipts: store -> cell -> entry of a receipt by `verify`, to which the page of the cell links.
 
     Raises:
         ConfigError: a folder has no rows, or `out` contains something other than a report.
@@ -57,10 +58,12 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     from mmkv_bench.tables.deployment import deployment_tables
 
     check(out)
-    measured = [table for root in roots for table in deployment_tables(root)]
-    asked, left_out = _asked(roots)
-    further = [("passes.html", "Timed passes")] * bool(measured) + [("questions.html", "Questions")] * bool(asked)
-    folder, views, commands = Folder(out, further), ScoreViews(), Commands()
+    pass_tables = [table for root in roots for table in deployment_tables(root)]
+    question_points, left_out = _asked(roots)
+    further_pages = [("passes.html", "Timed passes")] * bool(pass_tables) + [("questions.html", "Questions")] * bool(
+        question_points
+    )
+    folder, views, commands = Folder(out, further_pages), ScoreViews(), Commands()
     costs: list[CostTable] = []
     cells = answers = 0
     for number, root in enumerate(roots):
@@ -78,21 +81,24 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
         del rows, tables  # frees memory: the answers with their texts are read next
         left_out += pages.write(folder, commands, samples, (receipts or {}).get(root, {}))
     left_out += views.join_passes(costs)
-    stores = list(map(str, roots))
-    about = f"{cells:,} cells, {answers:,} answers, {len(views.views)} tables, of {', '.join(stores)}."
-    _write_tables(folder, views, stores, about, left_out)
-    if measured:
-        _write_passes(folder, measured, [table for table in costs if table.per_pass])
-    if asked:
-        _write_questions(folder, asked)
-    parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(folder.bytes.items()) if size)
-    size = f"{sum(folder.bytes.values()) / 1e6:.1f} MB in {folder.files:,} files ({parts})"
+    store_names = list(map(str, roots))
+    about_text = f"{cells:,} cells, {answers:,} answers, {len(views.views)} tables, of {', '.join(store_names)}."
+    _write_tables(folder, views, store_names, about_text, left_out)
+    if pass_tables:
+        _write_passes(folder, pass_tables, [table for table in costs if table.per_pass])
+    if question_points:
+        _write_questions(folder, question_points)
+    size_parts = ", ".join(
+        f"{name} {size_text / 1e6:.1f}" for name, size_text in sorted(folder.bytes.items()) if size_text
+    )
+    size_text = f"{sum(folder.bytes.values()) / 1e6:.1f} MB in {folder.files:,} files ({size_parts})"
     folder.finish()
-    return Report(folder.root / "index.html", about, size, tuple(left_out))
+    return Report(folder.root / "index.html", about_text, size_text, tuple(left_out))
 
 
 def _scored(root: Path, timed: bool) -> Rows | None:
-    """Return the rows of a store with scores; None for a store of timed passes without scores."""
+    """Return the rows of a store with scores; None for a store of timed passes without scores. timed: the store has timed
+    passes."""
     from mmkv_bench.tables.rows import load
 
     try:
@@ -112,15 +118,17 @@ def _write_tables(
         folder.figure(f"{view.number}-budget", against_budget(view, styles), *view.curve_numbers())
         for cost in filter(view.has, ("bytes", "token")):
             folder.figure(f"{view.number}-{cost}", against_cost(view, cost, styles), *view.cost_numbers(cost))
-    alike, table = views.table(stores)
-    folder.page("table", "table.html", title="Every cell", about=about, shared=alike, table=table)
-    words = [f"{family.words} · {stores[family.store]}" if stores[1:] else family.words for family in views.families]
-    files = ["index.html", *(f"scores-{number}.html" for number in range(1, len(words)))]
-    shared = {"title": "Which method leads where", "about": about, "left_out": left_out}
+    shared_columns, table = views.table(stores)
+    folder.page("table", "table.html", title="Every cell", about=about, shared=shared_columns, table=table)
+    family_titles = [
+        f"{family.words} · {stores[family.store]}" if stores[1:] else family.words for family in views.families
+    ]
+    files = ["index.html", *(f"scores-{number}.html" for number in range(1, len(family_titles)))]
+    page_values = {"title": "Which method leads where", "about": about, "left_out": left_out}
     if not views.families:
-        folder.page("index", "scores.html", **shared, family=None)
+        folder.page("index", "scores.html", **page_values, family=None)
     for number, family in enumerate(views.families):
-        _family_page(folder, number, family, shared | {"families": list(zip(files, words, strict=True))})
+        _family_page(folder, number, family, page_values | {"families": list(zip(files, family_titles, strict=True))})
 
 
 def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[CostTable]) -> None:
@@ -134,37 +142,42 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return the tables of several questions per document, each with its `by_place`, and a sentence per unreadable store."""
+    """Return (tables, sentences) of several questions per document.
+
+    Each table comes with its scores by position of the question. The sentences are one per unreadable store.
+    """
     from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
 
-    asked, left_out = [], []
+    points_by_store, left_out = [], []
     for root in roots:
         try:
-            asked += [(table, by_place(scores)) for table, scores in tables_with_scores(root)]
+            points_by_store += [(table, by_place(scores)) for table, scores in tables_with_scores(root)]
         except NoQuestionsError:
             continue
         except StoreError as problem:
             left_out.append(f"No page of questions: {problem}.")
-    return asked, left_out
+    return points_by_store, left_out
 
 
 def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]) -> None:
-    lines: dict[str, int] = {}
-    parts, names = [], []
+    line_numbers: dict[str, int] = {}
+    store_parts, names = [], []
     for number, (table, points) in enumerate(asked):
-        full = points[points["method"] == "full"]
+        full_points = points[points["method"] == "full"]
         charts = []
         for (label, budget), line in points[points["method"] != "full"].groupby(["label", "budget"], sort=False):
-            words = f"{label}, {budget}" if budget else label
-            name = f"places-{number}-{lines.setdefault(words, len(lines))}"
-            held = line[["mode", "place", "value", "low", "high"]].to_numpy(dtype=object)
-            folder.figure(name, against_place(line, full), ("mode", "question", "score", "low", "high"), held)
-            charts.append((lines[words], words, name))
-        parts.append({"words": table.title.partition(":")[0], "table": printed(table), "charts": charts})
-        names.append((number, f"{parts[-1]['words']}, {table.caption}"))
-    choices = [(place, words) for words, place in lines.items()]
+            line_label = f"{label}, {budget}" if budget else label
+            name = f"places-{number}-{line_numbers.setdefault(line_label, len(line_numbers))}"
+            chart_values = line[["mode", "place", "value", "low", "high"]].to_numpy(dtype=object)
+            folder.figure(
+                name, against_place(line, full_points), ("mode", "question", "score", "low", "high"), chart_values
+            )
+            charts.append((line_numbers[line_label], line_label, name))
+        store_parts.append({"words": table.title.partition(":")[0], "table": printed(table), "charts": charts})
+        names.append((number, f"{store_parts[-1]['words']}, {table.caption}"))
+    line_choices = [(place, line_label) for line_label, place in line_numbers.items()]
     title = "Many questions per cache"
-    folder.page("questions", "questions.html", title=title, asked=names, lines=choices, parts=parts)
+    folder.page("questions", "questions.html", title=title, asked=names, lines=line_choices, parts=store_parts)
 
 
 def _family_page(folder: Folder, number: int, family: Family, shared: dict[str, object]) -> None:

@@ -21,8 +21,8 @@ import pyarrow as pa
 from mmkv_bench.config.files import options
 from mmkv_bench.config.shorthand import words
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.report.fields import number, number_words
-from mmkv_bench.report.fields import numbers as rounded
+from mmkv_bench.report.formatting import number, number_words
+from mmkv_bench.report.formatting import numbers as rounded
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES
 from mmkv_bench.tables.rows import config_of, frame
 from mmkv_bench.tables.scores import coded, is_text, numbers
@@ -35,16 +35,19 @@ COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compres
 
 
 def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Map each cell's hash to its row of `cells`, as the cell's page prints it: converted to JSON, without nulls."""
+    """Return hash of a cell (one method, budget and dataset) -> its row of `cells` as its page prints it: converted to JSON,
+    without nulls."""
     rows = {}
     for row in cells.to_dict("records"):
-        shown = {key: _plain(value) for key, value in row.items() if key not in ("config", "schema_version", "cell")}
-        rows[row["cell"]] = {key: value for key, value in shown.items() if value is not None}
+        shown_fields = {
+            key: _plain(value) for key, value in row.items() if key not in ("config", "schema_version", "cell")
+        }
+        rows[row["cell"]] = {key: value for key, value in shown_fields.items() if value is not None}
     return rows
 
 
 def _plain(value: Any) -> Any:
-    """Convert a scalar of a frame to JSON. Whole numbers that became floats because of a null are whole again."""
+    """Return a scalar of a frame as a JSON value. Whole numbers that became floats because of a null are whole again."""
     if isinstance(value, str | bool):
         return value
     if hasattr(value, "isoformat"):
@@ -53,7 +56,8 @@ def _plain(value: Any) -> Any:
 
 
 def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Map each cell to its rows of `metrics`: first the task's metrics, then those measured in every run."""
+    """Return hash of a cell (one method, budget and dataset) -> its rows of `metrics`: first the task's metrics, then those
+    measured in every run."""
     metrics = metrics.sort_values("metric", key=lambda names: names.isin(list(MEASURES)), kind="stable")
     rows: dict[str, list[dict[str, Any]]] = {}
     kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
@@ -63,52 +67,57 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 
 def counted(rows: pa.Table) -> dict[str, Any] | None:
-    """Summarise a cell's answers: number, counts of statuses, minimum, mean and maximum of the columns `COUNTED`, and number of
-    answers over the budget. Return None without answers."""
+    """Return a summary of a cell's answers; None without answers.
+
+    It has the number of answers, the counts of statuses, (least, mean, most) of the columns `COUNTED`, and the number of
+    answers over the budget.
+    """
     if not len(rows):
         return None
     statuses = rows["status"].to_pylist()
-    ok = rows.select(COUNTED).filter([status == "ok" for status in statuses])
-    columns = {name: ok[name].to_pandas() for name in COUNTED}
-    spans = {name: values.agg(["min", "mean", "max"]) for name, values in columns.items() if values.notna().any()}
+    ok_answers = rows.select(COUNTED).filter([status == "ok" for status in statuses])
+    columns = {name: ok_answers[name].to_pandas() for name in COUNTED}
+    spans_by_column = {
+        name: values.agg(["min", "mean", "max"]) for name, values in columns.items() if values.notna().any()
+    }
     return {
         "answers": len(rows),
         "ended": dict(sorted(Counter(statuses).items())),
-        **{name: rounded(spans[name]) if name in spans else None for name in COUNTED},
+        **{name: rounded(spans_by_column[name]) if name in spans_by_column else None for name in COUNTED},
         "over": int((columns["entries_resident"] > columns["entries_asked"]).sum()),
     }
 
 
 def endings(ended: Mapping[str, int]) -> str:
-    """Format counts of statuses: `500 ok`, `498 ok, 2 oom`."""
+    """Return counts of answer statuses as text: `500 ok`, `498 ok, 2 oom`."""
     return ", ".join(f"{n} {status}" for status, n in sorted(ended.items(), key=lambda one: one[0] != "ok")) or "none"
 
 
 def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
-    """Describe a cell's answers in sentences. counts: summary from `counted`."""
+    """Return sentences on a cell's answers and kept entries. counts: summary from `counted`."""
     if counts is None:
         return ["No answers of this cell are stored."]
     sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
-    asked, resident, tokens, compressed = (counts[name] and _ends(counts[name]) for name in COUNTED)
-    if resident:
-        budget = f"{asked} asked" if asked else "no budget"
+    asked_text, resident_text, tokens_text, compressed_text = (counts[name] and _ends(counts[name]) for name in COUNTED)
+    if resident_text:
+        budget = f"{asked_text} asked" if asked_text else "no budget"
         over = (
             f"{counts['over']} answers keep more than was asked." if counts["over"] else "No answer is over the budget."
         )
-        sentences += [f"Entries over all layers and KV heads: {resident} kept, {budget}.", over]
-    if compressed:
-        sentences.append(f"Tokens of an answer: {tokens}; of these from the compressed cache: {compressed}.")
+        sentences += [f"Entries over all layers and KV heads: {resident_text} kept, {budget}.", over]
+    if compressed_text:
+        sentences.append(f"Tokens of an answer: {tokens_text}; of these from the compressed cache: {compressed_text}.")
     return sentences
 
 
 def _ends(values: Sequence[float]) -> str:
-    """Format (least, mean, most) as `512`, or `496 to 512, 508 on average`."""
-    least, mean, most = map(number_words, values)
-    return mean if values[0] == values[2] else f"{least} to {most}, {mean} on average"
+    """Return (least, mean, most) as text: `512`, or `496 to 512, 508 on average`."""
+    smallest, mean, largest = map(number_words, values)
+    return mean if values[0] == values[2] else f"{smallest} to {largest}, {mean} on average"
 
 
 def parsed(text: str) -> Any:
-    """Parse a configuration, and remove what no page shows."""
+    """Return a configuration (JSON text) as a value without the parts that no page shows."""
     config = json.loads(text)
     for nodes in (config.get("methods") or {}, config.get("datasets") or {}):
         for node in nodes.values():
@@ -117,36 +126,50 @@ def parsed(text: str) -> Any:
     return config
 
 
-_TEXTS = ("status", "error", "answer", "token_ids", "fallback", "prompt_hash", "kept", "kept_indices", "kept_digest")
-COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_TEXTS, *COUNTED)
+_ANSWER_COLUMNS = (
+    "status",
+    "error",
+    "answer",
+    "token_ids",
+    "fallback",
+    "prompt_hash",
+    "kept",
+    "kept_indices",
+    "kept_digest",
+)
+COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_ANSWER_COLUMNS, *COUNTED)
 
 
 class AnswerTable:
     """Response rows of one store by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
 
     def __init__(self, table: pa.Table) -> None:
-        names, places = coded(frame(table.select(["cell"]))["cell"])
-        ends = np.searchsorted(places, np.arange(len(names) + 1)).tolist()
+        names, cell_codes = coded(frame(table.select(["cell"]))["cell"])
+        cell_bounds = np.searchsorted(cell_codes, np.arange(len(names) + 1)).tolist()
         self._none = table.slice(0, 0)
         self._rows = {
-            name: table.slice(start, end - start) for name, (start, end) in zip(names, pairwise(ends), strict=True)
+            name: table.slice(start, end - start)
+            for name, (start, end) in zip(names, pairwise(cell_bounds), strict=True)
         }
 
     def rows(self, cell: str) -> pa.Table:
-        """Return the rows of a cell; an empty table without any."""
+        """Return the answers of one cell (one method, budget and dataset); an empty table if it has none."""
         return self._rows.get(cell, self._none)
 
     def of_samples(self, cell: str, samples: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a cell's answers to these samples, with only these columns; all values are None for a sample without a row."""
+        """Return a cell's answers to the given samples, with only `columns`.
+
+        All values are None for a sample without an answer.
+        """
         rows = self.rows(cell)
-        place = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
-        return rows.select(columns).take(pa.array(map(place.get, samples), pa.int64())).to_pylist()
+        row_of_sample = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
+        return rows.select(columns).take(pa.array(map(row_of_sample.get, samples), pa.int64())).to_pylist()
 
     def kept(self, cell: str) -> list[list[list[Any]]] | None:
-        """Return mean, least and most entries of each layer and KV head over a cell's answers: [3][layers][heads].
+        """Return mean, least and most kept entries of each layer and KV head over a cell's answers: [3][layers][heads].
 
-        None if no answer has kept entries, or if their shapes differ. The column has lists [layers] of lists [KV heads], null
-        for a failed answer."""
+        None if no answer recorded kept entries, or if they differ in layers or heads.
+        """
         kept = self.rows(cell)["kept"].combine_chunks()
         layers, rows = kept.drop_null().flatten(), len(kept) - kept.null_count
         if not rows or not len(layers):
@@ -156,33 +179,45 @@ class AnswerTable:
         if len(layers) % rows or len(np.unique(widths)) > 1 or not widths[0]:
             return None
         counts = values.reshape(rows, len(layers) // rows, int(widths[0])).astype(np.float64)
-        kinds = (counts.mean(axis=0), counts.min(axis=0), counts.max(axis=0))
-        return [[rounded(layer) for layer in kind.tolist()] for kind in kinds]
+        mean_least_most = (counts.mean(axis=0), counts.min(axis=0), counts.max(axis=0))
+        return [[rounded(layer) for layer in kind.tolist()] for kind in mean_least_most]
 
 
 def sample_scores(
     samples: pd.DataFrame, cells: Collection[str], shown: Collection[str], without: Collection[str] = FIDELITY
 ) -> dict[tuple[str, str], dict[str, float | None]]:
-    """Map (cell, sample id) to metric -> score, for these cells and samples. without: metrics that are left out."""
-    wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
-    wanted &= ~samples["metric"].isin(list(without)).to_numpy()
-    part = samples.loc[wanted, ["cell", "sample_id", "metric", "value", "status"]]
+    """Return (cell, sample id) -> metric -> score, for the given cells (each one method, budget and dataset) and samples.
+
+    without: metrics that are left out.
+    """
+    is_wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
+    is_wanted &= ~samples["metric"].isin(list(without)).to_numpy()
+    wanted_scores = samples.loc[is_wanted, ["cell", "sample_id", "metric", "value", "status"]]
     scores: dict[tuple[str, str], dict[str, float | None]] = {}
-    columns = part["cell"], part["sample_id"], part["metric"], numbers(part["value"]), is_text(part["status"], "ok")
+    columns = (
+        wanted_scores["cell"],
+        wanted_scores["sample_id"],
+        wanted_scores["metric"],
+        numbers(wanted_scores["value"]),
+        is_text(wanted_scores["status"], "ok"),
+    )
     for cell, sample, metric, value, ok in zip(*columns, strict=True):
         scores.setdefault((cell, sample), {})[metric] = number(value) if ok else None
     return scores
 
 
 def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tuple[list[str], int]:
-    """Return the ids of the first samples that any of these cells answered, at most `most`, and the number of all samples."""
+    """Return (ids, total) of the samples that any of these cells (each one method, budget and dataset) answered.
+
+    ids: those of the first `most` samples in dataset order. total: number of all samples.
+    """
     rows = pa.concat_tables([answers.rows(cell).select(["sample_id", "doc_id"]) for cell in cells])
     samples = frame(rows).drop_duplicates("sample_id").astype({"sample_id": str}).sort_values(["doc_id", "sample_id"])
     return samples["sample_id"][:most].tolist(), len(samples)
 
 
 def left_at(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
-    """Return the position, from 0, of the first token or character that differs; None if none differs."""
+    """Return the position, from 0, of the first token or character in which two sequences differ; None if they are equal."""
     return next((place for place, (a, b) in enumerate(zip_longest(tokens, others)) if a != b), None)
 
 
@@ -195,19 +230,25 @@ Answer = dict[str, Any]
 
 
 def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], Mapping[str, float | None]]) -> Answer:
-    """Join a row with its scores and its first difference from full's row."""
-    places: dict[str, int | None] = {"differs": None, "text_differs": None}
+    """Return an answer with its scores and the position where it first differs from the answer of `full`.
+
+    scores: (cell, sample id) -> metric -> score.
+    """
+    difference_places: dict[str, int | None] = {"differs": None, "text_differs": None}
     if full is not None and full["cell"] != row["cell"] and full["status"] == row["status"] == "ok":
-        token = left_at(row["token_ids"], full["token_ids"])
-        places = {"differs": -1 if token is None else token, "text_differs": left_at(row["answer"], full["answer"])}
-    return row | places | {"scores": scores.get((row["cell"], row["sample_id"]), {})}
+        first_token_apart = left_at(row["token_ids"], full["token_ids"])
+        difference_places = {
+            "differs": -1 if first_token_apart is None else first_token_apart,
+            "text_differs": left_at(row["answer"], full["answer"]),
+        }
+    return row | difference_places | {"scores": scores.get((row["cell"], row["sample_id"]), {})}
 
 
 PROGRAM = "mmkv-bench"
 _FIXTURE = "_fixture"
-_RUN = ("baseline", "decode", "limit", "reading", "sharing")
+_RUN_SETTINGS = ("baseline", "decode", "limit", "reading", "sharing")
 """Settings of a run, besides its groups, on which its rows depend."""
-_NODES = ("methods.", "datasets.")
+_NODE_PREFIXES = ("methods.", "datasets.")
 _NO_SETTINGS = {"about", "gates", "base", "name", "released", "later"}
 
 
@@ -219,16 +260,19 @@ class Commands:
         self._differing: dict[str, dict[str, Any] | str] = {}
 
     def of(self, row: Mapping[str, Any], text: str) -> dict[str, str]:
-        """Return {"line": command, "note": sentence} for a cell. row: its row of `cells`. text: its configuration (JSON)."""
+        """Return {"line": command, "note": sentence}: the command that makes a cell (one method, budget and dataset) again.
+
+        row: the cell's row of `cells`. text: its configuration (JSON).
+        """
         config = config_of(text)
         if text not in self._differing:
             try:
                 self._differing[text] = self._differences(config)
             except (MMKVError, KeyError, TypeError, AttributeError) as error:
                 self._differing[text] = f"The cell's configuration cannot be composed any more: {error}"
-        differing = self._differing[text]
-        if isinstance(differing, str):
-            return {"line": "", "note": differing}
+        differing_settings = self._differing[text]
+        if isinstance(differing_settings, str):
+            return {"line": "", "note": differing_settings}
         label = row["dataset"]
         if label not in (config.get("datasets") or {}):
             return {"line": "", "note": f"The cell's configuration has no dataset {label}: another program wrote it."}
@@ -244,9 +288,11 @@ class Commands:
             settings["protocol"] = row["protocol"]
         if row.get("seed") is not None:
             settings["seed"] = row["seed"]
-        prefixes = (f"methods.{row['method']}.", f"methods.{row['base']}.", f"datasets.{_option(config, label)}.")
+        kept_prefixes = (f"methods.{row['method']}.", f"methods.{row['base']}.", f"datasets.{_option(config, label)}.")
         settings |= {
-            key: value for key, value in differing.items() if not key.startswith(_NODES) or key.startswith(prefixes)
+            key: value
+            for key, value in differing_settings.items()
+            if not key.startswith(_NODE_PREFIXES) or key.startswith(kept_prefixes)
         }
         if row.get("reading") is None:
             settings.pop("reading", None)
@@ -256,28 +302,32 @@ class Commands:
         return {"line": shlex.join([PROGRAM, *words(settings)]), "note": note}
 
     def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that differ from what the same model, datasets and methods compose to today."""
+        """Return the settings in `config` that differ from today's defaults for the same model, datasets and methods."""
         from mmkv_bench.config.compose import compose
 
-        named = [name for name in config["methods"] if name not in (config.get("variants") or {})]
-        groups = _groups(config, list(config["datasets"])) | {"method": named or ["full"]}
+        method_names = [name for name in config["methods"] if name not in (config.get("variants") or {})]
+        groups = _groups(config, list(config["datasets"])) | {"method": method_names or ["full"]}
         key = tuple(words(groups))
         if key not in self._composed:
             self._composed[key] = dict(compose(list(key)).resolved)
-        now = self._composed[key]
-        changed = {name: config[name] for name in _RUN if name in config and config[name] != now.get(name)}
-        changed |= _other("model", config["model"], now["model"])
-        for name in named:
-            changed |= _other(f"methods.{name}", config["methods"][name], now["methods"][name])
+        composed_config = self._composed[key]
+        changed_settings = {
+            name: config[name] for name in _RUN_SETTINGS if name in config and config[name] != composed_config.get(name)
+        }
+        changed_settings |= _other("model", config["model"], composed_config["model"])
+        for name in method_names:
+            changed_settings |= _other(f"methods.{name}", config["methods"][name], composed_config["methods"][name])
         for label, node in config["datasets"].items():
             option = _option(config, label)
-            changed |= _other(f"datasets.{option}", node, now["datasets"][option])
-        return changed
+            changed_settings |= _other(f"datasets.{option}", node, composed_config["datasets"][option])
+        return changed_settings
 
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
-    """Return the command-line choices of model and datasets, with the settings that choose the same data under these names
-    (`page_size`, `data`). labels: names of the datasets in the stored configuration."""
+    """Return the command-line choices of model and datasets, with settings that choose the same data (`page_size`, `data`).
+
+    labels: names of the datasets in the stored configuration `config`.
+    """
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]
     groups: dict[str, Any] = {"model": model if model in options("model") else "hf"}
@@ -292,20 +342,20 @@ def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
 def _option(config: Mapping[str, Any], label: str) -> str:
     """Return a stored dataset's name on the command line: without the size of page datasets, and without the fixture suffix."""
     node = config["datasets"][label]
-    task = str(node.get("task") or "")
-    return task if task.startswith("pages") else label.removesuffix(_FIXTURE)
+    task_name = str(node.get("task") or "")
+    return task_name if task_name.startswith("pages") else label.removesuffix(_FIXTURE)
 
 
 def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a stored node that differ from today's: `prefix.key` -> stored value."""
-    changed = {}
+    """Return the settings in `stored` that differ from today's in `now`, as `prefix.key` -> stored value."""
+    changed_values = {}
     for key, value in _leaves(stored):
-        other: Any = now
+        composed_value: Any = now
         for part in key.split("."):
-            other = other.get(part) if isinstance(other, Mapping) else None
-        if value != other and not {*key.split(".")} & _NO_SETTINGS:
-            changed[f"{prefix}.{key}"] = value
-    return changed
+            composed_value = composed_value.get(part) if isinstance(composed_value, Mapping) else None
+        if value != composed_value and not {*key.split(".")} & _NO_SETTINGS:
+            changed_values[f"{prefix}.{key}"] = value
+    return changed_values
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.report.fields import budget_words, byte_words, number
+from mmkv_bench.report.formatting import budget_words, byte_words, number
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
@@ -28,15 +28,18 @@ Figure = dict[str, Any]
 
 
 def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
-    clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
+    transparent_background = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
     margin = {"l": 60, "r": 20, "t": 20, "b": 50}
-    return {"data": traces, "layout": clear | {"margin": margin, "hoverlabel": {"align": "left"}} | layout}
+    return {
+        "data": traces,
+        "layout": transparent_background | {"margin": margin, "hoverlabel": {"align": "left"}} | layout,
+    }
 
 
 def _method_traces(
     view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """Return a trace per method, with a point per line. places: the x value of each line."""
+    """Return a plotly trace per method, with one point per table cell. places: the x value of each of `lines`."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
@@ -44,8 +47,8 @@ def _method_traces(
     for method in sorted(points):
         line_points = sorted(points[method], key=lambda point: point[0])
         scores = [(line["value"] or 0.0, line["low"], line["high"]) for _, line in line_points]
-        hints = {"text": [view.hint(line) for _, line in line_points], "hoverinfo": "text"}
-        traces.append(_trace(method, [number(x) for x, _ in line_points], scores, styles[method]) | hints)
+        hover_texts = {"text": [view.hint(line) for _, line in line_points], "hoverinfo": "text"}
+        traces.append(_trace(method, [number(x) for x, _ in line_points], scores, styles[method]) | hover_texts)
     return traces
 
 
@@ -75,10 +78,11 @@ def _trace(name: str, x: Sequence[Any], points: Numbers, look: Look, scale: floa
 
 
 def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
-    """Plot a table's scores against the budget, on a logarithmic axis. Methods without a budget are horizontal lines."""
-    scored = [line for line in view.lines if line["value"] is not None]
+    """Return a chart of a table's scores against the budget, on a logarithmic axis. Methods without a budget are horizontal
+    lines."""
+    scored_lines = [line for line in view.lines if line["value"] is not None]
     budgets = [float(budget) for budget in view.budgets]
-    level = [
+    level_traces = [
         {
             "type": "scatter",
             "mode": "lines",
@@ -89,23 +93,28 @@ def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
             "text": view.hint(line),
             "hoverinfo": "text",
         }
-        for line in scored
+        for line in scored_lines
         if not line["budget"]
     ]
-    budgeted = [line for line in scored if line["budget"]]
-    traces = _method_traces(view, budgeted, (float(line["budget"]) for line in budgeted), styles)
-    words = [view.budget_words(budget).removesuffix(" entries") for budget in view.budgets]
-    axis = AXIS | {"type": "log", "title": {"text": axis_words(view.axis)}, "tickvals": budgets, "ticktext": words}
-    return _figure([*level, *traces], height=520, xaxis=axis, yaxis=AXIS | {"title": {"text": view.metric}})
+    budgeted_lines = [line for line in scored_lines if line["budget"]]
+    traces = _method_traces(view, budgeted_lines, (float(line["budget"]) for line in budgeted_lines), styles)
+    budget_labels = [view.budget_words(budget).removesuffix(" entries") for budget in view.budgets]
+    axis = AXIS | {
+        "type": "log",
+        "title": {"text": axis_words(view.axis)},
+        "tickvals": budgets,
+        "ticktext": budget_labels,
+    }
+    return _figure([*level_traces, *traces], height=520, xaxis=axis, yaxis=AXIS | {"title": {"text": view.metric}})
 
 
 def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figure:
-    """Plot a table's scores against `bytes` or `token` (seconds per token)."""
+    """Return a chart of a table's scores against a cost: `bytes` or `token` (seconds per token)."""
     lines = [line for line in view.lines if line["value"] is not None and cost_value(line, cost) is not None]
     values = [line[cost].value for line in lines]
     traces = _method_traces(view, lines, values, styles)
-    words = "bytes held" if cost == "bytes" else "seconds per token"
-    axis: dict[str, Any] = AXIS | {"type": "log", "title": {"text": words}}
+    cost_label = "bytes held" if cost == "bytes" else "seconds per token"
+    axis: dict[str, Any] = AXIS | {"type": "log", "title": {"text": cost_label}}
     if cost == "bytes":
         ticks = _powers_of_two(values)
         axis |= {"tickvals": ticks, "ticktext": [byte_words(tick) for tick in ticks]}
@@ -113,8 +122,10 @@ def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figu
 
 
 def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
-    """Plot a cost of timed passes against prompt length, with a line per method, budget and batch; None if no pass has the
-    cost."""
+    """Return a chart of a cost of timed passes against prompt length, one line per method, budget and batch.
+
+    None if no pass has the cost.
+    """
     points: dict[tuple[str, str, str], list[tuple[int, CostEntry]]] = {}
     for table in tables:
         for method, budget in table.lines():
@@ -123,14 +134,14 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
                 key = method.label, budget_words(table.axis, budget) if budget else "", str(table.shape["batch"])
                 points.setdefault(key, []).append((int(table.shape["prompt_tokens"]), entry))
     styles, traces = looks(label for label, _, _ in points), []
-    scale, unit = (2**30, "GiB") if cost == "peak_total" else (1e-3, "ms")
+    unit_size, unit = (2**30, "GiB") if cost == "peak_total" else (1e-3, "ms")
     for (label, budget, batch), entries in points.items():
         entries.sort(key=lambda point: point[0])
         numbers = [(entry.value or 0.0, entry.low, entry.high) for _, entry in entries]
         budgets = sorted({other for name, other, _ in points if name == label})
         name = ", ".join(filter(None, (label, budget, f"batch {batch}")))
         dash = DASHES[budgets.index(budget) % len(DASHES)]
-        traces.append(_trace(name, [tokens for tokens, _ in entries], numbers, styles[label], scale, dash=dash))
+        traces.append(_trace(name, [tokens for tokens, _ in entries], numbers, styles[label], unit_size, dash=dash))
     if not traces:
         return None
     lengths = sorted({tokens for entries in points.values() for tokens, _ in entries})
@@ -140,7 +151,9 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 
 
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
-    """Plot the score against a question's position among its document's questions: one line per mode, the full cache dashed.
+    """Return a chart of the score against a question's position among its document's questions.
+
+    It has one line per mode (what the cache was compressed for); the full cache is dashed.
 
     Args:
         line, full: rows of `tables.questions.by_place` for one method and budget, and for the full cache.
@@ -150,24 +163,24 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
     rows = full[full["mode"] == "each"]
     if len(rows):
         values = [(value, None, None) for value in rows["value"]]
-        level = _trace("full", [*map(int, rows["place"])], values, Look(GREY, "x"), dash="dash")
-        traces.append(level | {"mode": "lines"})
+        level_trace = _trace("full", [*map(int, rows["place"])], values, Look(GREY, "x"), dash="dash")
+        traces.append(level_trace | {"mode": "lines"})
     for mode in modes:
         rows = line[line["mode"] == mode]
-        ends = rows[["low", "high"]].astype(object).where(rows[["low", "high"]].notna(), None)
-        points = list(zip(rows["value"], ends["low"], ends["high"], strict=True))
+        interval_bounds = rows[["low", "high"]].astype(object).where(rows[["low", "high"]].notna(), None)
+        points = list(zip(rows["value"], interval_bounds["low"], interval_bounds["high"], strict=True))
         trace = _trace(mode, [number(place + aside(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
-        places = zip(rows["place"], rows["value"], strict=True)
-        words = [f"{mode}, question {place}: {value:.2f}" for place, value in places]
-        traces.append(trace | {"text": words, "hoverinfo": "text"})
-    bounded = {"range": [-0.03, 1.05]} if line["value"].between(0, 1).all() else {}
+        points_of_mode = zip(rows["place"], rows["value"], strict=True)
+        hover_texts = [f"{mode}, question {place}: {value:.2f}" for place, value in points_of_mode]
+        traces.append(trace | {"text": hover_texts, "hoverinfo": "text"})
+    axis_range = {"range": [-0.03, 1.05]} if line["value"].between(0, 1).all() else {}
     axis = AXIS | {"title": {"text": PLACE}, "tickvals": sorted({*map(int, line["place"])})}
     metric = str(line["metric"].iloc[0])
-    return _figure(traces, height=420, xaxis=axis, yaxis=AXIS | {"title": {"text": metric}} | bounded)
+    return _figure(traces, height=420, xaxis=axis, yaxis=AXIS | {"title": {"text": metric}} | axis_range)
 
 
 def printed(table: Table) -> dict[str, Any]:
-    """Convert a table for the page of timed passes: texts with intervals and marks, and all notes."""
+    """Return a table for the page of timed passes: texts with intervals and marks, and all notes."""
     grids = []
     for grid in table.grids:
         rows = [[" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells]
@@ -176,31 +189,34 @@ def printed(table: Table) -> dict[str, Any]:
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
-    """Return powers of two that span these numbers, at most ten."""
-    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
-    return [2.0**power for power in range(low, high + 1, math.ceil((high - low + 1) / 10))]
+    """Return at most ten powers of two that span `values`, as ticks of an axis."""
+    lowest_power, highest_power = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
+    return [
+        2.0**power
+        for power in range(lowest_power, highest_power + 1, math.ceil((highest_power - lowest_power + 1) / 10))
+    ]
 
 
 def rank_intervals(ranks: FamilyRanks) -> Figure:
-    """Plot ranks over tasks: thin intervals per task, a thick interval of the mean, and the best mean on top."""
+    """Return a chart of ranks over tasks: thin intervals per task, a thick interval of the mean, the best mean on top."""
     count, tasks = len(ranks.methods), ranks.tasks
-    thin: dict[str, list[Any]] = {"x": [], "y": []}
+    task_intervals: dict[str, list[Any]] = {"x": [], "y": []}
     points: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
     for row, ends in enumerate(ranks.ends):
         for k, (low, high) in enumerate(ends):
-            at = count - 1 - row + (0.6 * (k / (len(tasks) - 1) - 0.5) if len(tasks) > 1 else 0.25)
-            thin["x"] += [low - 0.12, high + 0.12, None]
-            thin["y"] += [at, at, None]
+            y_position = count - 1 - row + (0.6 * (k / (len(tasks) - 1) - 0.5) if len(tasks) > 1 else 0.25)
+            task_intervals["x"] += [low - 0.12, high + 0.12, None]
+            task_intervals["y"] += [y_position, y_position, None]
             points["x"].append((low + high) / 2)
-            points["y"].append(at)
+            points["y"].append(y_position)
             points["text"].append(f"{tasks[k]}: rank {ranks_text((low, high))}")
     middles, halves = ([(high + sign * low) / 2 for low, high in ranks.means] for sign in (1, -1))
-    word = f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
-    shared = {"type": "scatter", "showlegend": False}
+    task_count_text = f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
+    shared_trace = {"type": "scatter", "showlegend": False}
     traces = [
-        shared | thin | {"mode": "lines", "line": {"color": GREY, "width": 2}, "hoverinfo": "skip"},
-        shared | points | {"mode": "markers", "marker": {"color": GREY, "size": 5}, "hoverinfo": "text"},
-        shared
+        shared_trace | task_intervals | {"mode": "lines", "line": {"color": GREY, "width": 2}, "hoverinfo": "skip"},
+        shared_trace | points | {"mode": "markers", "marker": {"color": GREY, "size": 5}, "hoverinfo": "text"},
+        shared_trace
         | {
             "mode": "markers",
             "x": middles,
@@ -209,22 +225,22 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
             "marker": {"color": COLOURS["blue"], "size": 9},
             "hoverinfo": "text",
             "text": [
-                f"{method}: mean {ranks_text(mean, '.1f')} over {word}"
+                f"{method}: mean {ranks_text(mean, '.1f')} over {task_count_text}"
                 for method, mean in zip(ranks.methods, ranks.means, strict=True)
             ],
         },
     ]
-    step = 5 if count > 20 else 1
+    tick_step = 5 if count > 20 else 1
     return _figure(
         traces,
         height=90 + 34 * count,
-        xaxis=AXIS | {"title": {"text": "rank, 1 = best"}, "range": [0.5, count + 0.5], "dtick": step},
+        xaxis=AXIS | {"title": {"text": "rank, 1 = best"}, "range": [0.5, count + 0.5], "dtick": tick_step},
         yaxis=AXIS | {"tickvals": [*range(count - 1, -1, -1)], "ticktext": list(ranks.methods), "zeroline": False},
     )
 
 
 def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> Figure:
-    """Return a heat map by layer and KV head without numbers. Pages supply the numbers, since thousands of cells share a map.
+    """Return an empty heat map by layer and KV head. Pages supply the numbers, since thousands of cells share a map.
 
     Args:
         layers, heads: numbers of layers and KV heads.
@@ -244,12 +260,12 @@ def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), d
         {"label": kind, "method": "restyle", "args": [{"visible": [kind == other for other in kinds]}]}
         for kind in kinds
     ]
-    menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    button_menu = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
     return _figure(
         [trace | {"visible": kind == kinds[0]} for kind in kinds],
         height=min(900, 120 + 26 * layers),
         coloraxis={"colorscale": "Cividis", "colorbar": {"title": {"text": words}}},
-        updatemenus=[menu | {"buttons": buttons}] if len(kinds) > 1 else [],
+        updatemenus=[button_menu | {"buttons": buttons}] if len(kinds) > 1 else [],
         margin={"l": 60, "r": 20, "t": 50 if len(kinds) > 1 else 20, "b": 50},
         xaxis=AXIS | {"title": {"text": "KV head"}, "dtick": 4 if heads > 20 else 1, "showgrid": False},
         yaxis=AXIS
@@ -258,22 +274,22 @@ def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), d
 
 
 def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Figure:
-    """Return a heat map over an image; the page sets its colours.
+    """Return a heat map that covers an image; the page sets its colours.
 
     Args:
         image: address of the image relative to the page.
         edges: edges of the map's columns and of its rows, as fractions of the image's sides.
     """
-    hidden = {"visible": False, "fixedrange": True}
-    across, down = edges
-    trace = {"type": "heatmap", "x": across, "y": down, "z": [[None]], "zmin": 0, "colorscale": "Cividis"}
+    hidden_axis = {"visible": False, "fixedrange": True}
+    x_edges, y_edges = edges
+    trace = {"type": "heatmap", "x": x_edges, "y": y_edges, "z": [[None]], "zmin": 0, "colorscale": "Cividis"}
     trace |= {"opacity": 0.62, "showscale": False}
     trace |= {"hovertemplate": "kept by %{z:.0%} of layers and heads<extra></extra>"}
     source = {"source": image, "xref": "paper", "yref": "paper", "x": 0, "y": 1, "sizex": 1, "sizey": 1}
     return _figure(
         [trace],
         margin=dict.fromkeys("lrtb", 0),
-        xaxis=hidden | {"range": [0, 1]},
-        yaxis=hidden | {"range": [1, 0]},
+        xaxis=hidden_axis | {"range": [0, 1]},
+        yaxis=hidden_axis | {"range": [1, 0]},
         images=[source | {"sizing": "stretch", "layer": "below"}],
     )

@@ -15,13 +15,13 @@ from typing import Any
 from mmkv_bench import __version__
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.report.charts import Figure, by_head
-from mmkv_bench.report.fields import score
+from mmkv_bench.report.formatting import score
 
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
 _FOLDERS = ("cells", "configs", "data", "figures", "images", "lib", "receipts", "samples")  # data: of earlier versions
-_MAKING = ".making"  # folder of a new report until it is complete
-_SAFE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.[a-z]+")
+_UNFINISHED_FOLDER = ".making"  # folder of a new report until it is complete
+_FILE_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.[a-z]+")
 TEMPLATES = Path(__file__).with_name("templates")
 LIBRARIES = ("plotly", "itables")
 MISSING = (
@@ -42,7 +42,7 @@ class Folder:
     def __init__(self, root: Path, further: Sequence[tuple[str, str]] = ()) -> None:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        self.root, self.further, self._making = root, further, root / _MAKING
+        self.root, self.further, self._making = root, further, root / _UNFINISHED_FOLDER
         self.bytes: dict[str, int] = {}
         self.files = 0
         self._heads: set[str] = set()
@@ -55,9 +55,10 @@ class Folder:
         self._templates.globals |= {"version": __version__, "libraries": ", ".join(versions)}
 
     def begin(self) -> None:
-        """Make the folder if necessary, and a subfolder for the new report; an earlier report stays until `finish`.
+        """Make the report's folder if necessary, and a subfolder for the new report. An earlier report stays until `finish`.
 
-        Raises StoreError if the disk refuses to write. `check` tells beforehand whether the folder may be used.
+        Raises:
+            StoreError: the disk refuses to write.
         """
         with _writing(self.root):
             self._making.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,11 @@ class Folder:
             (self.root / MARK).write_text(json.dumps({"format": FORMAT}) + "\n")
 
     def finish(self) -> None:
-        """Replace an earlier report by the new one. Raises StoreError if the disk refuses to write."""
+        """Replace an earlier report by the new one.
+
+        Raises:
+            StoreError: the disk refuses to write.
+        """
         with _writing(self.root):
             for name in _FOLDERS:
                 if (self.root / name).is_dir():
@@ -78,23 +83,29 @@ class Folder:
             self._making.rmdir()
 
     def page(self, name: str, template: str, /, **values: Any) -> None:
-        """Write `<name>.html`. values: variables of the template."""
+        """Write `<name>.html` from a template. values: variables of the template."""
         root = "../" * name.count("/")
-        shared = {"root": root, "page": f"{name}.html", "further": self.further}
-        text = self._templates.get_template(template).render(**shared, **values)
+        shared_values = {"root": root, "page": f"{name}.html", "further": self.further}
+        text = self._templates.get_template(template).render(**shared_values, **values)
         self.write(f"{name}.html", text.encode())
 
     def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:
-        """Write `figures/<name>.js`: a chart for several pages, and its numbers as a table. figure None: only the table."""
+        """Write `figures/<name>.js`: a chart that several pages can show, and its numbers as a table.
+
+        figure: plotly figure; None: only the table. header, rows: the table.
+        """
         macros: Any = self._templates.get_template("macros.html").module
-        numbers = str(macros.plain(header, rows)) if header else ""
+        numbers_html = str(macros.plain(header, rows)) if header else ""
         if figure is not None and header:
-            numbers = f"<details><summary>as numbers</summary>{numbers}</details>"
-        value = json.dumps({"figure": figure, "numbers": numbers}, separators=(",", ":"))
-        self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{value});\n".encode())
+            numbers_html = f"<details><summary>as numbers</summary>{numbers_html}</details>"
+        figure_json = json.dumps({"figure": figure, "numbers": numbers_html}, separators=(",", ":"))
+        self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{figure_json});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
-        """Return the file name of an empty heat map with these properties (see `by_head`). Write it unless it exists already."""
+        """Return the file name of an empty heat map by layer and KV head, which is written if it does not exist yet.
+
+        The arguments are those of `by_head`.
+        """
         name = f"heads-{layers}-{heads}-{len(kinds)}-{digits}"
         if name not in self._heads:
             self._heads.add(name)
@@ -102,8 +113,12 @@ class Folder:
         return name
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file. Raises StoreError if the disk refuses."""
-        assert _SAFE.fullmatch(name), f"{name!r} is no name of a file"
+        """Write one file of the report.
+
+        Raises:
+            StoreError: the disk refuses to write.
+        """
+        assert _FILE_NAME_PATTERN.fullmatch(name), f"{name!r} is no name of a file"
         path, (kind, _, _) = self._making / name, name.rpartition("/")
         with _writing(self.root):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,10 +127,10 @@ class Folder:
         self.files += 1
 
     def libraries(self) -> None:
-        """Copy the style sheet, the script, and the libraries with their licences.
+        """Copy the style sheet, the script, and the libraries with their licences into the report.
 
-        Plotly is a plain script. DataTables is a module, and a page opened from a file cannot import a module from another file,
-        so itables writes a script that contains it.
+        DataTables is a JavaScript module, which a page opened from a file cannot import. So itables writes a script that
+        contains it.
         """
         from itables.javascript import generate_init_offline_itables_html
 
@@ -123,11 +138,11 @@ class Folder:
             self.write(name, (TEMPLATES / name).read_bytes())
         plotly, itables = (distribution(name) for name in LIBRARIES)
         self.write("lib/plotly.js", _file(plotly, "plotly/package_data/plotly.min.js"))
-        module = _file(itables, "itables/html/dt_bundle.js")
+        bundle_file = _file(itables, "itables/html/dt_bundle.js")
         bundle = Path(str(itables.locate_file("itables/html/dt_bundle.js")))
-        script = generate_init_offline_itables_html(bundle).partition("<script>")[2].partition("</script>")[0]
-        self.write("lib/itables.js", script.encode())
-        self.write("lib/LICENSE-datatables.txt", module[max(module.rfind(b"/*! Bundled license"), 0) :])
+        plotly_script = generate_init_offline_itables_html(bundle).partition("<script>")[2].partition("</script>")[0]
+        self.write("lib/itables.js", plotly_script.encode())
+        self.write("lib/LICENSE-datatables.txt", bundle_file[max(bundle_file.rfind(b"/*! Bundled license"), 0) :])
         for each in (plotly, itables):
             for file in each.files or ():
                 if file.parent.name == "licenses":
@@ -135,7 +150,11 @@ class Folder:
 
 
 def check(root: Path) -> None:
-    """Raise ConfigError unless a report can be written to this folder. Call it before the work."""
+    """Check that a report can be written to the folder `root`.
+
+    Raises:
+        ConfigError: it is no folder, it contains something other than a report, or a needed package is missing.
+    """
     for name in LIBRARIES:
         try:
             distribution(name)
@@ -171,7 +190,7 @@ def _file(package: Any, name: str) -> bytes:
 
 @contextmanager
 def _writing(root: Path) -> Iterator[None]:
-    """Raise StoreError if the disk refuses to write."""
+    """Context manager that turns an error of the disk into StoreError. root: the report's folder."""
     try:
         yield
     except OSError as problem:

@@ -19,15 +19,15 @@ import numpy as np
 from mmkv_bench.datasets.drawn_pages import drawn
 from mmkv_bench.errors import DataError
 from mmkv_bench.report.charts import over_image
-from mmkv_bench.report.fields import numbers
 from mmkv_bench.report.folder import Folder
+from mmkv_bench.report.formatting import numbers
 from mmkv_bench.store.response import digest_of_kept, unpack_kept
 
 if TYPE_CHECKING:
     from PIL import Image
 
 FRAMES = 4  # frames shown of a video
-LONGEST = 672  # pixels of an image's longer side in the report
+LONGEST_SIDE_PX = 672  # pixels of an image's longer side in the report
 NO_TABLE = (
     "The rows have no question for this sample: they are older than the table `prompts`. Only embedded pages can be drawn "
     "again."
@@ -76,8 +76,11 @@ class Prompts:
         self._folder, self._stored, self._prompts = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
-        """Return a sample's prompt. Images of datasets that this package draws are drawn again, and shown only if they equal the
-        images that the model was asked about (by `prompt_hash`)."""
+        """Return the prompt of a sample.
+
+        Images of datasets that this package draws are drawn again, and shown only if they equal those that the model saw (by
+        `prompt_hash`).
+        """
         key = sample_id, prompt_hash or ""
         if key not in self._prompts:
             self._prompts[key] = self._prompt(*key)
@@ -93,37 +96,39 @@ class Prompts:
         return self._of_row(row) if row else Prompt(missing=NO_TABLE if page is None else OTHER_PAGE)
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
-        """Return the positions of a prompt's visual tokens from the table `prompts`; None without any."""
+        """Return the positions and boxes of a prompt's visual tokens, as stored in the table `prompts`; None if it has none."""
         return self._stored.get(prompt_hash or "", {}).get("visual")
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:
         images: list[Image.Image] = []
-        unreadable, paths = [], row["images"] or ()
-        for path in paths:
+        unreadable, image_paths = [], row["images"] or ()
+        for path in image_paths:
             try:
                 images += pictures_of(path)
             except (OSError, ValueError, DataError):
                 unreadable.append(Path(path).name)
-        missing = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
-        lacking = row["media"] - len(paths)
-        if lacking > 0:
-            missing.append(
-                f"{lacking} of the sample's {row['media']} images or videos are in the dataset itself, not in files."
+        missing_images = [f"Images or videos that cannot be read now: {', '.join(unreadable)}."] if unreadable else []
+        unstored_images = row["media"] - len(image_paths)
+        if unstored_images > 0:
+            missing_images.append(
+                f"{unstored_images} of the sample's {row['media']} images or videos are in the dataset itself, not in files."
             )
-        return Prompt(row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing))
+        return Prompt(
+            row["question"], row["reference"], *self._images(row["prompt_hash"], images), " ".join(missing_images)
+        )
 
     def _images(self, name: str, images: Sequence[Image.Image]) -> tuple[list[str], list[float]]:
-        """Write images in the report's size. Return their paths relative to the report, and width / height of each."""
+        """Write images in the report's size. Return (paths relative to the report, width / height of each)."""
         paths: list[str] = []
         if self._folder is None:
             return paths, []
         for number, image in enumerate(images):
-            small = image.copy()
-            small.thumbnail((LONGEST, LONGEST))
-            file = io.BytesIO()
-            small.save(file, "WEBP", quality=60, method=2)
+            thumbnail = image.copy()
+            thumbnail.thumbnail((LONGEST_SIDE_PX, LONGEST_SIDE_PX))
+            image_buffer = io.BytesIO()
+            thumbnail.save(image_buffer, "WEBP", quality=60, method=2)
             path = f"{re.sub('[^A-Za-z0-9]', '_', name)[:40]}-{number}.webp"
-            self._folder.write(f"images/{path}", file.getvalue())
+            self._folder.write(f"images/{path}", image_buffer.getvalue())
             paths.append(f"images/{path}")
         return paths, [round(image.width / image.height, 4) for image in images]
 
@@ -155,20 +160,28 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """Read kept tokens from a row of responses and the column `visual` of the table `prompts`; None if one is missing."""
+        """Return the entries that a cell (one method, budget and dataset) kept of one prompt; None if a column is missing.
+
+        row: row of `responses`. visual: column `visual` of the table `prompts`.
+        """
         if not visual or row["kept_indices"] is None:
             return None
         bits, columns = unpack_kept(row["kept_indices"]), np.reshape(np.asarray(visual, float), (-1, WIDTH))
-        places, stored = columns[:, 0].astype(int), row["kept_digest"]
-        if places.max() >= bits.shape[-1]:  # a cell with fewer pixels had another prompt
+        visual_places, stored_digest = columns[:, 0].astype(int), row["kept_digest"]
+        if visual_places.max() >= bits.shape[-1]:  # a cell with fewer pixels had another prompt
             return None
-        return cls(bits, places, columns[:, 1:], None if stored is None else digest_of_kept(bits) == stored)
+        return cls(
+            bits,
+            visual_places,
+            columns[:, 1:],
+            None if stored_digest is None else digest_of_kept(bits) == stored_digest,
+        )
 
 
 def kept_section(
     kept: Mapping[int, KeptTokens], images: Sequence[tuple[str, float]], group: Sequence[Any], folder: Folder
 ) -> dict[str, Any]:
-    """Return the maps of a sample for its page.
+    """Return the template values for the maps of kept visual tokens on a sample's page.
 
     Args:
         kept: number of a cell -> entries that the cell kept.
@@ -176,28 +189,30 @@ def kept_section(
         group: the cells of the page, by number; each has a `label` and a `budget`.
         folder: folder for the heat map by layer and head.
     """
-    first = next(iter(kept.values()))
-    boxes, (layers, heads, _) = first.boxes.round(5), first.bits.shape
+    first_tokens = next(iter(kept.values()))
+    boxes, (layers, heads, _) = first_tokens.boxes.round(5), first_tokens.bits.shape
     grids = [_grid(boxes, image) for image in range(len(images))]
     budgets = list(dict.fromkeys(group[number].budget for number in kept if group[number].budget))
     figure, cells, bits = folder.heads(layers, heads, "visual tokens"), [], {}
     for number, tokens in kept.items():
-        visual, entries = tokens.bits[:, :, tokens.places], tokens.bits.sum(axis=-1).tolist()
-        bits[number] = [[base64.b64encode(np.packbits(head).tobytes()).decode() for head in layer] for layer in visual]
-        counts = visual.sum(axis=-1).tolist()
-        shared = f"b{budgets.index(group[number].budget)} " if group[number].budget else ""
-        rows = [
+        visual_bits, entries = tokens.bits[:, :, tokens.places], tokens.bits.sum(axis=-1).tolist()
+        bits[number] = [
+            [base64.b64encode(np.packbits(head).tobytes()).decode() for head in layer] for layer in visual_bits
+        ]
+        counts = visual_bits.sum(axis=-1).tolist()
+        budget_class = f"b{budgets.index(group[number].budget)} " if group[number].budget else ""
+        rows_of_counts = [
             [str(layer), *(f"{a} of {b}" for a, b in zip(*both, strict=True))]
             for layer, both in enumerate(zip(counts, entries, strict=True))
         ]
         cells.append(
             {
                 "number": number,
-                "panels": f"{shared}{number}",
+                "panels": f"{budget_class}{number}",
                 "label": group[number].words,
                 "words": f"{np.sum(counts)} of its {np.sum(entries)} entries are visual tokens. {PROOF[tokens.proven]}",
                 "figure": (figure, [counts]),
-                "numbers": (["layer", *(f"head {head}: visual of all" for head in range(heads))], rows),
+                "numbers": (["layer", *(f"head {head}: visual of all" for head in range(heads))], rows_of_counts),
             }
         )
     return {
@@ -219,15 +234,17 @@ def kept_section(
 
 
 def _grid(boxes: np.ndarray, image: int) -> tuple[list[float], list[float], list[list[list[int]]]]:
-    """Divide an image into a grid by all edges of its tokens' boxes, which may overlap. Return the edges of the grid's columns
-    and rows, and for each field the tokens whose boxes cover it. boxes: as in `KeptTokens`."""
+    """Divide an image into a grid by all edges of its tokens' boxes, which may overlap.
+
+    Return (edges of columns, edges of rows, tokens whose boxes cover each field). boxes: as in `KeptTokens`.
+    """
     tokens = np.flatnonzero(boxes[:, 0] == image)
-    down, across = (np.unique(boxes[tokens][:, sides]) for sides in ([1, 2], [3, 4]))
-    fields: list[list[list[int]]] = [[[] for _ in across[1:]] for _ in down[1:]]
+    row_edges, column_edges = (np.unique(boxes[tokens][:, sides]) for sides in ([1, 2], [3, 4]))
+    tokens_of_field: list[list[list[int]]] = [[[] for _ in column_edges[1:]] for _ in row_edges[1:]]
     for token in tokens.tolist():
-        top, bottom = np.searchsorted(down, boxes[token, 1:3])
-        left, right = np.searchsorted(across, boxes[token, 3:5])
-        for row in fields[top:bottom]:
+        top, bottom = np.searchsorted(row_edges, boxes[token, 1:3])
+        left, right = np.searchsorted(column_edges, boxes[token, 3:5])
+        for row in tokens_of_field[top:bottom]:
             for place in row[left:right]:
                 place.append(token)
-    return numbers(across), numbers(down), fields  # type: ignore[return-value]
+    return numbers(column_edges), numbers(row_edges), tokens_of_field  # type: ignore[return-value]

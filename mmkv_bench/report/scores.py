@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mmkv_bench.report.fields import Field, budget_words, byte_words, datatable, interval, score, text_field
+from mmkv_bench.report.formatting import Field, budget_words, byte_words, datatable, interval, score, text_field
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.cost_rows import KNOWN
@@ -36,7 +36,7 @@ ScoreLine = dict[str, Any]
 
 
 def cost_value(line: ScoreLine, name: str) -> float | None:
-    """Return a line's median cost; None if the rows do not have it. name: `bytes` (held) or `token` (seconds per token)."""
+    """Return the median cost of a line; None if the rows do not have it. name: `bytes` (held) or `token` (seconds per token)."""
     return None if line[name] is None else line[name].value
 
 
@@ -54,33 +54,38 @@ class ScoreView:
     lines: list[ScoreLine]
 
     def budget_words(self, budget: str) -> str:
-        """Format a budget for pages."""
+        """Return a budget of this table as text for pages."""
         return budget_words(self.axis, budget) or "no budget"
 
     def has(self, cost: str) -> bool:
-        """Tell whether some line has a score and this cost."""
+        """Return True if some line has a score and this cost (`bytes` or `token`)."""
         return any(line["value"] is not None and cost_value(line, cost) is not None for line in self.lines)
 
     def hint(self, line: ScoreLine) -> str:
-        """Return the text that a point of a chart shows on hover."""
-        words = [f"{line['label']}, {self.budget_words(line['budget'])}", f"{_score_words(line)}, n = {line['n']}"]
-        return "<br>".join([*words, *filter(None, [line["fallbacks"]])])
+        """Return the text that a chart shows when the mouse is over the point of a line."""
+        hint_lines = [f"{line['label']}, {self.budget_words(line['budget'])}", f"{_score_words(line)}, n = {line['n']}"]
+        return "<br>".join([*hint_lines, *filter(None, [line["fallbacks"]])])
 
     def leaders(self, budget: str) -> Markup | str:
-        """Return markup with the best methods at a budget, those that no other is proven better than, and their best score.
-        Return `-` if no method is proven better than another, and "" if no line has the budget."""
+        """Return HTML with the best methods at a budget and their best score.
+
+        The best methods are those to which no other is proven superior. The result is `-` if no method is proven better than
+        another, and "" if no line has the budget.
+        """
         lines = [line for line in self.lines if line["budget"] == budget]
         best_lines = [line for line in lines if line["best"] and line["value"] is not None]
         if not best_lines:
             return "-" if lines else ""
-        words = ", ".join(line["label"] for line in best_lines)
-        words = f"{len(best_lines)} not told apart" if len(best_lines) > 3 else words
-        top = (min if lower_is_better(self.metric) else max)(line["value"] for line in best_lines)
-        all_of_them = "\n".join(f"{line['label']} {_score_words(line)}" for line in best_lines)
-        return Markup('<span title="{}">{} <span class="quiet">{}</span></span>').format(all_of_them, words, score(top))
+        leader_text = ", ".join(line["label"] for line in best_lines)
+        leader_text = f"{len(best_lines)} not told apart" if len(best_lines) > 3 else leader_text
+        best_score = (min if lower_is_better(self.metric) else max)(line["value"] for line in best_lines)
+        all_leaders = "\n".join(f"{line['label']} {_score_words(line)}" for line in best_lines)
+        return Markup('<span title="{}">{} <span class="quiet">{}</span></span>').format(
+            all_leaders, leader_text, score(best_score)
+        )
 
     def curve_numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows of the scores by method and budget."""
+        """Return (header, rows) of a table with the scores by method and budget."""
         scores: dict[str, dict[str, str]] = {}
         for line in self.lines:
             scores.setdefault(line["label"], {})[line["budget"]] = _score_words(line)
@@ -89,14 +94,14 @@ class ScoreView:
         return ["method", *map(self.budget_words, budgets)], rows
 
     def cost_numbers(self, cost: str) -> tuple[list[str], list[list[Any]]]:
-        """Return header and rows of one cost by method and budget."""
+        """Return (header, rows) of a table with one cost (`bytes` or `token`) and the score by method and budget."""
         header = "bytes held" if cost == "bytes" else "time per token"
         rows = []
         for line in self.lines:
             if (value := cost_value(line, cost)) is not None:
-                words = byte_words(value) if cost == "bytes" else f"{1000 * value:.3g} ms"
+                cost_text = byte_words(value) if cost == "bytes" else f"{1000 * value:.3g} ms"
                 budget, ratio = self.budget_words(line["budget"]), score(line[cost].ratio)
-                rows.append([line["label"], budget, words, ratio, score(line["value"])])
+                rows.append([line["label"], budget, cost_text, ratio, score(line["value"])])
         return ["method", "budget", header, "ratio to full", self.metric], rows
 
 
@@ -115,7 +120,7 @@ class FamilyRanks:
     note: str
 
     def numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows of the ranks by method and task."""
+        """Return (header, rows) of a table with the ranks by method and task."""
         rows = [
             [method, ranks_text(mean, ".1f"), *map(ranks_text, ends)]
             for method, mean, ends in zip(self.methods, self.means, self.ends, strict=True)
@@ -134,7 +139,7 @@ class Family:
 
     @property
     def budgets(self) -> list[str]:
-        """Budgets of the tables, ascending."""
+        """Budgets of the tables of this family, ascending."""
         return sorted({budget for view in self.views for budget in view.budgets}, key=float)
 
 
@@ -148,7 +153,14 @@ class ScoreViews:
     def add(
         self, store: int, tables: Sequence[ScoreTable], costs: Sequence[CostTable], name: Callable[[str], str]
     ) -> None:
-        """Add the tables of one store. costs: tables of the same store. name: maps a cell's hash to the name of its page."""
+        """Add the tables of one store.
+
+        Args:
+            store: number of the store.
+            tables: its tables of scores.
+            costs: its tables of costs.
+            name: function that returns the name of a cell's page from the cell's hash.
+        """
         cost_entries, views = _costs(costs), {}
         for table in tables:
             notes = [note.text for note in sorted(score_notes(table), key=lambda note: note.rank)]
@@ -156,25 +168,26 @@ class ScoreViews:
                 _line(table, *cell, cost_entries) | {"store": store, "pages": list(map(name, cell[-1].cells))}
                 for cell in table.cells
             ]
-            head = len(self.views), table.dataset, table.metric, table.axis, tuple(table.budgets)
-            views[id(table)] = ScoreView(*head, caption(table, tables), notes, lines)
+            view_head = len(self.views), table.dataset, table.metric, table.axis, tuple(table.budgets)
+            views[id(table)] = ScoreView(*view_head, caption(table, tables), notes, lines)
             self.views.append(views[id(table)])
         self.families += _families(store, tables, views)
 
     @property
     def lines(self) -> list[ScoreLine]:
-        """Lines of all tables."""
+        """Lines of all tables: one per method and budget of each table."""
         return [line for view in self.views for line in view.lines]
 
     def styles(self) -> dict[str, Look]:
-        """Map each label to its colour and marker, the same in every chart."""
+        """Return label of a line -> colour and marker, the same in every chart."""
         return looks(line["label"] for line in self.lines)
 
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
-        """Fill in the time per token of lines that have none, from timed passes (`scenario=efficiency`) of any store.
+        """Fill in missing times per token from timed passes (`scenario=efficiency`) of any store.
 
-        Lines and passes must agree in model, method, reading, parameters, protocol and budget. Only passes with the smallest
-        batch and, of these, the longest prompt are used. Return a sentence on the number of filled lines; [] without passes.
+        A line and a pass belong together if model, method, reading, parameters, protocol and budget are equal. Only passes
+        with the smallest batch and the longest prompt are used. Return a sentence on the number of filled lines; [] without
+        passes.
 
         tables: tables of costs of all stores.
         """
@@ -182,30 +195,33 @@ class ScoreViews:
         if not passes:
             return []
         shape = max((table.shape for table in passes), key=lambda one: (-int(one["batch"]), int(one["prompt_tokens"])))
-        times = {}
+        time_entries = {}
         for table in [table for table in passes if table.shape == shape]:
             for method, budget in table.lines():
                 entry = table.entries[method.label, budget].get("tpot_s")
-                times[cell_key(table.context, method, table.axis, budget)] = entry
-        joined = 0
+                time_entries[cell_key(table.context, method, table.axis, budget)] = entry
+        joined_lines = 0
         for line in self.lines:
-            entry = times.get(line["setting"])
+            entry = time_entries.get(line["setting"])
             if cost_value(line, "token") is None and entry is not None and entry.value is not None:
                 line["token"] = entry
-                joined += 1
-        words = f"passes of {shape['prompt_tokens']} prompt tokens, batch {shape['batch']}"
-        return [f"Times per token of {joined} of {len(self.lines)} lines come from {words}."]
+                joined_lines += 1
+        shape_text = f"passes of {shape['prompt_tokens']} prompt tokens, batch {shape['batch']}"
+        return [f"Times per token of {joined_lines} of {len(self.lines)} lines come from {shape_text}."]
 
     def table(self, stores: Sequence[str]) -> tuple[str, Markup]:
-        """Return one sortable table of the lines of all tables, as (sentence on the columns with one value, markup).
+        """Return (sentence, HTML): one sortable table of the lines of all tables.
 
-        Columns in which all lines agree are left out of the table and named in the sentence. stores: folders of the stores."""
+        Columns with a single value are left out of the table and named in the sentence. stores: folders of the stores.
+        """
         columns = {header: list(map(field_of, self.lines)) for header, field_of in _COLUMNS.items()}
         columns["rows"] = [text_field(stores[line["store"]]) for line in self.lines]
-        alike = [name for name in FILTERED if len({text for text, _ in columns[name]}) == 1 and name != "method"]
-        words = ", ".join(f"{name} {columns[name][0][0]}" for name in alike if columns[name][0][0])
-        shown = {name: fields for name, fields in columns.items() if name not in alike}
-        return f"All lines: {words}." if words else "", datatable("cells", shown, FILTERED)
+        constant_columns = [
+            name for name in FILTERED if len({text for text, _ in columns[name]}) == 1 and name != "method"
+        ]
+        constant_text = ", ".join(f"{name} {columns[name][0][0]}" for name in constant_columns if columns[name][0][0])
+        varying_columns = {name: fields for name, fields in columns.items() if name not in constant_columns}
+        return f"All lines: {constant_text}." if constant_text else "", datatable("cells", varying_columns, FILTERED)
 
 
 def _cell_links(line: ScoreLine) -> Field:
@@ -252,9 +268,12 @@ def _line(
     entry: Entry,
     costs: Mapping[tuple[Any, ...], Mapping[str, CostEntry]],
 ) -> ScoreLine:
-    """Return a table cell as a line of the report. costs: `_key` of a cell -> its costs."""
+    """Return a table cell as a line of the report: its columns as a dict.
+
+    costs: key of a cell (`_key`) -> its costs by name.
+    """
     entries = costs.get(_key(table, method, budget), {})
-    held, device, token = (entries.get(cost.key) for cost in COSTS)
+    bytes_held, bytes_device, token_time = (entries.get(cost.key) for cost in COSTS)
     return {
         **record(table, method, budget, entry),
         "label": line_label(method),
@@ -262,62 +281,69 @@ def _line(
         "rank": table.rank(method.label, budget),
         "audit": audit_words(entry.audit),
         "fallbacks": "; ".join(f"{reason}: {n} of {entry.audit.n}" for reason, n in entry.audit.fallbacks.items()),
-        "bytes": held if held is not None and held.value is not None else device,  # some rows are older than bytes_held
-        "token": token,
+        "bytes": bytes_held
+        if bytes_held is not None and bytes_held.value is not None
+        else bytes_device,  # some rows are older than bytes_held
+        "token": token_time,
         "setting": cell_key(table.context, method, table.axis, budget),
     }
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """Yield one family with the first metric of each task, and one family per metric."""
+    """Yield groups of tables that differ only in the dataset: the first metric of each task, then one group per metric.
+
+    store: number of the store. views: id of a table -> its view.
+    """
     contexts = [table.context for table in tables]
     for family in families(tables):
         metrics = dict.fromkeys(table.metric for table in family)
-        choices = [headlines(family), *([t for t in family if t.metric == metric] for metric in metrics)]
-        for members in {tuple(map(id, choice)): choice for choice in choices}.values():
-            first = members[0]
-            same = all(a.metric == b.metric for a, b in pairwise(members))
-            words = [first.metric if same else "each task's first metric", first.axis]
-            words += context_words(first.context, first.readings, contexts)
-            words.append(f"{len(members)} task{'s' * (len(members) > 1)}")
+        table_choices = [headlines(family), *([t for t in family if t.metric == metric] for metric in metrics)]
+        for members in {tuple(map(id, choice)): choice for choice in table_choices}.values():
+            first_table = members[0]
+            same_metric = all(a.metric == b.metric for a, b in pairwise(members))
+            family_words = [first_table.metric if same_metric else "each task's first metric", first_table.axis]
+            family_words += context_words(first_table.context, first_table.readings, contexts)
+            family_words.append(f"{len(members)} task{'s' * (len(members) > 1)}")
             ranks = {ranked.budget: _ranks(ranked) for ranked in ranks_over(members)}
-            yield Family(" · ".join(words), store, [views[id(table)] for table in members], ranks)
+            yield Family(" · ".join(family_words), store, [views[id(table)] for table in members], ranks)
 
 
 def _ranks(ranked: TaskRanks) -> FamilyRanks:
     names = {line.label: line_label(line) for table in ranked.tables for line in table.methods}
-    methods, means, ends = [names[label] for label in ranked.methods], ranked.means.tolist(), ranked.ranks.tolist()
-    order = sorted(range(len(methods)), key=lambda at: (sum(means[at]), means[at][1], text_field(methods[at])[1]))
+    methods, means, rank_ends = [names[label] for label in ranked.methods], ranked.means.tolist(), ranked.ranks.tolist()
+    order_by_mean = sorted(
+        range(len(methods)), key=lambda at: (sum(means[at]), means[at][1], text_field(methods[at])[1])
+    )
     note = [words[:1].upper() + words[1:] for words in predicts_nothing(ranked.tables[0].context["model"])]
     if ranked.apart:
         note.append(f"On some of the tasks only: {', '.join(names[label] for label in ranked.apart)}.")
     return FamilyRanks(
         [table.dataset for table in ranked.tables],
-        [methods[at] for at in order],
-        [[task[at] for task in ends] for at in order],
-        [means[at] for at in order],
+        [methods[at] for at in order_by_mean],
+        [[task[at] for task in rank_ends] for at in order_by_mean],
+        [means[at] for at in order_by_mean],
         " ".join(note),
     )
 
 
 def audit_words(audit: Audit) -> str:
-    """Summarise the counted entries of a cell's answers."""
+    """Return a text on the kept entries of a cell's answers, such as how many are over the budget."""
     if not audit.n:
         return "no counted answers"
-    over = f"{audit.over} of {audit.n} answers over the budget, by {audit.excess_mean:.1%} on average and "
-    parts = {
+    over_text = f"{audit.over} of {audit.n} answers over the budget, by {audit.excess_mean:.1%} on average and "
+    is_said = {
         f"all {audit.n} answers within the budget": not audit.over,
-        f"{over}{audit.excess_worst:.1%} at most": audit.over,
+        f"{over_text}{audit.excess_worst:.1%} at most": audit.over,
         f"{audit.from_prefill} answers wholly from the full prefill": audit.from_prefill,
         f"{audit.text_before_cut} with question text before the cut": audit.text_before_cut,
         f"packed entries: {audit.device:.2f} of full's bytes on the device": audit.packed,
         f"entries come back from the host: {audit.host:.2f} of full's bytes there": audit.retrievable,
     }
-    return "; ".join(words for words, true in parts.items() if true)
+    return "; ".join(words for words, true in is_said.items() if true)
 
 
 def _key(table: ScoreTable | CostTable, method: Line, budget: str) -> tuple[Any, ...]:
-    """Return a key by which lines of a store's tables are matched: context, method, kind of budget, budget."""
+    """Return the key by which tables of scores and costs of one store are matched: context, method, kind of budget, budget."""
     return *map(table.context.get, CONTEXT), method.name, *cell_key(table.context, method, table.axis, budget)
 
 

@@ -26,7 +26,7 @@ from mmkv_bench.report.cells import (
     left_at,
     sample_scores,
 )
-from mmkv_bench.report.fields import number_words
+from mmkv_bench.report.formatting import number_words
 from mmkv_bench.report.samples import KeptTokens, Prompts
 from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table
 from mmkv_bench.report.terminal import show as show_maps
@@ -46,9 +46,9 @@ _COLUMNS = (
     *("cell", "model", "dataset", "method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed"),
     *("generation", "config"),
 )
-_SHORT = 8  # letters of a hash, or more if cells share these
-_LEAST = 4  # fewest letters of a hash that choose a cell
-_COMPARED = 20_000  # largest number of sample ids that are searched for similar ones
+_LEAST_HASH_LETTERS = 8  # letters of a hash, or more if cells share these
+_LEAST_TYPED_LETTERS = 4  # fewest letters of a hash that choose a cell
+_MOST_IDS_COMPARED = 20_000  # largest number of sample ids that are searched for similar ones
 
 
 class NamedCells(NamedTuple):
@@ -79,32 +79,33 @@ class StoreCells:
 
     @cached_property
     def digits(self) -> int:
-        """Number of leading letters of the hashes that are enough to distinguish all cells, at least 8."""
-        return max([_SHORT, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
+        """Number of leading letters of the hashes that distinguish all cells (each one method, budget and dataset) of the
+        store, at least 8."""
+        return max([_LEAST_HASH_LETTERS, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def label(self, cell: str) -> str:
-        """Return a cell's label: `snapkv@64 strict seed=1`."""
+        """Return the label of a cell (one method, budget and dataset): `snapkv@64 strict seed=1`."""
         return label(self.rows[cell])
 
     def title(self, cell: str) -> str:
-        """Return a cell's title: `snapkv@64 (37f7b1d0)`."""
+        """Return the title of a cell (one method, budget and dataset): `snapkv@64 (37f7b1d0)`."""
         return f"{self.label(cell)} ({cell[: self.digits]})"
 
     def names(self, cell: str) -> list[str]:
-        """Return a cell's shortened hash, and its label without the protocol."""
-        words = self.label(cell).split(" ")
-        return [cell[: self.digits], " ".join(word for word in words if word != self.rows[cell]["protocol"])]
+        """Return two names of a cell (one method, budget and dataset): its shortened hash, and its label without the protocol."""
+        label_words = self.label(cell).split(" ")
+        return [cell[: self.digits], " ".join(word for word in label_words if word != self.rows[cell]["protocol"])]
 
     def metrics(self, cell: str) -> list[str]:
-        """Return the metrics in the configuration of the cell's dataset."""
+        """Return the metrics in the configuration of the dataset of a cell (one method, budget and dataset)."""
         row = self.rows[cell]
         return list(dataset_node(config_of(row["config"]), row["dataset"]).get("metrics") or [])
 
     def named(self, words: Sequence[str]) -> NamedCells:
-        """Find the cells, and the sample, that the arguments of `mmkv-bench show` choose.
+        """Return the cells, and the sample, that the arguments of `mmkv-bench show` choose.
 
-        Each word is a method, dataset, budget, other column value, beginning of a hash, or (one word) a sample's id. A cell must
-        match every kind of word that is given, and at least one word of each kind.
+        Each word is a method, dataset, budget, other column value, beginning of a hash, or (one word) a sample's id. A cell
+        must match at least one word of each kind that occurs.
 
         Raises:
             ConfigError: a word matches nothing, or no cell matches all words.
@@ -112,14 +113,14 @@ class StoreCells:
         chosen: dict[str, set[str]] = {}
         sample = None
         for word in words:
-            kind, fitting = self._fitting(word)
-            if fitting:
-                chosen.setdefault(kind, set()).update(fitting)
+            kind, cells_of_word = self._fitting(word)
+            if cells_of_word:
+                chosen.setdefault(kind, set()).update(cells_of_word)
             elif sample is None and word in self.samples:
                 sample = word
             else:
                 raise ConfigError(f"{word!r} is neither a cell nor a sample of {self.store.root}; {self._near(word)}")
-        cells = [cell for cell in self.rows if all(cell in fitting for fitting in chosen.values())]
+        cells = [cell for cell in self.rows if all(cell in cells_of_word for cells_of_word in chosen.values())]
         if not cells:
             raise ConfigError(
                 f"no cell of {self.store.root} matches {' and '.join(map(repr, words))} together; leave a word out"
@@ -127,34 +128,40 @@ class StoreCells:
         return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _fitting(self, word: str) -> tuple[str, set[str]]:
-        """Return what a word is, such as `method` or `dataset`, and the cells that it matches. A word of no other kind may be the
-        beginning of a hash; the kind is then `method`, and the set is empty if no hash begins so."""
+        """Return (kind, cells) of a word of the command line: what it names, and the hashes of the cells that it matches.
+
+        A kind is `method`, `dataset` and so on. A word of no known kind is taken as the beginning of a hash, with the kind
+        `method`; the set is empty if no hash begins so.
+        """
         for kind in next(iter(self.words.values())):
             fitting = {cell for cell, words in self.words.items() if word in words[kind]}
             if fitting:
                 return kind, fitting
-        return "method", {cell for cell in self.rows if len(word) >= _LEAST and cell.startswith(word)}
+        return "method", {cell for cell in self.rows if len(word) >= _LEAST_TYPED_LETTERS and cell.startswith(word)}
 
     @cached_property
     def words(self) -> dict[str, dict[str, set[str]]]:
-        """Cell -> kind -> words that choose it, besides its hash."""
+        """Hash of a cell (one method, budget and dataset) -> kind of word -> words that choose the cell, besides its hash."""
         return {cell: _words(row) for cell, row in self.rows.items()}
 
     @cached_property
     def samples(self) -> set[str]:
-        """Ids of all samples that have a row in some cell."""
+        """Ids of all samples that some cell (one method, budget and dataset) answered."""
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
     def _near(self, word: str) -> str:
-        names = {name for words in self.words.values() for kind in words.values() for name in kind}
-        close = get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _COMPARED else []
-        if close:
-            return f"did you mean {' or '.join(map(repr, close))}?"
-        return f"{nearest(word, names)}; ids of samples look like {min(self.samples, default='no one')!r}"
+        all_words = {name for words in self.words.values() for kind in words.values() for name in kind}
+        close_samples = (
+            get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _MOST_IDS_COMPARED else []
+        )
+        if close_samples:
+            return f"did you mean {' or '.join(map(repr, close_samples))}?"
+        return f"{nearest(word, all_words)}; ids of samples look like {min(self.samples, default='no one')!r}"
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
-    """Return the spellings by which a user may name a cell's budget: `64`, or both `0.2` and `20%`."""
+    """Return the spellings by which a user may name the budget of a cell (one method, budget and dataset): `64`, or both `0.2`
+    and `20%`."""
     if row["budget_fraction"] is not None:
         fraction = Decimal(row["budget_fraction"])
         return {row["budget_fraction"], f"{fraction.normalize():f}", f"{(fraction * 100).normalize():f}%"}
@@ -162,7 +169,7 @@ def _budgets(row: Mapping[str, Any]) -> set[str]:
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return kind -> words that choose a cell, besides its hash."""
+    """Return kind of word -> words that choose a cell, besides its hash. row: the cell's row of `cells`."""
     budgets = _budgets(row)
     return {
         "method": {name + end for name in (row["method"], row["base"]) for end in ("", *(f"@{b}" for b in budgets))},
@@ -175,40 +182,56 @@ def _words(row: Mapping[str, Any]) -> dict[str, set[str]]:
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     budget = row["budget_entries"] if row["budget_entries"] is not None else row["budget_fraction"]
-    place: tuple[Any, ...] = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
-    place += (row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "")
-    return *place, asked_at(row)
+    sort_key: tuple[Any, ...] = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
+    sort_key += (row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "")
+    return *sort_key, asked_at(row)
 
 
 MOST = 200
 """Largest number of cells in a list; words choose among more."""
-_METRIC = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "low", "high")
+_METRIC_COLUMNS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "low", "high")
 
-_CONFIGURATION = (
+_CONFIGURATION_COLUMNS = (
     *("model", "model_fingerprint", "weights", "model_revision", "dataset", "dataset_fingerprint", "method", "base"),
     *("reading", "protocol", "seed", "parameters", "allocation_scope", "dtype", "attention", "generation"),
     *("numerics_version", "method_version"),
 )
-_PROVENANCE = ("created_at", "git_commit", "git_dirty", "torch", "transformers", "device", "driver", "cpu", "versions")
+_PROVENANCE_COLUMNS = (
+    "created_at",
+    "git_commit",
+    "git_dirty",
+    "torch",
+    "transformers",
+    "device",
+    "driver",
+    "cpu",
+    "versions",
+)
 
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
-    """Print the cells of a store: score, interval, statuses of the answers."""
+    """Print one line per cell (one method, budget and dataset) of a store: score, interval and counted statuses of the
+    answers.
+
+    chosen: hashes of the cells.
+    """
     counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
-    ended = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
+    answers_by_status = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
     endings_of: dict[str, dict[str, int]] = {}
-    for (cell, status), n in ended.items():
+    for (cell, status), n in answers_by_status.items():
         endings_of.setdefault(cell, {})[status] = n
     metrics: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in remembered(cells.store, "metrics", _METRIC).to_pylist():
+    for row in remembered(cells.store, "metrics", _METRIC_COLUMNS).to_pylist():
         metrics.setdefault(row["cell"], {})[row["metric"]] = row
-    console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {sum(ended.values()):,} answers")
-    place = itemgetter("dataset", "model", "protocol")
-    for (dataset, model, protocol), group in groupby(chosen[:MOST], lambda cell: place(cells.rows[cell])):
+    console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {sum(answers_by_status.values()):,} answers")
+    dataset_model_protocol = itemgetter("dataset", "model", "protocol")
+    for (dataset, model, protocol), group in groupby(
+        chosen[:MOST], lambda cell: dataset_model_protocol(cells.rows[cell])
+    ):
         members = list(group)
-        scored = {name for cell in members for name in metrics.get(cell, {})}
-        configured = [name for name in cells.metrics(members[0]) if name in scored]
-        metric = next(iter(configured or sorted(scored - MEASURES) or sorted(scored)), "")
+        scored_metrics = {name for cell in members for name in metrics.get(cell, {})}
+        configured = [name for name in cells.metrics(members[0]) if name in scored_metrics]
+        metric = next(iter(configured or sorted(scored_metrics - MEASURES) or sorted(scored_metrics)), "")
         console.print(f"\n{dataset}, {model}, protocol={protocol}", style="bold")
         header = ["cell", "method", "n", metric or "score", "95% interval", "answers"]
         lines = []
@@ -217,28 +240,34 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
             lines.append([*cells.names(cell), *scores, endings(endings_of.get(cell, {}))])
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
-        more = f"{len(chosen) - MOST:,} more cells"
-        console.print(f"\n{more}: choose with words, such as method@budget, or with several words")
+        more_text = f"{len(chosen) - MOST:,} more cells"
+        console.print(f"\n{more_text}: choose with words, such as method@budget, or with several words")
         for what in ("dataset", "model", "protocol", "reading", "method"):
             names = dict.fromkeys(cells.rows[cell][what] for cell in chosen)
             console.print(plain(f"{what}: {' '.join(sorted(filter(None, names)))}"))
 
 
 def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
-    """Format samples, score and interval. If answers failed, the score with failures as zero is in brackets."""
+    """Return texts of number of samples, score and interval; score in brackets if it counts failed answers as zero.
+
+    metric: row of `metrics`; None gives empty texts.
+    """
     if metric is None:
         return ["", "-", ""]
-    zero, value = metric["value_failures_zero"], score(metric["value"])
-    words = f"({score(zero)})" if metric["value"] is None and zero is not None else value
-    return [str(metric["n"]), words, interval_text(metric["low"], metric["high"])]
+    score_failures_zero, value = metric["value_failures_zero"], score(metric["value"])
+    score_text = (
+        f"({score(score_failures_zero)})" if metric["value"] is None and score_failures_zero is not None else value
+    )
+    return [str(metric["n"]), score_text, interval_text(metric["low"], metric["high"])]
 
 
 def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
-    """Print a cell: configuration, provenance, scores, answers and command."""
+    """Print one cell (one method, budget and dataset): configuration, provenance, scores, answers and the command that makes
+    it again."""
     (row,) = cells.store.cells([cell]).to_pylist()
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
-    for title, names in {"Configuration": _CONFIGURATION, "Where it comes from": _PROVENANCE}.items():
+    for title, names in {"Configuration": _CONFIGURATION_COLUMNS, "Where it comes from": _PROVENANCE_COLUMNS}.items():
         console.print(f"\n{title}", style="bold")
         pairs(console, [(name, _value_words(row[name])) for name in names if row[name] is not None])
     console.print("\nScores", style="bold")
@@ -268,29 +297,44 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     if not rows:
         console.print("none: the answers are not scored; run mmkv-bench score")
         return
-    first = cells.metrics(cell)
-    rows.sort(key=lambda row: (first.index(row["metric"]) if row["metric"] in first else len(first), row["metric"]))
+    headline_metrics = cells.metrics(cell)
+    rows.sort(
+        key=lambda row: (
+            headline_metrics.index(row["metric"]) if row["metric"] in headline_metrics else len(headline_metrics),
+            row["metric"],
+        )
+    )
     lines = []
     for row in rows:
         difference_text = "" if row["difference"] is None else signed(row["difference"])
-        gap = " ".join(filter(None, (difference_text, interval_text(row["difference_low"], row["difference_high"]))))
-        ends = interval_text(row["low"], row["high"])
-        lines.append([row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), ends, gap])
+        difference_interval = " ".join(
+            filter(None, (difference_text, interval_text(row["difference_low"], row["difference_high"])))
+        )
+        interval_words = interval_text(row["low"], row["high"])
+        lines.append(
+            [row["metric"], f"{row['n_ok']} of {row['n']}", score(row["value"]), interval_words, difference_interval]
+        )
     table(console, ["metric", "ok", "value", "95% interval", "minus full"], lines, right=("ok", "value"))
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
-    """Print entries by layer and KV head; if the heads do not fit into the width, print mean, least and most over heads."""
-    mean, least, most = kept
-    heads = len(mean[0])
+    """Print kept entries by layer and KV head, or mean, least and most over heads if the heads do not fit into the width.
+
+    kept: result of `AnswerTable.kept`.
+    """
+    mean_kept, least_kept, most_kept = kept
+    heads = len(mean_kept[0])
     console.print("\nentries kept by layer and KV head, mean over answers (least to most where they differ):")
     if heads * 8 + 8 > console.width:
         header = ["layer", f"mean of {heads} heads", "least", "most"]
-        values = [(sum(row) / heads, min(low), max(high)) for row, low, high in zip(mean, least, most, strict=True)]
+        values = [
+            (sum(row) / heads, min(low), max(high))
+            for row, low, high in zip(mean_kept, least_kept, most_kept, strict=True)
+        ]
         fields = [list(map(number_words, layer)) for layer in values]
     else:
         header = ["layer", *(f"head {head}" for head in range(heads))]
-        fields = [list(map(_spread, *layer)) for layer in zip(mean, least, most, strict=True)]
+        fields = [list(map(_spread, *layer)) for layer in zip(mean_kept, least_kept, most_kept, strict=True)]
     table(console, header, [[str(layer), *words] for layer, words in enumerate(fields)], right=header)
 
 
@@ -298,7 +342,7 @@ def _spread(mean: float, least: float, most: float) -> str:
     return number_words(mean) if least == most else f"{number_words(mean)} ({number_words(least)}-{number_words(most)})"
 
 
-_ANSWER = (
+_ANSWER_COLUMNS = (
     *("cell", "sample_id", "status", "error", "answer", "token_ids", "fallback", "prompt_hash", "entries_resident"),
     *("prompt_tokens", "visual_tokens"),
 )
@@ -310,6 +354,8 @@ def show_sample(
     """Print a sample with the answers of the chosen cells, and maps of the entries that they kept if the rows have them.
 
     Args:
+        sample: id of the sample.
+        chosen: hashes of the cells.
         remade: leave out the maps, because the caller prints maps from a new run.
         prompt: also print the prompts as the models read them.
 
@@ -317,53 +363,55 @@ def show_sample(
         Dataset -> the cells that answered the sample, in the printed order.
 
     Raises:
-        ConfigError: none of the cells has a row for the sample.
+        ConfigError: none of the cells has an answer to the sample.
     """
     import pyarrow as pa
 
     prompt_rows = cells.store.prompts()
     prompt_rows = prompt_rows.filter(is_in(prompt_rows["sample_id"], pa.array([sample])))
-    stored = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
-    drawn = any(row["visual"] for row in stored.values())  # otherwise positions of kept tokens are unknown
-    columns = (*_ANSWER, "kept_indices", "kept_digest") if drawn else _ANSWER
+    prompts_by_hash = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
+    has_visual_tokens = any(
+        row["visual"] for row in prompts_by_hash.values()
+    )  # otherwise positions of kept tokens are unknown
+    columns = (*_ANSWER_COLUMNS, "kept_indices", "kept_digest") if has_visual_tokens else _ANSWER_COLUMNS
     responses = cells.store.responses(None, columns, coded=True)
     responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
     rows = {row["cell"]: row for row in responses.to_pylist()}
-    named = {*chosen}
-    if not rows.keys() & named:
+    chosen_cells = {*chosen}
+    if not rows.keys() & chosen_cells:
         raise ConfigError(f"none of the {len(chosen)} chosen cells has a row for {sample}; choose other cells")
     samples = cells.store.samples(list(rows), ("cell", "sample_id", "metric", "value", "status"), coded=True)
     scores = sample_scores(frame(samples), rows, [sample], MEASURES)
-    prompts = Prompts(None, stored)
+    prompts = Prompts(None, prompts_by_hash)
     console.print(sample, style="bold")
-    shown: dict[str, list[str]] = {}
+    answer_lines: dict[str, list[str]] = {}
     maps: list[KeptMap] = []
     for dataset, of_dataset in groupby(
         [cell for cell in cells.rows if cell in rows], lambda c: cells.rows[c]["dataset"]
     ):
-        every = list(of_dataset)
-        if named.isdisjoint(every):
+        cells_of_dataset = list(of_dataset)
+        if chosen_cells.isdisjoint(cells_of_dataset):
             continue
-        _prompt(console, sample, [rows[cell] for cell in every], prompts)
-        for context in _contexts(cells, every):
-            shown_cells = [cell for cell in context if cell in named]
+        _prompt(console, sample, [rows[cell] for cell in cells_of_dataset], prompts)
+        for context in _contexts(cells, cells_of_dataset):
+            shown_cells = [cell for cell in context if cell in chosen_cells]
             if shown_cells:
-                one = cells.rows[shown_cells[0]]
-                console.print(f"\n{dataset}, {one['model']}, protocol={one['protocol']}", style="bold")
+                first_cell = cells.rows[shown_cells[0]]
+                console.print(f"\n{dataset}, {first_cell['model']}, protocol={first_cell['protocol']}", style="bold")
                 full = rows[context[0]] if cells.rows[context[0]]["base"] == BASELINE else None
                 _answers(console, cells, [compared(rows[cell], full, scores) for cell in shown_cells])
-                shown.setdefault(dataset, []).extend(shown_cells)
+                answer_lines.setdefault(dataset, []).extend(shown_cells)
                 maps += _maps(cells, shown_cells, rows, prompts)
     console.print(
         f"\n{MARK}: from here on the answer differs from that of {BASELINE}; left at: the first token that differs; kept: "
         "entries of all layers and KV heads."
     )
     if prompt:
-        _rendered(console, cells, stored)
+        _rendered(console, cells, prompts_by_hash)
     if maps and not remade:
         console.print("\nKept, as the rows say (keep=indices)", style="bold")
         show_maps(console, maps)
-    return shown
+    return answer_lines
 
 
 def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer]) -> None:
@@ -378,12 +426,13 @@ def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer])
 
 
 def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
-    """Group cells that may be compared with each other; `full` first."""
-    described = with_limits(cells.store.cells(names).to_pandas())
-    key = {row["cell"]: context_key(row) for row in described.to_dict("records")}
+    """Group the cells (each one method, budget and dataset) `names` by what must be equal for a comparison (model, dataset,
+    protocol, ...); `full` comes first."""
+    cell_table = with_limits(cells.store.cells(names).to_pandas())
+    context_of_cell = {row["cell"]: context_key(row) for row in cell_table.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}
     for cell in names:
-        contexts.setdefault(key[cell], []).append(cell)
+        contexts.setdefault(context_of_cell[cell], []).append(cell)
     return list(contexts.values())
 
 
@@ -392,8 +441,8 @@ def _maps(cells: StoreCells, names: Sequence[str], rows: Mapping[str, Answer], p
     for cell in names:
         kept = KeptTokens.of(rows[cell], prompts.visual(rows[cell]["prompt_hash"]))
         if kept is not None:
-            proof = {None: [], True: ["digest the same"], False: ["NOT what its digest is of"]}[kept.proven]
-            maps.append(KeptMap(cells.title(cell), proof, kept.bits.mean((0, 1)), kept.places, kept.boxes))
+            proof_texts = {None: [], True: ["digest the same"], False: ["NOT what its digest is of"]}[kept.proven]
+            maps.append(KeptMap(cells.title(cell), proof_texts, kept.bits.mean((0, 1)), kept.places, kept.boxes))
     return maps
 
 
@@ -417,10 +466,10 @@ def _answers(console: Console, cells: StoreCells, rows: Sequence[Answer]) -> Non
     for row in rows:
         ok, differs = row["status"] == "ok", row["differs"]
         answer = marked(row["answer"], row["text_differs"]) if ok else cut(f"{row['status']}: {row['error']}")
-        left = "" if differs is None or not ok else "never" if differs < 0 else str(differs + 1)
+        first_token_apart = "" if differs is None or not ok else "never" if differs < 0 else str(differs + 1)
         resident = "" if row["entries_resident"] is None else f"{row['entries_resident']:,}"
-        scored = [score(row["scores"].get(name)) for name in metrics]
-        lines.append([*cells.names(row["cell"]), answer, *scored, left, resident])
+        score_texts = [score(row["scores"].get(name)) for name in metrics]
+        lines.append([*cells.names(row["cell"]), answer, *score_texts, first_token_apart, resident])
     header = ["cell", "method", "answer", *metrics, "left at", "kept"]
     table(console, header, lines, right=(*metrics, "left at", "kept"), wrapped=("answer",))
     for row in rows:

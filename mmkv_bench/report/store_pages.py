@@ -27,8 +27,8 @@ from mmkv_bench.report.cells import (
     parsed,
     sample_scores,
 )
-from mmkv_bench.report.fields import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.folder import Folder
+from mmkv_bench.report.formatting import Field, budget_words, datatable, interval, score, text_field
 from mmkv_bench.report.samples import KeptTokens, Prompts, kept_section
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
@@ -37,7 +37,17 @@ from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_li
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.text import line_label
 
-_ANSWER = ("cell", "sample_id", "status", "error", "answer", "fallback", "entries_resident", "token_ids", "prompt_hash")
+_ANSWER_COLUMNS = (
+    "cell",
+    "sample_id",
+    "status",
+    "error",
+    "answer",
+    "fallback",
+    "entries_resident",
+    "token_ids",
+    "prompt_hash",
+)
 
 
 class GroupCell(NamedTuple):
@@ -51,7 +61,7 @@ class GroupCell(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Method, budget and seed, as text."""
+        """Method, budget and seed of the cell, as text."""
         return ", ".join(filter(None, (self.label, self.budget, "" if self.seed is None else f"seed {self.seed}")))
 
 
@@ -70,7 +80,7 @@ class CellGroup(NamedTuple):
 
     @property
     def hashes(self) -> list[str]:
-        """Hashes of the group's cells."""
+        """Hashes of the group's cells (each one method, budget and dataset)."""
         return [one.cell for one in self.cells]
 
 
@@ -107,15 +117,16 @@ class StorePages:
         self._metrics = list(dict.fromkeys(table.metric for table in tables))
 
     def name(self, cell: str) -> str:
-        """Return the name of a cell's page: the number of its store, and its hash."""
+        """Return the file name of a cell's page: number of its store, and its hash."""
         return f"{self.number}-{re.sub('[^A-Za-z0-9]', '_', cell)}"
 
     def write(
         self, folder: Folder, commands: Commands, most: int, receipts: Mapping[str, Mapping[str, Any]]
     ) -> list[str]:
-        """Write the pages, and return sentences on what they leave out.
+        """Write the pages of the store, and return sentences on what they leave out.
 
         Args:
+            folder: folder of the report.
             commands: commands that make cells again.
             most: largest number of samples per dataset.
             receipts: hash of a cell -> its entry in a receipt of `verify`.
@@ -126,23 +137,29 @@ class StorePages:
         prompts = Prompts(folder, {row["prompt_hash"]: row for row in store.prompts().to_pylist()})
         configs, scores = self._configs(folder), metric_rows(self.metrics)
         rows = self._described.values()
-        alike = [name for name, value in next(iter(rows)).items() if all(row.get(name) == value for row in rows)]
-        shared = f"store-{self.number}"
-        folder.figure(shared, None, ["column", "value"], self._provenance(self.cells["cell"][0], alike))
+        constant_columns = [
+            name for name, value in next(iter(rows)).items() if all(row.get(name) == value for row in rows)
+        ]
+        file_prefix = f"store-{self.number}"
+        folder.figure(file_prefix, None, ["column", "value"], self._provenance(self.cells["cell"][0], constant_columns))
         config_of = dict(zip(self.cells["cell"], self.cells["config"], strict=True))
-        cut: dict[str, int] = {}
+        samples_cut: dict[str, int] = {}
         groups, counts = {group.name: group for group in self._groups()}, store.counts("responses")
         sizes = {name: sum(counts.get(cell, 0) for cell in group.hashes) for name, group in groups.items()}
         for names in blocks(groups, sizes, AT_ONCE):  # all answers with texts and lists would not fit into memory
-            block = [groups[name] for name in names]
-            cells = [cell for group in block for cell in group.hashes]
+            block_groups = [groups[name] for name in names]
+            cells = [cell for group in block_groups for cell in group.hashes]
             answers = AnswerTable(store.responses(cells, COLUMNS, coded=True))
-            for group in block:
-                shown = self._shown(answers, group, most)
+            for group in block_groups:
+                shown_answers = self._shown(answers, group, most)
                 for place, one in enumerate(group.cells):
                     text, row = config_of[one.cell], self._described[one.cell]
-                    same = one.label, one.budget
-                    others = [other for other in group.cells if other != one and (other.label, other.budget) == same]
+                    label_and_budget = one.label, one.budget
+                    others = [
+                        other
+                        for other in group.cells
+                        if other != one and (other.label, other.budget) == label_and_budget
+                    ]
                     folder.page(
                         f"cells/{one.name}",
                         "cell.html",
@@ -156,61 +173,72 @@ class StorePages:
                         receipt=receipts.get(one.cell),
                         seeds=[] if one.seed is None else [(other.seed, other.name) for other in others],
                         number=place,
-                        samples=len(shown.samples) if any(row["status"] for row in shown.answers[place]) else 0,
+                        samples=len(shown_answers.samples)
+                        if any(row["status"] for row in shown_answers.answers[place])
+                        else 0,
                         scores=list(map(_score_row, scores.get(one.cell, []))),
                         audit=" ".join(audit_sentences(counted(answers.rows(one.cell)))),
                         kept=_heads(answers.kept(one.cell), folder),
-                        shared=shared,
+                        shared=file_prefix,
                         provenance=[
                             ("cell", one.cell),
-                            *self._provenance(one.cell, [n for n in row if n not in alike]),
+                            *self._provenance(one.cell, [n for n in row if n not in constant_columns]),
                         ],
                     )
-                self._sample_pages(folder, answers, prompts, group, shown)
-                if shown.total > len(shown.samples):
-                    cut[group.dataset] = shown.total
-        return _left_out(cut, most)
+                self._sample_pages(folder, answers, prompts, group, shown_answers)
+                if shown_answers.total > len(shown_answers.samples):
+                    samples_cut[group.dataset] = shown_answers.total
+        return _left_out(samples_cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return (name, value as text) of the columns `names` of a cell's row, with booleans as `true` and `false`."""
+        """Return (name, value as text) of the given columns of a cell's row; booleans are `true` and `false`."""
         row = self._described[cell]
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
     def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
         samples, total = first_samples(answers, group.hashes, most)
         scores = sample_scores(self.samples, group.hashes, samples)
-        rows = [answers.of_samples(cell, samples, _ANSWER) for cell in group.hashes]
+        rows = [answers.of_samples(cell, samples, _ANSWER_COLUMNS) for cell in group.hashes]
         fulls = rows[0] if group.full else [None] * len(samples)
         cells = [[compared(*both, scores) for both in zip(answered, fulls, strict=True)] for answered in rows]
         for answered in cells:
             for row, full in zip(answered, fulls, strict=True):
                 texts = row["status"], row["error"], row["answer"], row["text_differs"]
                 row["markup"] = _markup(*texts, full["answer"] or "" if full else "")
-        scored = {metric for metrics in scores.values() for metric in metrics}
+        metric_names = {metric for metrics in scores.values() for metric in metrics}
         return GroupAnswers(
             samples,
             total,
             cells,
-            [metric for metric in self._metrics if metric in scored],
+            [metric for metric in self._metrics if metric in metric_names],
             cells[0] if group.full else None,
         )
 
     def _configs(self, folder: Folder) -> dict[str, str]:
-        """Write every configuration once. Return text -> name of its file."""
-        names = {text: f"{self.number}-{place}" for place, text in enumerate(dict.fromkeys(self.cells["config"]))}
-        for text, name in names.items():
+        """Write every distinct configuration once. Return configuration (JSON) -> name of its file."""
+        config_names = {
+            text: f"{self.number}-{place}" for place, text in enumerate(dict.fromkeys(self.cells["config"]))
+        }
+        for text, name in config_names.items():
             data = json.dumps(parsed(text), ensure_ascii=False, indent=1).encode()
             folder.write(f"configs/{name}.json", data)
-        return names
+        return config_names
 
     def _groups(self) -> Iterator[CellGroup]:
-        """Group cells by context, in the order of the tables' lines; `full` first."""
-        order = {cell: place for place, cell in enumerate(self._labels)}
+        """Yield the cells (each one method, budget and dataset) in groups that answered the same prompts, in the order of the
+        tables' lines, `full` first."""
+        cell_positions = {cell: place for place, cell in enumerate(self._labels)}
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in with_limits(self.cells).to_dict("records"):
             groups.setdefault(context_key(row), []).append(row["cell"])
         for number, cells in enumerate(groups.values()):
-            cells.sort(key=lambda cell: (self._described[cell]["base"] != BASELINE, order.get(cell, len(order)), cell))
+            cells.sort(
+                key=lambda cell: (
+                    self._described[cell]["base"] != BASELINE,
+                    cell_positions.get(cell, len(cell_positions)),
+                    cell,
+                )
+            )
             first = self._described[cells[0]]
             yield CellGroup(
                 name=f"{self.number}-{number}",
@@ -224,9 +252,9 @@ class StorePages:
     def _group_cell(self, cell: str) -> GroupCell:
         row = self._described[cell]
         budget = row.get("budget_entries", row.get("budget_fraction"))
-        unlisted = row["method"], budget_words(row["budget_kind"], "" if budget is None else str(budget))
-        label, words = self._labels.get(cell, unlisted)
-        return GroupCell(cell, self.name(cell), label, words, row.get("seed"))
+        unlisted_label = row["method"], budget_words(row["budget_kind"], "" if budget is None else str(budget))
+        label, budget_text = self._labels.get(cell, unlisted_label)
+        return GroupCell(cell, self.name(cell), label, budget_text, row.get("seed"))
 
     def _sample_pages(
         self, folder: Folder, answers: AnswerTable, prompts: Prompts, group: CellGroup, shown: GroupAnswers
@@ -236,12 +264,12 @@ class StorePages:
             for rows in zip(*shown.answers, strict=True)
         ]
         sample_prompts = list(map(prompts.of, shown.samples, hashes))
-        visual = list(map(prompts.visual, hashes))
-        shared = {"group": group, "name": group.name, "total": shown.total}
+        visual_tokens = list(map(prompts.visual, hashes))
+        page_values = {"group": group, "name": group.name, "total": shown.total}
         folder.page(
             f"samples/{group.name}",
             "samples.html",
-            **shared,
+            **page_values,
             title=f"Samples of {group.dataset}",
             cells=[(place, one.words) for place, one in enumerate(group.cells)],
             metrics=[(metric, metric) for metric in shown.metrics or [""]],
@@ -249,57 +277,63 @@ class StorePages:
             answers=_comparison(shown),
         )
         columns = ["kept_indices", "kept_digest"]
-        kept_rows = [answers.of_samples(cell, shown.samples, columns) for cell in group.hashes] if any(visual) else []
+        kept_rows = (
+            [answers.of_samples(cell, shown.samples, columns) for cell in group.hashes] if any(visual_tokens) else []
+        )
         for place, (sample, prompt) in enumerate(zip(shown.samples, sample_prompts, strict=True)):
             kept = {
                 number: tokens
                 for number, rows in enumerate(kept_rows)
-                if (tokens := KeptTokens.of(rows[place], visual[place])) is not None
+                if (tokens := KeptTokens.of(rows[place], visual_tokens[place])) is not None
             }
             images = [(f"../{path}", ratio) for path, ratio in zip(prompt.images, prompt.ratios, strict=True)]
             cells = zip(group.hashes, shown.answers, strict=True)
-            compressed = [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"]
+            compressed_cells = [cell for cell, rows in cells if cell != group.full and rows[place]["status"] == "ok"]
             folder.page(
                 f"samples/{group.name}-{place}",
                 "sample.html",
-                **shared,
+                **page_values,
                 title=sample,
                 place=place,
                 count=len(shown.samples),
                 prompt=prompt,
                 table=_answers_table(group, shown, place),
                 kept=kept_section(kept, images, group.cells, folder) if kept else None,
-                remake=shlex.join([PROGRAM, "show", str(self.root), sample, *compressed[:1], "--remake"]),
+                remake=shlex.join([PROGRAM, "show", str(self.root), sample, *compressed_cells[:1], "--remake"]),
             )
 
 
 def _left_out(cut: Mapping[str, int], most: int) -> list[str]:
-    named = ", ".join(f"{dataset} ({total})" for dataset, total in list(cut.items())[:8])
-    more = f" and {len(cut) - 8} more" if len(cut) > 8 else ""
-    words = f"Single samples: the first {most} of each dataset are shown, of {named}{more}; --samples N shows more."
-    return [f"{words} All other numbers are of all samples."] if cut else []
+    dataset_texts = ", ".join(f"{dataset} ({total})" for dataset, total in list(cut.items())[:8])
+    more_text = f" and {len(cut) - 8} more" if len(cut) > 8 else ""
+    shown_text = f"Single samples: the first {most} of each dataset are shown, of {dataset_texts}{more_text}"
+    return [f"{shown_text}; --samples N shows more. All other numbers are of all samples."] if cut else []
 
 
 def _score_row(row: Mapping[str, Any]) -> list[Any]:
-    gap = row["difference"], interval(row["difference_low"], row["difference_high"])
-    upstream = row["lmms_eval_reason"] if row["lmms_eval"] is None else row["lmms_eval"]
-    value = score(row["value"]) if row["value"] is None else row["value"]
-    numbers = [value, interval(row["low"], row["high"]), str(row["n"]), str(row["n_ok"])]
-    return [row["metric"], *numbers, *("" if one is None else one for one in (*gap, upstream))]
+    difference_fields = row["difference"], interval(row["difference_low"], row["difference_high"])
+    lmms_eval_value = row["lmms_eval_reason"] if row["lmms_eval"] is None else row["lmms_eval"]
+    shown_value = score(row["value"]) if row["value"] is None else row["value"]
+    numbers = [shown_value, interval(row["low"], row["high"]), str(row["n"]), str(row["n_ok"])]
+    return [row["metric"], *numbers, *("" if one is None else one for one in (*difference_fields, lmms_eval_value))]
 
 
 def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[Any]] | None:
-    """Return the chart of mean, least and most entries by layer and KV head, and its numbers; None if the rows lack them."""
+    """Return (file of the heat map, numbers) of mean, least and most entries by layer and KV head; None if the rows lack them.
+
+    kept: result of `AnswerTable.kept`.
+    """
     if kept is None:
         return None
-    digits = 0 if all(value >= 100 for layer in kept[0] for value in layer) else 1
+    decimals = 0 if all(value >= 100 for layer in kept[0] for value in layer) else 1
     kinds = ("mean", "least", "most")
-    return folder.heads(len(kept[0]), len(kept[0][0]), "entries", kinds, digits), kept
+    return folder.heads(len(kept[0]), len(kept[0][0]), "entries", kinds, decimals), kept
 
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """Return an answer as markup that marks what follows its first `same` characters, which equal full's answer."""
+    """Return an answer as HTML, with a mark on what follows its first `same` characters, in which it equals the answer of
+    `full`."""
     if status is None:
         return Markup('<span class="quiet">no row</span>')
     if status != "ok":
@@ -312,11 +346,12 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the data with which the page's script compares two cells: each distinct text once, failures, and scores."""
-    texts: dict[str, int] = {}
+    """Return the data with which the page's script compares two cells (each one method, budget and dataset): each distinct
+    answer once, failures, and scores."""
+    text_numbers: dict[str, int] = {}
     cells = [
         {
-            "texts": [texts.setdefault(row["markup"], len(texts)) for row in rows],
+            "texts": [text_numbers.setdefault(row["markup"], len(text_numbers)) for row in rows],
             "failed": [int(row["status"] not in (None, "ok")) for row in rows],
             "leaves": [row["differs"] for row in rows],
             "values": {
@@ -327,14 +362,17 @@ def _comparison(shown: GroupAnswers) -> dict[str, Any]:
         }
         for rows in shown.answers
     ]
-    worse = [metric for metric in shown.metrics if lower_is_better(metric)]
-    return {"cells": cells, "texts": list(texts), "less_is_better": worse}
+    lower_is_better_metrics = [metric for metric in shown.metrics if lower_is_better(metric)]
+    return {"cells": cells, "texts": list(text_numbers), "less_is_better": lower_is_better_metrics}
 
 
 def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
-    """Return the answers of all cells to one sample as a table, with filters for method, budget, and comparison with full."""
+    """Return the HTML table of the answers of all cells of a group to one sample, with filters.
+
+    place: number of the sample among the shown ones.
+    """
     columns: dict[str, list[Field]] = {}
-    full = None if shown.full is None else shown.full[place]
+    full_answer = None if shown.full is None else shown.full[place]
     for one, answers in zip(group.cells, shown.answers, strict=True):
         row = answers[place]
         if row["status"] is None:
@@ -347,11 +385,11 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
             "answer": text_field(row["answer"], row["markup"]),
             **{metric: (_mark(row["scores"].get(metric)), row["scores"].get(metric)) for metric in shown.metrics},
         }
-        if full is not None:
-            first = shown.metrics[0] if shown.metrics else ""
-            fields["against full"] = text_field("" if row is full else _against(row, full, first))
-            leaves = "" if differs is None else "never" if differs < 0 else f"token {differs + 1}"
-            fields["leaves full"] = leaves, None if differs is None else differs % 2**31
+        if full_answer is not None:
+            first_metric = shown.metrics[0] if shown.metrics else ""
+            fields["against full"] = text_field("" if row is full_answer else _against(row, full_answer, first_metric))
+            token_apart_text = "" if differs is None else "never" if differs < 0 else f"token {differs + 1}"
+            fields["leaves full"] = token_apart_text, None if differs is None else differs % 2**31
         fields["entries"] = ("" if resident is None else str(resident)), resident
         fields["remarks"] = text_field("; ".join(row["fallback"] or ()))
         for header, field in fields.items():
@@ -363,17 +401,17 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
 
 @lru_cache(1 << 14)
 def _mark(value: float | None) -> str:
-    """Format a sample's score; right and wrong differ by more than colour."""
+    """Return a sample's score as text; right and wrong differ by more than colour."""
     if value not in (0, 1):
         return score(value)
     return Markup('<b class="{}">{}</b>').format(*(("good", "✓ 1.000") if value else ("bad", "✗ 0.000")))
 
 
 def _against(answer: Answer, full: Answer, metric: str) -> str:
-    """Return `lower score`, `higher score` or `same score`, and `other words` if the text differs from full's."""
-    words = [] if answer["answer"] == full["answer"] else ["other words"]
-    value, other = answer["scores"].get(metric), full["scores"].get(metric)
-    if value is not None and other is not None:
-        gain = (value - other) * (-1 if lower_is_better(metric) else 1)
-        words.insert(0, "higher score" if gain > 0 else "lower score" if gain < 0 else "same score")
-    return ", ".join(words)
+    """Return `lower score`, `higher score` or `same score`, and `other words` if the answer's text differs from full's."""
+    comparison_words = [] if answer["answer"] == full["answer"] else ["other words"]
+    value, full_score = answer["scores"].get(metric), full["scores"].get(metric)
+    if value is not None and full_score is not None:
+        gain = (value - full_score) * (-1 if lower_is_better(metric) else 1)
+        comparison_words.insert(0, "higher score" if gain > 0 else "lower score" if gain < 0 else "same score")
+    return ", ".join(comparison_words)

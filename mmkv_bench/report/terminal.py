@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Return a console for standard output; it has 80 columns, or $COLUMNS, if it is no terminal."""
+    """Return a console for standard output; 80 columns wide, or $COLUMNS, if it is no terminal."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False, emoji=False)
 
 
 def plain(text: str) -> str:
-    """Replace control characters in a model's or a user's text by escapes; line breaks stay."""
+    """Return a text with escapes in place of control characters; line breaks stay."""
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -35,31 +35,33 @@ def table(
     right: Sequence[str] = (),
     wrapped: Sequence[str] = (),
 ) -> None:
-    """Print a table of strings or rich texts. Columns of `right` are right-aligned; columns of `wrapped` shrink in a narrow
-    terminal."""
+    """Print a table of strings or rich texts.
+
+    right: headers of right-aligned columns. wrapped: headers of columns that shrink in a narrow terminal.
+    """
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), collapse_padding=True)
+    rich_table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), collapse_padding=True)
     for name in header:
-        made.add_column(
+        rich_table.add_column(
             name, justify="right" if name in right else "left", overflow="fold", no_wrap=name not in wrapped
         )
     for row in rows:
-        made.add_row(*row)
-    console.print(made)
+        rich_table.add_row(*row)
+    console.print(rich_table)
 
 
 def pairs(console: Console, lines: Iterable[tuple[str, Any]]) -> None:
     """Print names and values in two columns without a header."""
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, show_header=False)
-    made.add_column(no_wrap=True, style="dim")
-    made.add_column(overflow="fold")
+    rich_table = Table(box=None, pad_edge=False, show_header=False)
+    rich_table.add_column(no_wrap=True, style="dim")
+    rich_table.add_column(overflow="fold")
     for name, value in lines:
-        made.add_row(name, value)
-    console.print(made)
+        rich_table.add_row(name, value)
+    console.print(rich_table)
 
 
 LONGEST = 20_000
@@ -69,20 +71,20 @@ MARK = ">>"
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a text without control characters, and the number of characters that are left out."""
-    more = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
-    return plain(text[:LONGEST]) + more
+    """Return the beginning of a text without control characters, followed by the number of left-out characters if it is cut."""
+    more_text = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
+    return plain(text[:LONGEST]) + more_text
 
 
 def marked(text: str, at: int | None) -> Text:
-    """Return the cut text, with a mark after `at` characters and another style from there. at None: no mark."""
+    """Return the beginning of a text with a mark after `at` characters and another style from there; None: no mark."""
     from rich.text import Text
 
     if at is None or at > LONGEST:
         return Text(cut(text))
-    made = Text(plain(text[:at]))
-    made.append(MARK, style="bold")
-    return made.append(cut(text)[len(plain(text[:at])) :], style="bold")
+    marked_text = Text(plain(text[:at]))
+    marked_text.append(MARK, style="bold")
+    return marked_text.append(cut(text)[len(plain(text[:at])) :], style="bold")
 
 
 SHADES, ASCII = "·░▒▓█", ".-+#@"
@@ -98,8 +100,8 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
         kept: per layer int [KV heads, m], positions; negative positions are padding.
     """
     heads = sum(len(layer) for layer in kept)
-    flat = np.concatenate([layer[layer >= 0] for layer in kept])
-    return np.bincount(flat, minlength=tokens)[:tokens] / heads
+    kept_counts = np.concatenate([layer[layer >= 0] for layer in kept])
+    return np.bincount(kept_counts, minlength=tokens)[:tokens] / heads
 
 
 class KeptMap(NamedTuple):
@@ -119,22 +121,25 @@ class KeptMap(NamedTuple):
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """Draw the map as a block of lines, at most `width` characters wide."""
+        """Return the map as a block of text lines, at most `width` characters wide. shades: characters from nothing kept to
+        all kept."""
         visual = self.share[self.visual]
         text = len(self.share) - len(visual)
-        counted = f"visual {visual.sum():.0f} of {len(visual)}, text {self.share.sum() - visual.sum():.0f} of {text}"
-        head = [self.title, counted, *self.words]
+        counts_text = (
+            f"visual {visual.sum():.0f} of {len(visual)}, text {self.share.sum() - visual.sum():.0f} of {text}"
+        )
+        head_lines = [self.title, counts_text, *self.words]
         if self.places is None or not len(visual):
-            return [*head, "positions of its visual tokens are unknown"]
+            return [*head_lines, "positions of its visual tokens are unknown"]
         if visual.min() == 1:
-            return [*head, "all of them"]
+            return [*head_lines, "all of them"]
         images = range(int(self.places[:, 0].max()) + 1)
         blocks = [drawn(raster(self.places, visual, image, width // ACROSS), shades) for image in images]
-        return head + side_by_side(blocks, width)
+        return head_lines + side_by_side(blocks, width)
 
 
 def show(console: Console, maps: Sequence[KeptMap]) -> None:
-    """Print maps side by side, with the meaning of their shades: block characters, or ASCII if the output cannot show them."""
+    """Print maps side by side with a legend of their shades: block characters, or ASCII if the output cannot show them."""
     try:
         SHADES.encode(console.encoding)
         shades = SHADES
@@ -142,32 +147,34 @@ def show(console: Console, maps: Sequence[KeptMap]) -> None:
         shades = ASCII
     for line in side_by_side([one.lines(shades, console.width) for one in maps], console.width):
         console.print(line, overflow="ignore", no_wrap=True, crop=False)
-    steps = len(shades) - 1
-    middle = [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]
-    words = [f"{shades[0]} no layer and KV head keeps it", *middle, f"{shades[-1]} more, up to all"]
-    console.print(f"\n{', '.join(words)}")
+    shade_steps = len(shades) - 1
+    middle_legend = [f"{shades[i]} up to {i / shade_steps:.0%}" for i in range(1, shade_steps)]
+    legend = [f"{shades[0]} no layer and KV head keeps it", *middle_legend, f"{shades[-1]} more, up to all"]
+    console.print(f"\n{', '.join(legend)}")
 
 
 def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.ndarray:
-    """Return the mean share of the tokens that show each part of an image, float64 [lines, columns]; NaN for a part without
-    tokens. Tokens are weighted by how much of the part they show.
+    """Return the mean share of kept entries in each part of an image, float64 [lines, columns]; NaN for a part without tokens.
+
+    Tokens are weighted by how much of the part they show.
 
     Args:
         places: as in `KeptMap`.
         share: float64 [V], share of layers and KV heads that keep each visual token.
+        image: number of the image.
         width: largest number of columns; the finest tokens limit the number too.
     """
     in_image = places[:, 0] == image
     if not in_image.any():
         return np.full((1, 1), np.nan)
     top, bottom, left, right = (places[in_image, side] for side in range(1, 5))
-    lines, columns = round(1 / (bottom - top).min()), round(1 / (right - left).min())
-    smaller = min(1.0, width / columns, DOWN / lines)
-    down = _overlap(top, bottom, max(1, round(lines * smaller)))
-    across = _overlap(left, right, max(1, int(columns * smaller)))
-    covered = down @ across.T
+    image_rows, image_columns = round(1 / (bottom - top).min()), round(1 / (right - left).min())
+    scale = min(1.0, width / image_columns, DOWN / image_rows)
+    row_overlap = _overlap(top, bottom, max(1, round(image_rows * scale)))
+    column_overlap = _overlap(left, right, max(1, int(image_columns * scale)))
+    cell_area = row_overlap @ column_overlap.T
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(covered > 1e-12, (down * share[in_image]) @ across.T / covered, np.nan)
+        return np.where(cell_area > 1e-12, (row_overlap * share[in_image]) @ column_overlap.T / cell_area, np.nan)
 
 
 def _overlap(start: np.ndarray, end: np.ndarray, parts: int) -> np.ndarray:
@@ -177,30 +184,30 @@ def _overlap(start: np.ndarray, end: np.ndarray, parts: int) -> np.ndarray:
 
 
 def drawn(grid: np.ndarray, shades: str) -> list[str]:
-    """Draw a raster as lines: the first shade means nothing kept, the last more than three quarters."""
-    levels = np.ceil(np.clip(np.nan_to_num(grid), 0, 1) * (len(shades) - 1) - 1e-9).astype(int)
-    letters = np.where(np.isnan(grid), NOTHING, np.array(list(shades))[levels])
+    """Return a raster as text lines: the first shade means that nothing is kept, the last that more than three quarters are."""
+    shade_levels = np.ceil(np.clip(np.nan_to_num(grid), 0, 1) * (len(shades) - 1) - 1e-9).astype(int)
+    letters = np.where(np.isnan(grid), NOTHING, np.array(list(shades))[shade_levels])
     return ["".join(letter * ACROSS for letter in line) for line in letters]
 
 
 def side_by_side(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
     """Join blocks of lines, with as many blocks side by side as fit into the width."""
     lines: list[str] = []
-    row: list[Sequence[str]] = []
+    current_row: list[Sequence[str]] = []
     for block in blocks:
-        if row and len(GAP) * len(row) + sum(map(_width, [*row, block])) > width:
-            lines += [*_joined(row), ""]
-            row = []
-        row.append(block)
-    return lines + _joined(row)
+        if current_row and len(GAP) * len(current_row) + sum(map(_width, [*current_row, block])) > width:
+            lines += [*_joined(current_row), ""]
+            current_row = []
+        current_row.append(block)
+    return lines + _joined(current_row)
 
 
 def _joined(row: Sequence[Sequence[str]]) -> list[str]:
-    padded = [[line.ljust(_width(block)) for line in block] for block in row]
-    filled = zip_longest(*padded)
+    padded_blocks = [[line.ljust(_width(block)) for line in block] for block in row]
+    line_rows = zip_longest(*padded_blocks)
     return [
         GAP.join(part or " " * _width(block) for part, block in zip(parts, row, strict=True)).rstrip()
-        for parts in filled
+        for parts in line_rows
     ]
 
 

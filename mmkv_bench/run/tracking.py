@@ -60,7 +60,7 @@ def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
     """
     if not (worked or (store.root / "wandb").is_dir()):
         return
-    from mmkv_bench.tables.tracked_rows import tracked_rows
+    from mmkv_bench.tables.tracker_rows import tracked_rows
 
     lines = tracked_rows(store)
     common_settings = {key: _joined(line[key] for line in lines if line[key] is not None) for key in _SUMMARY_KEYS}

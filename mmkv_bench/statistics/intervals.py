@@ -30,7 +30,7 @@ LEVEL = 1 - ALPHA
 WIDTH = 32
 AT_ONCE = 16  # products per draw; the sums of all draws take 2.5 MB per product
 
-_MOST = 0.9  # cap on a cluster's share of the samples, in the jackknife
+_LARGEST_SHARE = 0.9  # cap on a cluster's share of the samples, in the jackknife
 _BLOCK_ENTRIES = 1 << 22  # counts computed at a time
 _CACHE_ENTRIES = 1 << 26  # 128 MiB of uint16; more counts than these are computed anew at each use
 
@@ -48,10 +48,10 @@ NO_INTERVAL = Interval(None, None, "none")
 
 
 def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None = None) -> tuple[float, float]:
-    """Return Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
+    """Return (lower, upper) end of Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
 
     clusters: the number of equal clusters (`equal_clusters`), if `n` is an effective number that was estimated from clusters.
-    The quantile is then Student's, because few clusters estimate the variance badly.
+        The quantile is then Student's, because few clusters estimate the variance badly.
     """
     from scipy.special import stdtrit
 
@@ -64,7 +64,7 @@ def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None =
 
 
 def cluster_index(clusters: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return (index [n] into the sorted distinct clusters, number of distinct clusters)."""
+    """Return (index, count): each sample's position among the sorted distinct clusters, int [n], and the number of clusters."""
     clusters = np.asarray(clusters)
     if clusters.dtype.kind == "i":  # positions of labels, the same for most cells of a dataset
         return _index_of(clusters.tobytes(), clusters.dtype.str)
@@ -95,29 +95,31 @@ def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]
     if len(sizes) == n:
         return [float(n)] * len(means)
     # A cluster pulls the mean towards itself, so its residual is taken from the mean without it.
-    scale = (1 - 1 / len(sizes)) / (1 - np.minimum(sizes / n, _MOST))
-    squares = ((residuals * scale) ** 2).sum(axis=1).tolist()
-    equal = equal_clusters(sizes)
+    residual_scale = (1 - 1 / len(sizes)) / (1 - np.minimum(sizes / n, _LARGEST_SHARE))
+    squares = ((residuals * residual_scale) ** 2).sum(axis=1).tolist()
+    equal_count = equal_clusters(sizes)
     return [
-        equal if mean in (0.0, 1.0) else n / max(square / (n * mean * (1 - mean)), 1.0)
+        equal_count if mean in (0.0, 1.0) else n / max(square / (n * mean * (1 - mean)), 1.0)
         for mean, square in zip(means, squares, strict=True)
     ]
 
 
 def equal_clusters(sizes: np.ndarray) -> float:
-    """Return how many clusters of equal size tell as much about a mean: (sum of sizes)^2 / sum of squared sizes."""
+    """Return how many clusters of equal size determine a mean as precisely: (sum of sizes)^2 / sum of squared sizes."""
     return float(sizes.sum() ** 2 / np.sum(sizes.astype(np.float64) ** 2))
 
 
 def _count_blocks(dataset: str, n_clusters: int, draws: int) -> Iterator[np.ndarray]:
-    """Yield bootstrap draws in blocks [rows, n_clusters] uint16: how often each draw (row) contains each cluster. All blocks
-    together have `draws` rows."""
+    """Yield bootstrap draws in blocks [rows, n_clusters] uint16: how often each draw (row) contains each cluster.
+
+    All blocks together have `draws` rows.
+    """
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(dataset.encode()).digest()[:8], "big"))
-    step = max(1, _BLOCK_ENTRIES // n_clusters)
-    for start in range(0, draws, step):
-        rows = min(step, draws - start)
-        picks = rng.integers(n_clusters, size=(rows, n_clusters)) + np.arange(rows)[:, None] * n_clusters
-        counts = np.bincount(picks.ravel(), minlength=rows * n_clusters)
+    draws_at_once = max(1, _BLOCK_ENTRIES // n_clusters)
+    for start in range(0, draws, draws_at_once):
+        rows = min(draws_at_once, draws - start)
+        picked_clusters = rng.integers(n_clusters, size=(rows, n_clusters)) + np.arange(rows)[:, None] * n_clusters
+        counts = np.bincount(picked_clusters.ravel(), minlength=rows * n_clusters)
         yield counts.reshape(rows, n_clusters).astype(np.uint16)
 
 
@@ -131,21 +133,21 @@ def cluster_draws(dataset: str, n_clusters: int, draws: int = DRAWS) -> Iterator
 
     The draws depend only on the dataset's name and the number of clusters, so all cells of a dataset get the same draws.
     """
-    make = _cached_blocks if draws * n_clusters <= _CACHE_ENTRIES else _count_blocks
-    yield from make(dataset, n_clusters, draws)
+    make_blocks = _cached_blocks if draws * n_clusters <= _CACHE_ENTRIES else _count_blocks
+    yield from make_blocks(dataset, n_clusters, draws)
 
 
 def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]:
-    """Return the percentile interval at level 1 - alpha, by order statistics of the draws.
+    """Return (lower, upper) end of the percentile interval at level 1 - alpha, by order statistics of the draws.
 
     If the draws are too few for this level (alpha < 2 / (draws + 1)), the interval is unbounded rather than too narrow.
     """
     draws = len(statistics)
-    skip = int(np.floor(alpha * (draws + 1) / 2 + 1e-9)) - 1
-    if skip < 0:
+    skipped_draws = int(np.floor(alpha * (draws + 1) / 2 + 1e-9)) - 1
+    if skipped_draws < 0:
         return -np.inf, np.inf
-    ordered = np.partition(statistics, (skip, draws - 1 - skip))
-    return float(ordered[skip]), float(ordered[draws - 1 - skip])
+    ordered = np.partition(statistics, (skipped_draws, draws - 1 - skipped_draws))
+    return float(ordered[skipped_draws]), float(ordered[draws - 1 - skipped_draws])
 
 
 Cell = tuple[np.ndarray, np.ndarray]
@@ -155,43 +157,50 @@ Cell = tuple[np.ndarray, np.ndarray]
 def intervals(
     cells: Sequence[Cell], dataset: str, aggregator: Pooled | None = None, share: bool = True
 ) -> list[Interval]:
-    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the percentile bootstrap over
-    clusters.
+    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the bootstrap over clusters.
 
-    A cell without samples has no interval. A single cluster has no bootstrap interval, because its draws cannot vary. `share`
-    False: the score is an amount, and zeros and ones among its values are a coincidence.
+    A cell is here one method at a budget, with scores of samples. Without samples it has no interval, and with a single
+    cluster it has no bootstrap interval.
+
+    cells: (values, clusters) of each cell's samples.
+    share: the scores are shares of 1; otherwise they are amounts, for which Wilson's interval is not used.
     """
     intervals = [NO_INTERVAL] * len(cells)
-    alike: dict[tuple[bool, int, bytes], list[int]] = {}
+    cells_alike: dict[tuple[bool, int, bytes], list[int]] = {}
     for i, (values, clusters) in enumerate(cells):
         index, count = cluster_index(clusters)
         binary = share and aggregator is None and bool(((values == 0) | (values == 1)).all())
         if len(values) and (binary or count > 1):
-            alike.setdefault((binary, count, index.tobytes()), []).append(i)
-    for (binary, count, _), numbers in alike.items():
+            cells_alike.setdefault((binary, count, index.tobytes()), []).append(i)
+    for (binary, count, _), numbers in cells_alike.items():
         alike_values = [cells[i][0] for i in numbers]
         index, _ = cluster_index(cells[numbers[0]][1])
-        ends: Iterable[Interval]
+        intervals_of_group: Iterable[Interval]
         if binary:
-            ends = _wilson(np.array(alike_values, dtype=np.float64), index, count)
+            intervals_of_group = _wilson(np.array(alike_values, dtype=np.float64), index, count)
         else:
             draws = bootstrap_statistics(alike_values, index, count, dataset, aggregator)
-            ends = (Interval(*percentile_ends(drawn, 1 - LEVEL), "bootstrap") for drawn in draws)
-        for i, each in zip(numbers, ends, strict=True):
+            intervals_of_group = (Interval(*percentile_ends(drawn, 1 - LEVEL), "bootstrap") for drawn in draws)
+        for i, each in zip(numbers, intervals_of_group, strict=True):
             intervals[i] = each
     return intervals
 
 
 def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Interval]:
-    """Yield Wilson's intervals, by `clustered_n`, of cells with the same clusters. values: [m, n] of zeros and ones."""
+    """Yield Wilson's interval of each of m cells with the same clusters, with effective numbers of samples (`clustered_n`).
+
+    values: [m, n] of zeros and ones. index: int [n], cluster of each sample. count: number of clusters.
+    """
     m, n = values.shape
     means = values.mean(axis=1)
-    places = (index + np.arange(m)[:, None] * count).ravel()
-    residuals = np.bincount(places, weights=(values - means[:, None]).ravel(), minlength=m * count).reshape(m, count)
+    cluster_places = (index + np.arange(m)[:, None] * count).ravel()
+    residuals = np.bincount(cluster_places, weights=(values - means[:, None]).ravel(), minlength=m * count).reshape(
+        m, count
+    )
     sizes = np.bincount(index, minlength=count)
-    equal = None if count == n else equal_clusters(sizes)
+    equal_count = None if count == n else equal_clusters(sizes)
     for mean, effective in zip(means.tolist(), clustered_n(sizes, residuals, means.tolist()), strict=True):
-        yield Interval(*wilson(mean, effective, clusters=equal), "wilson")
+        yield Interval(*wilson(mean, effective, clusters=equal_count), "wilson")
 
 
 def bootstrap_statistics(
@@ -202,32 +211,37 @@ def bootstrap_statistics(
     aggregator: Pooled | None = None,
     draws: int = DRAWS,
 ) -> Iterator[np.ndarray]:
-    """Yield the statistic of every bootstrap draw, float64 [draws], for each cell. All cells have the same clusters. The
-    statistic is the mean of the drawn samples, or the aggregate of their sums.
+    """Yield for each cell the statistic of every bootstrap draw, float64 [draws]. All cells have the same clusters.
+
+    The statistic is the mean of the drawn samples, or the metric computed by `aggregator` from their sums.
 
     Args:
         values: per cell float64 [n]; for a `Pooled` aggregator [n, k], the numbers from which it is computed.
         index: int [n], cluster number of each sample, below `count`.
+        dataset: name that seeds the draws.
     """
     size = 1 if aggregator is None else values[0].shape[1]
-    step = max(1, (WIDTH - (aggregator is None)) // size)
-    products = [values[start : start + step] for start in range(0, len(values), step)]
+    cells_per_product = max(1, (WIDTH - (aggregator is None)) // size)
+    products = [values[start : start + cells_per_product] for start in range(0, len(values), cells_per_product)]
     for start in range(0, len(products), AT_ONCE):
-        some = products[start : start + AT_ONCE]
-        columns = [_columns(cells, index, count, max(WIDTH, step * size)) for cells in some]
-        sums: list[list[np.ndarray]] = [[] for _ in some]
+        products_at_once = products[start : start + AT_ONCE]
+        columns = [_columns(cells, index, count, max(WIDTH, cells_per_product * size)) for cells in products_at_once]
+        sums: list[list[np.ndarray]] = [[] for _ in products_at_once]
         for block in cluster_draws(dataset, count, draws):  # with many clusters, draws are computed anew at each use
             counts = block.astype(np.float64)
             for blocks, each in zip(sums, columns, strict=True):
                 blocks.append(counts @ each)
-        for cells, totals in zip(some, map(np.concatenate, sums), strict=True):
+        for cells, totals in zip(products_at_once, map(np.concatenate, sums), strict=True):
             for i in range(len(cells)):
-                drawn = totals[:, i * size : (i + 1) * size]
-                yield drawn[:, 0] / totals[:, -1] if aggregator is None else aggregator.function(drawn)
+                sums_of_draws = totals[:, i * size : (i + 1) * size]
+                yield sums_of_draws[:, 0] / totals[:, -1] if aggregator is None else aggregator.function(sums_of_draws)
 
 
 def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width: int) -> np.ndarray:
-    """Return each cell's sums by cluster, float64 [clusters, width]. For means the last column counts a cluster's samples."""
+    """Return the sums by cluster of several cells side by side, float64 [clusters, width].
+
+    For means the last column is the number of samples in each cluster.
+    """
     columns = np.zeros((count, width))
     for i, each in enumerate(values):
         size = each.size // len(each)
@@ -253,7 +267,7 @@ class Medians:
 
 
 def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count: int) -> Medians:
-    """Return the medians of `count` groups.
+    """Return the medians of `count` groups of values, with their intervals.
 
     Args:
         values: float64 [n]; NaN is left out.
@@ -261,32 +275,39 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
         clusters: int [n], not negative; values of one cluster are not independent.
         count: number of groups.
     """
-    finite = ~np.isnan(values)
-    values, groups, clusters = values[finite], groups[finite], clusters[finite]
+    is_finite = ~np.isnan(values)
+    values, groups, clusters = values[is_finite], groups[is_finite], clusters[is_finite]
     order = np.lexsort((values, groups))
     values, groups, clusters = values[order], groups[order], clusters[order]
     n = np.bincount(groups, minlength=count)
-    start = np.cumsum(n) - n
-    some = n > 0
-    made = {name: np.full(count, np.nan) for name in ("median", "low", "high", "level")}
-    made["median"][some] = (values[(start + (n - 1) // 2)[some]] + values[(start + n // 2)[some]]) / 2
+    first_places = np.cumsum(n) - n
+    has_values = n > 0
+    columns_made = {name: np.full(count, np.nan) for name in ("median", "low", "high", "level")}
+    columns_made["median"][has_values] = (
+        values[(first_places + (n - 1) // 2)[has_values]] + values[(first_places + n // 2)[has_values]]
+    ) / 2
     n_cluster_ids = int(clusters.max(initial=0)) + 1
-    pairs, pair = np.unique(groups * n_cluster_ids + clusters, return_inverse=True)
-    distinct = np.bincount(pairs // n_cluster_ids, minlength=count)
-    skip, made["level"] = _order_statistics(n)
-    shared = distinct < n
-    if shared.any():
-        sides = np.sign(values - made["median"][groups]) / 2
-        sums = np.bincount(pair.reshape(-1), weights=sides, minlength=len(pairs))
-        between = np.bincount(pairs // n_cluster_ids, weights=sums**2, minlength=count)
-        within = np.bincount(groups, weights=sides**2, minlength=count)
-        skip[shared] = _clustered(n[shared], distinct[shared], between[shared], within[shared])
-        made["level"][shared] = LEVEL
-    bounded = some & (skip >= 0)
-    made["low"][bounded] = values[(start + skip)[bounded]]
-    made["high"][bounded] = values[(start + n - 1 - skip)[bounded]]
-    made["level"][~bounded] = np.nan
-    return Medians(n=n, **made)
+    pairs, pair_of_value = np.unique(groups * n_cluster_ids + clusters, return_inverse=True)
+    clusters_per_group = np.bincount(pairs // n_cluster_ids, minlength=count)
+    skipped_values, columns_made["level"] = _order_statistics(n)
+    has_repeated_clusters = clusters_per_group < n
+    if has_repeated_clusters.any():
+        signs_around_median = np.sign(values - columns_made["median"][groups]) / 2
+        sums = np.bincount(pair_of_value.reshape(-1), weights=signs_around_median, minlength=len(pairs))
+        variance_between = np.bincount(pairs // n_cluster_ids, weights=sums**2, minlength=count)
+        variance_within = np.bincount(groups, weights=signs_around_median**2, minlength=count)
+        skipped_values[has_repeated_clusters] = _clustered(
+            n[has_repeated_clusters],
+            clusters_per_group[has_repeated_clusters],
+            variance_between[has_repeated_clusters],
+            variance_within[has_repeated_clusters],
+        )
+        columns_made["level"][has_repeated_clusters] = LEVEL
+    has_interval = has_values & (skipped_values >= 0)
+    columns_made["low"][has_interval] = values[(first_places + skipped_values)[has_interval]]
+    columns_made["high"][has_interval] = values[(first_places + n - 1 - skipped_values)[has_interval]]
+    columns_made["level"][~has_interval] = np.nan
+    return Medians(n=n, **columns_made)
 
 
 def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -300,24 +321,27 @@ def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     skip, level = np.full(len(n), -1), np.full(len(n), np.nan)
     for size in np.unique(n[n > 1]):
-        beyond = bdtr(np.arange(size // 2, dtype=float), int(size), 0.5)  # P(at most this many values below the median)
-        most = int(np.searchsorted(beyond, ALPHA / 2, side="right")) - 1
-        skip[n == size] = max(most, 0)
-        level[n == size] = LEVEL if most >= 0 else 1 - 2 * beyond[0]
+        tail_probabilities = bdtr(
+            np.arange(size // 2, dtype=float), int(size), 0.5
+        )  # P(at most this many values below the median)
+        most_skipped = int(np.searchsorted(tail_probabilities, ALPHA / 2, side="right")) - 1
+        skip[n == size] = max(most_skipped, 0)
+        level[n == size] = LEVEL if most_skipped >= 0 else 1 - 2 * tail_probabilities[0]
     return skip, level
 
 
 def _clustered(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Return the number of values to skip at either end of a median's interval if values share clusters; -1 without an interval.
+    """Return how many values to skip at either end for a median's interval if values share clusters; -1 without an interval.
 
-    between, within: with s = sign(value - median) / 2, the sum of squared cluster sums of s, and the sum of squares of s. Their
-    ratio gives the design effect. n, clusters: numbers of values and of clusters. All have one entry per group."""
+    With s = sign(value - median) / 2, `between` is the sum of squared cluster sums of s, and `within` the sum of squares of s.
+    Their ratio gives the design effect. n, clusters: numbers of values and of clusters. All arrays have one entry per group.
+    """
     from scipy.special import stdtrit
 
     skip = np.full(len(n), -1)
-    some = clusters > 1
-    n, clusters, between, within = n[some], clusters[some], between[some], within[some]
-    effect = np.maximum(between * clusters / (clusters - 1) / np.maximum(within, 0.25), 1.0)
-    below = 0.5 - stdtrit(clusters - 1, 1 - ALPHA / 2) * np.sqrt(0.25 * effect / n)
-    skip[some] = np.where(below > 0, np.floor(n * below).astype(np.int64), -1)
+    has_clusters = clusters > 1
+    n, clusters, between, within = n[has_clusters], clusters[has_clusters], between[has_clusters], within[has_clusters]
+    design_effect = np.maximum(between * clusters / (clusters - 1) / np.maximum(within, 0.25), 1.0)
+    rank_below = 0.5 - stdtrit(clusters - 1, 1 - ALPHA / 2) * np.sqrt(0.25 * design_effect / n)
+    skip[has_clusters] = np.where(rank_below > 0, np.floor(n * rank_below).astype(np.int64), -1)
     return skip

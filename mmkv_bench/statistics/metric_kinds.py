@@ -45,7 +45,7 @@ class Upstream:
     summed: bool = False
 
     def as_ours(self, value: float, n: int) -> float:
-        """Convert lmms-eval's aggregate of `n` samples to our scale."""
+        """Return lmms-eval's aggregate of `n` samples on our scale."""
         return value * self.factor / (n if self.summed else 1)
 
 
@@ -88,18 +88,18 @@ def upstream(metric: str) -> Upstream:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Tell whether smaller values of the metric are better."""
+    """Return True if smaller values of the metric are better."""
     return metric in LOWER_IS_BETTER
 
 
 def is_share(metric: str) -> bool:
-    """Tell whether a sample's score is a share of 1, so that 0 and 1 are failure and success. Otherwise the score is an amount,
-    and values of 0 and 1 are a coincidence."""
+    """Return True if a sample's score is a share of 1, so that 0 and 1 are failure and success; False for an amount."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 
 def aggregate_of(metric: str) -> Pooled | None:
-    """Return the metric's aggregate if it is not the mean over samples; otherwise None."""
+    """Return the function that computes a pooled metric (such as corpus BLEU) from sums over samples; None for a mean over
+    samples."""
     if metric == "METEOR" or metric.endswith("_METEOR"):
         return METEOR
     if metric in ("ppl", "ppl_without_first"):
@@ -122,11 +122,11 @@ def bleu(order: int) -> Pooled:
     """
 
     def of_totals(totals: np.ndarray) -> np.ndarray:
-        words, reference = totals[..., 0], totals[..., 1]
-        right, given = totals[..., 2 : 2 + order], totals[..., 2 + order : 2 + 2 * order]
-        precision = np.prod((right + BLEU_TINY) / (given + BLEU_SMALL), axis=-1) ** (1 / order)
-        ratio = (words + BLEU_TINY) / (reference + BLEU_SMALL)
-        return precision * np.exp(np.minimum(0.0, 1 - 1 / ratio))
+        caption_words, reference_words = totals[..., 0], totals[..., 1]
+        matched_ngrams, caption_ngrams = totals[..., 2 : 2 + order], totals[..., 2 + order : 2 + 2 * order]
+        precision = np.prod((matched_ngrams + BLEU_TINY) / (caption_ngrams + BLEU_SMALL), axis=-1) ** (1 / order)
+        length_ratio = (caption_words + BLEU_TINY) / (reference_words + BLEU_SMALL)
+        return precision * np.exp(np.minimum(0.0, 1 - 1 / length_ratio))
 
     return Pooled(of_totals)
 
@@ -137,25 +137,26 @@ METEOR_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphr
 
 
 def _meteor(totals: np.ndarray) -> np.ndarray:
-    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) from sums of the 23 counts that the METEOR program prints for a
-    sample.
+    """Return corpus METEOR (Denkowski and Lavie 2014, section 2) from sums of the METEOR program's 23 counts per sample.
 
-    Counts: words of answer and reference; function words of both; for each of four matchers, the matched content words of answer
-    and reference, then the matched function words of both; chunks (0 if one chunk is the whole answer and reference, which is
-    not fragmented); matched words of answer and of reference.
+    Counts in order:
+    - words of answer and of reference; function words of both;
+    - for each of four matchers, the matched content words of answer and reference, then the matched function words of both;
+    - chunks (0 if one chunk is the whole answer and reference, which is not fragmented);
+    - matched words of answer and of reference.
     """
-    words, function = totals[..., 0:2], totals[..., 2:4]
+    text_words, function_words = totals[..., 0:2], totals[..., 2:4]
     matched = totals[..., 4:20].reshape(
         *totals.shape[:-1], 4, 2, 2
     )  # matcher, content or function, answer or reference
     weighted = np.einsum("...mko,m,k->...o", matched, METEOR_WEIGHTS, np.array([METEOR_DELTA, 1 - METEOR_DELTA]))
-    length = METEOR_DELTA * (words - function) + (1 - METEOR_DELTA) * function
-    precision, recall = np.moveaxis(weighted / np.maximum(length, np.finfo(float).tiny), -1, 0)
-    mixed = METEOR_ALPHA * precision + (1 - METEOR_ALPHA) * recall
-    mean = precision * recall / np.maximum(mixed, np.finfo(float).tiny)
+    weighted_length = METEOR_DELTA * (text_words - function_words) + (1 - METEOR_DELTA) * function_words
+    precision, recall = np.moveaxis(weighted / np.maximum(weighted_length, np.finfo(float).tiny), -1, 0)
+    weighted_denominator = METEOR_ALPHA * precision + (1 - METEOR_ALPHA) * recall
+    harmonic_mean = precision * recall / np.maximum(weighted_denominator, np.finfo(float).tiny)
     matches = totals[..., 21:23].mean(axis=-1)
-    fragmented = totals[..., 20] / np.maximum(matches, np.finfo(float).tiny)
-    return mean * (1 - METEOR_GAMMA * fragmented**METEOR_BETA)
+    fragmentation = totals[..., 20] / np.maximum(matches, np.finfo(float).tiny)
+    return harmonic_mean * (1 - METEOR_GAMMA * fragmentation**METEOR_BETA)
 
 
 METEOR = Pooled(_meteor)

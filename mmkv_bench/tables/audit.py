@@ -28,7 +28,9 @@ FREE_COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
 """Columns of the responses of `full` from which the free share is counted."""
 MOSTLY = 0.5
 """From this free share on, a task is mostly free."""
-_PACKED = 0.9  # fewer bytes than this part of the entries' share of the full cache: packed; padding of ragged heads adds bytes
+_PACKED_BYTES_RATIO = (
+    0.9  # below this part of the entries' share of the full cache: packed; padding of ragged heads adds bytes
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,11 @@ class Audit:
 
     @property
     def comparable(self) -> bool:
-        """True if the cells may be compared by entries: entries describe their storage, the budget holds, and no sample was
-        requested by id."""
+        """True if this table cell (a method at a budget) may be compared with others that keep as many entries.
+
+        It may if its entries are neither quantised nor offloaded, no answer exceeds the budget, and no sample was requested by
+        id.
+        """
         return not (self.packed or self.retrievable or self.over or self.chosen)
 
 
@@ -107,29 +112,36 @@ class Audits:
                 self._add(block, sheet)
 
     def unscored(self, cell: int) -> int:
-        """Count a cell's answers that have no score of any metric. One metric alone would not tell, because a dataset may score
-        each kind of question with another metric."""
+        """Return the number of answers of one cell (a method at a budget, with one seed) that have no score of any metric.
+
+        cell: position of the cell in the sheet's list of cells.
+        """
         return int(self._unscored[cell])
 
     def audit(self, cells: Sequence[int], metric: str) -> Audit:
-        """Audit the answers behind a metric's scores, over cells that differ only by seed; failed answers are left out."""
+        """Count the facts of the answers that have a score of `metric`, and return them summed over `cells`.
+
+        cells: positions of cells that differ only by seed. Failed answers are left out.
+        """
         counts = [self._counts[cell, metric] for cell in cells if (cell, metric) in self._counts]
         sums = dict(zip(_SUMS, np.sum([each.sums for each in counts], axis=0), strict=True)) if counts else {}
         if not sums or not sums["n"]:
             return Audit()
-        excess = np.concatenate([each.excess for each in counts]) if sums["over"] else np.zeros(1)
+        excess_ratios = np.concatenate([each.excess for each in counts]) if sums["over"] else np.zeros(1)
         fallbacks = sum((Counter(each.fallbacks) for each in counts), Counter())
-        known = sums["known"] if sums["packed"] or sums["retrievable"] else 0
+        answers_with_bytes = sums["known"] if sums["packed"] or sums["retrievable"] else 0
         return Audit(
             n=int(sums["n"]),
-            excess_mean=float(np.mean(excess)),
-            excess_worst=float(np.max(excess)),
+            excess_mean=float(np.mean(excess_ratios)),
+            excess_worst=float(np.max(excess_ratios)),
             fallbacks=dict(sorted(fallbacks.items())),
             of_all=float(sums["of_all"] / sums["n"]),
-            device=float(sums["device"] / known) if known else 1.0,
-            host=float(sums["host"] / known) if known else 0.0,
+            device=float(sums["device"] / answers_with_bytes) if answers_with_bytes else 1.0,
+            host=float(sums["host"] / answers_with_bytes) if answers_with_bytes else 0.0,
             reach=float(sums["reach"] / sums["retrievable"]) if sums["retrievable"] else 1.0,
-            held=float(sums["held"] / known) if known and not np.isnan(sums["held"]) else None,
+            held=float(sums["held"] / answers_with_bytes)
+            if answers_with_bytes and not np.isnan(sums["held"])
+            else None,
             **{name: int(sums[name]) for name in _FLAGS},
         )
 
@@ -143,12 +155,12 @@ class Audits:
         scored = np.zeros(len(order), dtype=bool)
         for cell in np.flatnonzero(np.diff(starts)).tolist():
             low, high = starts[cell : cell + 2]
-            at = slice(*np.searchsorted(reason_row, (low, high)))
+            reason_span = slice(*np.searchsorted(reason_row, (low, high)))
             for metric, rows in self._metrics.get(cell, ()):
-                behind = low + np.flatnonzero(np.isin(samples[low:high], sheet.sample[rows]))
-                scored[behind] = True
-                ok_rows = behind[facts[behind, 0] > 0]
-                reasons_kept = reason[at][np.isin(reason_row[at], ok_rows)]
+                scored_rows = low + np.flatnonzero(np.isin(samples[low:high], sheet.sample[rows]))
+                scored[scored_rows] = True
+                ok_rows = scored_rows[facts[scored_rows, 0] > 0]
+                reasons_kept = reason[reason_span][np.isin(reason_row[reason_span], ok_rows)]
                 self._counts[cell, metric] = _Counts(
                     facts[ok_rows].sum(axis=0),
                     excess[ok_rows][facts[ok_rows, 1] > 0],
@@ -158,99 +170,110 @@ class Audits:
 
 
 def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the facts of `_SUMS` for each answer, float64 [rows, facts], and kept / allowed entries - 1 of each answer.
+    """Return (facts, excess) of the answers in `block`, one row per answer.
 
-    order: int [rows], rows of `block`. A fact that needs a null column is false, and so is "over" without a budget."""
+    facts: float64 [answers, len(_SUMS)], one column per name in `_SUMS`; a fact is 0 where a column that it needs is null.
+    excess: kept / allowed entries - 1 of each answer; NaN without a budget.
+    order: int [answers], the rows of `block` to use, in this order.
+    """
     absent = np.full(len(order), np.nan)
     column = {name: numbers(block[name])[order] if name in block else absent for name in COLUMNS}
-    resident, asked = column["entries_resident"], column["entries_asked"]
-    compressed, ended = column["tokens_from_compressed"], is_text(block["finish_reason"], "eos")[order]
-    full, tokens = column["bytes_full"], column["context_tokens"]
-    nothing, state = np.zeros(len(order)), column["bytes_state"]
-    stored = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
+    entries_resident, entries_asked = column["entries_resident"], column["entries_asked"]
+    compressed_tokens, is_ended = column["tokens_from_compressed"], is_text(block["finish_reason"], "eos")[order]
+    bytes_full, context_tokens = column["bytes_full"], column["context_tokens"]
+    zeros, state = np.zeros(len(order)), column["bytes_state"]
+    stored_bytes = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
     with np.errstate(divide="ignore", invalid="ignore"):
-        excess = resident / asked - 1
+        excess = entries_resident / entries_asked - 1
         # Entries of the full cache: `asked` is the budget, or the whole prompt, times the number of heads. Without a budget
         # nothing is evicted.
-        full_entries = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(column["budget_entries"], tokens))
-        known, retrievable = full > 0, column["entries_reachable"] > resident
+        full_entries = np.where(
+            np.isnan(entries_asked),
+            entries_resident,
+            entries_asked * context_tokens / np.fmin(column["budget_entries"], context_tokens),
+        )
+        has_bytes, retrievable = bytes_full > 0, column["entries_reachable"] > entries_resident
         facts = {
             "n": is_text(block["status"], "ok")[order],
             "over": excess > 0,
-            "from_prefill": (compressed - ended <= 0) & (compressed < column["n_tokens"]),
+            "from_prefill": (compressed_tokens - is_ended <= 0) & (compressed_tokens < column["n_tokens"]),
             "text_before_cut": column["question_text_before_cut"] > 0,
-            "packed": known & (column["bytes_device"] < _PACKED * full * resident / full_entries),
+            "packed": has_bytes
+            & (column["bytes_device"] < _PACKED_BYTES_RATIO * bytes_full * entries_resident / full_entries),
             "retrievable": retrievable,
-            CHOSEN: block[CHOSEN].to_numpy()[order] if CHOSEN in block else nothing,
-            "known": known,
-            "device": np.where(known, (column["bytes_device"] + column["bytes_metadata"]) / full, 0.0),
-            "host": np.where(known, np.nan_to_num(column["bytes_host"]) / full, 0.0),
-            "reach": np.where(retrievable, column["entries_reachable"] / resident, 0.0),
-            "held": np.where(known, (column["bytes_held"] - np.nan_to_num(state)) / full, 0.0),
-            "of_all": np.where(state > 0, (stored + state) / (full + state), 0.0),
+            CHOSEN: block[CHOSEN].to_numpy()[order] if CHOSEN in block else zeros,
+            "known": has_bytes,
+            "device": np.where(has_bytes, (column["bytes_device"] + column["bytes_metadata"]) / bytes_full, 0.0),
+            "host": np.where(has_bytes, np.nan_to_num(column["bytes_host"]) / bytes_full, 0.0),
+            "reach": np.where(retrievable, column["entries_reachable"] / entries_resident, 0.0),
+            "held": np.where(has_bytes, (column["bytes_held"] - np.nan_to_num(state)) / bytes_full, 0.0),
+            "of_all": np.where(state > 0, (stored_bytes + state) / (bytes_full + state), 0.0),
         }
     return np.stack([facts[name].astype(np.float64) for name in _SUMS], axis=1), excess
 
 
 def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """List the fallbacks of all answers in arrays, because a Python object per row would be slow.
+    """List all fallbacks (replacements that a method reported, such as another scorer) of the answers in `order`.
 
-    Return (distinct names, position of each fallback's name among them, position of its answer in `order`)."""
-    lists = lists_of(block["fallback"], pa.string(), order)
-    coded = lists.flatten().dictionary_encode()
-    rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
-    return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False), rows
+    Return (distinct names, number of the name of each fallback, position in `order` of the answer of each fallback).
+    """
+    lists_of_reasons = lists_of(block["fallback"], pa.string(), order)
+    coded_reasons = lists_of_reasons.flatten().dictionary_encode()
+    rows = pc.list_parent_indices(lists_of_reasons).to_numpy(zero_copy_only=False)
+    return coded_reasons.dictionary.to_pylist(), coded_reasons.indices.to_numpy(zero_copy_only=False), rows
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
-    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes none from there.
+    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes none from it.
 
-    The end token is left out. So are the closing tokens that all answers share, if the answers differ: text that is in
-    every answer tests nothing. An answer with no tokens left counts as wholly free.
+    The end token is not counted. Closing tokens that all answers share are not counted either, unless all answers are equal.
+    An answer without any other token counts as coming wholly from the prefill.
 
     Args:
-        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Answers of `full` are used because they are the
-            same for every method of a table.
+        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Any method of the table would give the same
+            share.
+        name: name of the protocol.
     """
-    free = protocol(name).from_prefill
+    free_tokens = protocol(name).from_prefill
     answers = answers[answers["status"] == "ok"]
-    if not free or answers.empty:
+    if not free_tokens or answers.empty:
         return None
     ended = answers["finish_reason"] == "eos"
     texts = [ids[:-1] if end else ids for ids, end in zip(map(list, answers["token_ids"]), ended, strict=True)]
     lengths = np.array([len(text) for text in texts]) - _closing(texts)
-    return float(np.mean(np.where(lengths > 0, np.minimum(free, lengths) / np.maximum(lengths, 1), 1.0)))
+    return float(np.mean(np.where(lengths > 0, np.minimum(free_tokens, lengths) / np.maximum(lengths, 1), 1.0)))
 
 
 def _closing(texts: Sequence[list[int]]) -> int:
     """Return the length of the longest ending that all texts share; 0 if all texts are equal."""
-    shortest, same = min(map(len, texts)), 0
-    while same < shortest and len({text[-same - 1] for text in texts}) == 1:
-        same += 1
-    return same if len(set(map(tuple, texts))) > 1 else 0
+    shortest, closing_tokens = min(map(len, texts)), 0
+    while closing_tokens < shortest and len({text[-closing_tokens - 1] for text in texts}) == 1:
+        closing_tokens += 1
+    return closing_tokens if len(set(map(tuple, texts))) > 1 else 0
 
 
 def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask the answers to samples that were requested by id and lie beyond the samples that their cell answered in order.
+    """Mask the answers to samples that the user requested by id and that lie behind all samples answered in dataset order.
 
-    Cells with such samples are not compared. Return None if there are none.
+    Cells with such samples are not compared with others. Return None if there are no such answers.
 
     Args:
+        store: the store of the answers.
         answers: table of `Store.responses`, with `cell` and `chosen`.
     """
-    chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
-    if not chosen.any():
+    is_chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
+    if not is_chosen.any():
         return None
     cells = answers["cell"].filter(answers[CHOSEN]).unique().to_pylist()
     names = pa.array(cells, pa.string())
     rows = np.flatnonzero(pc.is_in(answers["cell"].cast("string"), value_set=names).to_numpy())
-    again = store.responses(cells, ("cell", "sample_id", "doc_id"))
-    if again.num_rows != len(rows):  # somebody is writing, so positions are unknown
-        return chosen
-    place, by_id = again["doc_id"].to_numpy(), chosen[rows]
-    cell = pc.index_in(again["cell"], value_set=names).to_numpy()
-    reach = np.full(len(cells), -1, np.int64)
-    np.maximum.at(reach, cell[~by_id], place[~by_id])
-    apart = np.zeros(len(chosen), bool)
-    apart[rows] = by_id & (place > reach[cell])
-    return apart if apart.any() else None
+    answers_read = store.responses(cells, ("cell", "sample_id", "doc_id"))
+    if answers_read.num_rows != len(rows):  # somebody is writing, so positions are unknown
+        return is_chosen
+    doc_ids, rows_by_id = answers_read["doc_id"].to_numpy(), is_chosen[rows]
+    cell = pc.index_in(answers_read["cell"], value_set=names).to_numpy()
+    last_doc_ids = np.full(len(cells), -1, np.int64)
+    np.maximum.at(last_doc_ids, cell[~rows_by_id], doc_ids[~rows_by_id])
+    is_apart = np.zeros(len(is_chosen), bool)
+    is_apart[rows] = rows_by_id & (doc_ids > last_doc_ids[cell])
+    return is_apart if is_apart.any() else None

@@ -13,11 +13,11 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, aggregate_of, upstream
 from mmkv_bench.tables.audit import Audits, free_share
 from mmkv_bench.tables.compare import columns
+from mmkv_bench.tables.context_cells import SeedGroup, Sweep, find, sweeps, verdict
 from mmkv_bench.tables.metrics import aggregate, headlines
 from mmkv_bench.tables.rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
-from mmkv_bench.tables.sweep import SeedGroup, Sweep, find, sweeps, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,15 +55,17 @@ def build(
     if trained.empty:
         raise ConfigError(RANDOM)
     rows = replace(rows, cells=with_limits(trained))
-    keep = choose_cells(rows.cells, datasets, protocols, readings)
+    is_kept = choose_cells(rows.cells, datasets, protocols, readings)
     choose(pd.Series(list(rows.names), dtype=object), metrics, "metric")
-    parts = _Parts(rows)
-    cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[keep]
+    shared_parts = _Parts(rows)
+    cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[is_kept]
     tables = []
     for sweep in sweeps(cells):
-        scored_metrics = parts.sheet.metrics_of(sweep.places)
-        wanted = [metric for metric in scored_metrics if (metric in metrics if metrics else metric not in FIDELITY)]
-        tables += [_table(sweep, metric, parts) for metric in wanted]
+        scored_metrics = shared_parts.sheet.metrics_of(sweep.places)
+        table_metrics = [
+            metric for metric in scored_metrics if (metric in metrics if metrics else metric not in FIDELITY)
+        ]
+        tables += [_table(sweep, metric, shared_parts) for metric in table_metrics]
     return tables
 
 
@@ -83,8 +85,8 @@ class _Parts:
         self.primary = rows.primary
         self.lmms_eval: dict[tuple[str, str], float] = {}
         self.judges: dict[tuple[str, str], str] = {}
-        read = [name for name in _METRICS if name in rows.metrics]
-        for row in rows.metrics[read].to_dict("records"):
+        columns_read = [name for name in _METRICS if name in rows.metrics]
+        for row in rows.metrics[columns_read].to_dict("records"):
             key = row["cell"], row["metric"]
             if not missing(row["lmms_eval"]):
                 self.lmms_eval[key] = float(row["lmms_eval"])
@@ -94,11 +96,11 @@ class _Parts:
 
 def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     groups: dict[tuple[str, str], SeedGroup] = {}
-    waiting: dict[tuple[str, str], int] = {}
+    unscored_answers: dict[tuple[str, str], int] = {}
     sheet = parts.sheet
     for key, group in sweep.groups.items():
         if unscored := sum(parts.audits.unscored(cell) for cell in group.places):
-            waiting[key] = unscored
+            unscored_answers[key] = unscored
         cells = zip(group.places, group.cells, group.seeds, strict=True)
         scored = [cell for cell in cells if len(sheet.sample[sheet.rows(cell[0], metric)])]
         if scored:
@@ -106,26 +108,26 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
             groups[key].refuse_twins()
     scores = {key: sheet.scores(group.places, metric) for key, group in groups.items()}
     numbers_of = headlines(list(scores.values()), sweep.context["dataset"], metric)
-    common = common_samples(scores.values())
+    common_ids = common_samples(scores.values())
     entries = {
         key: _entry(groups[key], score, numbers, metric, parts)
         for (key, score), numbers in zip(scores.items(), numbers_of, strict=True)
     }
-    if len(common):
+    if len(common_ids):
         for key, score in scores.items():
-            same_samples = score.n_ok == score.n == len(common)  # then the headline is over these already
-            shared = entries[key].value if same_samples else aggregate(score.among(common), aggregate_of(metric))
+            same_samples = score.n_ok == score.n == len(common_ids)  # then the headline is over these already
+            shared = entries[key].value if same_samples else aggregate(score.among(common_ids), aggregate_of(metric))
             entries[key] = replace(entries[key], common=shared)
-    begun = {label for label, _ in (*entries, *waiting)}  # a cell is stored before its first answer
-    methods = tuple(method for method in sweep.methods if method.label in begun)
+    labels_with_rows = {label for label, _ in (*entries, *unscored_answers)}  # a cell is stored before its first answer
+    methods = tuple(method for method in sweep.methods if method.label in labels_with_rows)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
-    table = ScoreTable(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting)
+    table = ScoreTable(sweep.context, metric, sweep.axis, budgets, methods, entries, unscored_answers)
     table.columns = columns(table)
     table.free = _free(sweep, table, parts.full)
     table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}
     table.gate, table.primary = _gate(sweep, table), parts.primary
     table.cpus, table.weights_files = sweep.cpus, sweep.weights_files
-    table.versions = {label: score for label, score in sweep.versions.items() if label in begun}
+    table.versions = {label: score for label, score in sweep.versions.items() if label in labels_with_rows}
     return table
 
 
@@ -134,12 +136,14 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
     entry = None if full is None else table.entries.get((full, ""))
     if entry is None or answers is None:
         return None
-    of_full = answers["cell"].isin(sweep.full)
-    return free_share(answers[of_full & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
+    is_full_answer = answers["cell"].isin(sweep.full)
+    return free_share(
+        answers[is_full_answer & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"]
+    )
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """Return the sentence of the full-cache gate; None if neither the model's file nor the run states a score."""
+    """Return one sentence on whether `full` reaches the score that a paper prints for it; None if no such score is configured."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))
@@ -172,6 +176,6 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
 
 def _judge(row: Mapping[str, Any]) -> str:
     prompts = "unknown" if missing(row["judge_prompts"]) else row["judge_prompts"][:8]
-    degrees = row["judge_temperature"]
-    temperature = "several temperatures" if missing(degrees) else f"temperature {degrees:g}"
+    judge_temperature = row["judge_temperature"]
+    temperature = "several temperatures" if missing(judge_temperature) else f"temperature {judge_temperature:g}"
     return f"{row['judge']} ({temperature}, prompts {prompts})"

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _STROKES = ("-", "--", "-.", ":")
 _AXES = {"entries": "entries", "fraction": "shares of the prompt", "none": "nothing"}
-_COLUMNS = 3
-_LETTERS = 13  # letters per inch of the small print
-_BANDS = 4
+_PANELS_ACROSS = 3
+_CAPTION_LETTERS_PER_INCH = 13  # letters per inch of the small print
+_MOST_BANDS = 4
 """Largest number of lines in a panel whose intervals are drawn as bands; with more lines, intervals are bars side by side."""
-_BESIDE = 0.02  # distance between the bars of two lines, in doublings of the length
+_BAR_SHIFT = 0.02  # distance between the bars of two lines, in doublings of the length
 
 
 def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
@@ -55,42 +55,44 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
         raise ConfigError(
             f"These rows have no {cost.name} by prompt length; run scenario=efficiency with lengths=[2048,8192,...] first"
         )
-    every = [table for group in panels.values() for table in group]
-    styles = _line_styles(every)
+    all_tables = [table for group in panels.values() for table in group]
+    line_styles = _line_styles(all_tables)
     axes_of = {key[:-1]: {other[-1] for other in panels if other[:-1] == key[:-1]} for key in panels}
-    values = [row[cost.key].value for table in every for row in table.entries.values() if cost.key in row]
-    scale = unit_of(cost.unit, [value for value in values if value is not None])
-    n_columns = min(len(panels), _COLUMNS)
+    values = [row[cost.key].value for table in all_tables for row in table.entries.values() if cost.key in row]
+    unit_scale = unit_of(cost.unit, [value for value in values if value is not None])
+    n_columns = min(len(panels), _PANELS_ACROSS)
     n_rows = -(-len(panels) // n_columns)
     figure, grid = canvas(n_rows, n_columns, (max(5.2 * n_columns, 7.6), 4.3 * n_rows + 0.8), len(panels))
     for axes, (key, group) in zip(grid, panels.items(), strict=False):
-        _draw_lengths(axes, group, cost, scale, styles)
-        kind = f", {group[0].shape['dataset']}" * (len({table.shape["dataset"] for table in every}) > 1)
+        _draw_lengths(axes, group, cost, unit_scale, line_styles)
+        kind = f", {group[0].shape['dataset']}" * (len({table.shape["dataset"] for table in all_tables}) > 1)
         title = f"{group[0].context['model']}{kind}, batch {group[0].shape['batch']}"
         title += f", budgets in {_AXES[group[0].axis]}" if len(axes_of[key[:-1]]) > 1 else ""
         axes.set_title(title, fontsize=11)
     legend_below(figure, grid[: len(panels)])
-    words = context_words(every[0].context, every[0].readings, [table.context for table in every])[1:]
-    words += [f"device={name}" for name in dict.fromkeys(table.context["device"] for table in every)]
-    words += ["medians with their intervals", *_failures(every, cost)]
-    disturbed = next((table.disturbed for table in every if table.disturbed), ())
-    words += [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
-    small_print(figure, words, int(_LETTERS * figure.get_figwidth()))
+    context_texts = context_words(
+        all_tables[0].context, all_tables[0].readings, [table.context for table in all_tables]
+    )[1:]
+    context_texts += [f"device={name}" for name in dict.fromkeys(table.context["device"] for table in all_tables)]
+    context_texts += ["medians with their intervals", *_failures(all_tables, cost)]
+    disturbed = next((table.disturbed for table in all_tables if table.disturbed), ())
+    context_texts += [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
+    small_print(figure, context_texts, int(_CAPTION_LETTERS_PER_INCH * figure.get_figwidth()))
     return figure
 
 
 def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
-    """Map (label, budget) to the method's colour, a marker and a line style, such that no two lines of the figure look alike."""
+    """Return (label, budget) -> colour, marker and line style, such that no two lines of the figure look alike."""
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
-    places = {budget: place for place, (_, _, budget) in enumerate(budgets)}
+    marker_shift_of = {budget: marker_shift for marker_shift, (_, _, budget) in enumerate(budgets)}
     styles, markers = {}, [*MARKERS]
     for _, label, budget in lines:
         colour, shape = methods[label]
-        place = places.get(budget, 0)
-        marker = markers[(markers.index(shape) + place) % len(markers)] if shape in markers else shape
-        styles[label, budget] = {"color": colour, "marker": marker, "linestyle": _STROKES[place % len(_STROKES)]}
+        marker_shift = marker_shift_of.get(budget, 0)
+        marker = markers[(markers.index(shape) + marker_shift) % len(markers)] if shape in markers else shape
+        styles[label, budget] = {"color": colour, "marker": marker, "linestyle": _STROKES[marker_shift % len(_STROKES)]}
     return styles
 
 
@@ -115,45 +117,54 @@ def _draw_lengths(
         name = line_label(method) + (f", {key[1]}" if key[1] else "")
         axes.plot([tokens for tokens, _, _ in points], y, markersize=7, linewidth=1.8, label=name, **styles[key])
         _intervals(axes, points, size, colour, place, len(lines))
-        limits = [(tokens, t.least[key] / size) for tokens, _, t in points if key in t.least]
-        if cost.key == TIMED and limits:
+        roofline_points = [(tokens, t.least[key] / size) for tokens, _, t in points if key in t.least]
+        if cost.key == TIMED and roofline_points:
             label = "roofline, in the line's colour" if key[0] == BASELINE else "_"
-            axes.plot(*zip(*limits, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label)
+            axes.plot(
+                *zip(*roofline_points, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label
+            )
     ticks = sorted({int(table.shape["prompt_tokens"]) for table in tables})
-    names = [f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens) for tokens in ticks]
-    log2_axis(axes, ticks, names, "prompt tokens")
+    tick_labels = [f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens) for tokens in ticks]
+    log2_axis(axes, ticks, tick_labels, "prompt tokens")
     axes.set_ylim(bottom=0)
-    per = "ms/token" if cost.key == TIMED and unit == "ms" else f"{cost.name} [{unit}]" if unit else cost.name
-    axes.set_ylabel(per, fontsize=10.5)
+    y_label = "ms/token" if cost.key == TIMED and unit == "ms" else f"{cost.name} [{unit}]" if unit else cost.name
+    axes.set_ylabel(y_label, fontsize=10.5)
 
 
 def _intervals(
     axes: Axes, points: Sequence[tuple[int, CostEntry, CostTable]], size: float, colour: str, number: int, lines: int
 ) -> None:
-    """Draw one line's intervals: as a band, or as bars side by side if a panel has many lines. points: (length, entry, table)."""
-    ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
-    if ends and lines <= _BANDS:
-        band(axes, ends, colour)
-    elif ends:
-        at, low, high = zip(*ends, strict=True)
-        beside = 2 ** (_BESIDE * (number - (lines - 1) / 2))
-        axes.vlines([tokens * beside for tokens in at], low, high, color=colour, alpha=0.55, linewidth=1.3)
+    """Draw the intervals of one line: as a band, or as shifted bars if the panel has many lines.
+
+    points: (prompt length, cost, table) of each point. size: number by which costs are divided for the axis. number, lines:
+        position of the line in the panel, and number of lines.
+    """
+    interval_ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
+    if interval_ends and lines <= _MOST_BANDS:
+        band(axes, interval_ends, colour)
+    elif interval_ends:
+        prompt_lengths, low, high = zip(*interval_ends, strict=True)
+        shift_factor = 2 ** (_BAR_SHIFT * (number - (lines - 1) / 2))
+        axes.vlines(
+            [tokens * shift_factor for tokens in prompt_lengths], low, high, color=colour, alpha=0.55, linewidth=1.3
+        )
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
-    """Name the cells whose measurement failed, with line, length, batch and status. The figure has no points for them."""
-    failed = [
+    """Return one text per failed measurement of the cost: table line, prompt length, batch and status. The figure has no such
+    points."""
+    failure_texts = [
         f"{line_label(method)} {budget} at {table.shape['prompt_tokens']} x {table.shape['batch']}: {entry.failed}"
         for table in tables
         for method, budget in table.lines()
         if (entry := table.entries[method.label, budget].get(cost.key)) is not None and entry.failed
     ]
-    return ["no point: " + ", ".join(failed)] if failed else []
+    return ["no point: " + ", ".join(failure_texts)] if failure_texts else []
 
 
-_FRONT = "#999999"
-_NAMED = 12  # largest number of points in a panel that are all labelled with their budget; beyond, only those on the front are
-_NAMES = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
+_FRONT_COLOUR = "#999999"
+_MOST_NAMED_POINTS = 12  # up to so many points are all labelled with budgets; beyond, only those on the front
+_COST_LABELS = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
 
 
 @dataclass(frozen=True)
@@ -202,67 +213,76 @@ def fronts(
     batch: int | None = None,
     prompts: str | None = None,
 ) -> list[Front]:
-    """Join the scores of each table with each cost of the same cells.
+    """Join the scores of each table with each cost, cell by cell, for figures of score against cost.
 
-    Costs come from answers to the table's dataset, or else from timed passes of `scenario=efficiency`; all `roots` are
-    searched. Cells match by model, method, reading, parameters, protocol and budget.
+    Costs come from the answers to the table's dataset, or else from timed passes (`scenario=efficiency`). Cells match by
+    model, method, reading (`paper` or `released`), parameters, protocol and budget.
 
     Args:
-        roots: folders of rows with costs.
-        tokens, batch, prompts: shape of the passes; needed if the passes have several shapes.
+        roots: folders of rows with costs; all are searched.
+        tokens, batch, prompts: prompt length, batch and kind of prompt of the passes; needed if they differ among the passes.
 
     Raises:
-        ConfigError: no cell of a table has the cost, or the passes have several shapes.
+        ConfigError: no cell of a table has the cost, or the passes differ in length, batch or prompt.
     """
-    known = [table for root in roots for table in cost_tables(root, (), beside=costs)]
-    answers = [table for table in known if not table.per_pass]
-    wanted = {
+    known_tables = [table for root in roots for table in cost_tables(root, (), beside=costs)]
+    answers = [table for table in known_tables if not table.per_pass]
+    wanted_shape = {
         ("--prompts", "dataset"): None if prompts is None else f"made_up_{prompts}",
         ("--tokens", "prompt_tokens"): tokens,
         ("--batch", "batch"): batch,
     }
-    passes = _of_shape([table for table in known if table.per_pass], wanted)
+    passes = _of_shape([table for table in known_tables if table.per_pass], wanted_shape)
     return [_front(table, cost, answers, passes) for table in tables for cost in costs]
 
 
 def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
-    """Return the tables of passes at one shape of the prompt (dataset, length, batch).
+    """Return the tables of timed passes with one dataset, prompt length and batch.
 
-    wanted: (command-line flag, key of `CostTable.shape`) -> value to keep; None if the user gave no value, which is allowed
-    only if all passes have the same value. Raises ConfigError otherwise."""
+    wanted: (command-line flag, key of `CostTable.shape`) -> value to keep; None if the user gave no value.
+
+    Raises:
+        ConfigError: the user gave no value, and the passes have several.
+    """
     passes = list(tables)
     for (flag, name), value in wanted.items():
         present = sorted({table.shape[name] for table in passes}, key=lambda value: (str(type(value)), value))
-        words = [str(value).removeprefix("made_up_") for value in present]
+        shape_names = [str(value).removeprefix("made_up_") for value in present]
         if value is None and len(present) > 1:
-            raise ConfigError(f"The passes differ in {name} ({', '.join(words)}); choose one with {flag} {words[-1]}")
+            raise ConfigError(
+                f"The passes differ in {name} ({', '.join(shape_names)}); choose one with {flag} {shape_names[-1]}"
+            )
         if value is not None and passes and value not in present:
-            got = str(value).removeprefix("made_up_")
-            raise ConfigError(f"{flag} {got}: the passes have {name} {', '.join(words)}; choose one of these")
+            asked_value = str(value).removeprefix("made_up_")
+            raise ConfigError(
+                f"{flag} {asked_value}: the passes have {name} {', '.join(shape_names)}; choose one of these"
+            )
         passes = [table for table in passes if value is None or table.shape[name] == value]
     return passes
 
 
 def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: Sequence[CostTable]) -> Front:
-    shapes = {f"{each.shape['prompt_tokens']} prompt tokens, batch {each.shape['batch']}" for each in passes}
+    shape_texts = {f"{each.shape['prompt_tokens']} prompt tokens, batch {each.shape['batch']}" for each in passes}
     same_data = [other for other in answers if other.context["dataset"] == table.dataset]
-    for source, tables in (("these answers", same_data), (f"passes of {'; '.join(sorted(shapes))}", passes)):
+    for source, tables in (("these answers", same_data), (f"passes of {'; '.join(sorted(shape_texts))}", passes)):
         entries = {
             cell_key(other.context, method, other.axis, budget): entry
             for other in tables
             for method, budget in other.lines()
             if (entry := other.entries[method.label, budget].get(cost.key)) is not None and entry.value is not None
         }
-        front = _joined(table, cost, entries, source)
-        if front.points and tables is passes and cost.unit in ("seconds", "tokens/s"):
+        joined_front = _joined(table, cost, entries, source)
+        if joined_front.points and tables is passes and cost.unit in ("seconds", "tokens/s"):
             disturbed = dict.fromkeys(word for other in tables for word in other.disturbed)
-            counts = sorted({entry.n for entry in entries.values()})
-            repeats = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-            words = f"{source}, medians of {repeats} repeat{'s' * (counts[-1] > 1)}"
-            words += "" if any(point.cost.low is not None for point in front.points) else ", too few for an interval"
-            return replace(front, source=words, disturbed=tuple(disturbed))
-        if front.points:
-            return front
+            repeat_counts = sorted({entry.n for entry in entries.values()})
+            repeats = " to ".join(map(str, dict.fromkeys((repeat_counts[0], repeat_counts[-1]))))
+            source_text = f"{source}, medians of {repeats} repeat{'s' * (repeat_counts[-1] > 1)}"
+            source_text += (
+                "" if any(point.cost.low is not None for point in joined_front.points) else ", too few for an interval"
+            )
+            return replace(joined_front, source=source_text, disturbed=tuple(disturbed))
+        if joined_front.points:
+            return joined_front
     raise ConfigError(
         f"No cell of {table.dataset} has {cost.name}: answers of runs that share prefills have no times per method; run "
         "scenario=efficiency with the same model, methods and budgets, and give its rows with --costs"
@@ -270,29 +290,29 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
 
 
 def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
-    points, alone = [], []
+    points, unmatched = [], []
     for method, budget, score in table.cells:
         if score.value is None:
             continue
-        took = entries.get(cell_key(table.context, method, table.axis, budget))
-        if took is None or took.value is None:
-            alone.append(cell_words(line_label(method), budget))
+        cost_entry = entries.get(cell_key(table.context, method, table.axis, budget))
+        if cost_entry is None or cost_entry.value is None:
+            unmatched.append(cell_words(line_label(method), budget))
             continue
-        points.append(Point(method, budget, took, score))
-    return Front(table, cost, source, _marked(points, lower_is_better(table.metric), cost), tuple(alone))
+        points.append(Point(method, budget, cost_entry, score))
+    return Front(table, cost, source, _marked(points, lower_is_better(table.metric), cost), tuple(unmatched))
 
 
 def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
-    """Sort the points from the cheapest on, and set `best`; of two equal points both can be best."""
+    """Return the points, cheapest first, with `best` set for those on the Pareto front. Equal points are all best."""
     rate = -1.0 if cost.unit == "tokens/s" else 1.0  # for a rate, more is better
     sign = -1.0 if falling else 1.0
-    made: list[Point] = []
-    highest, at = float("-inf"), float("nan")
+    marked_points: list[Point] = []
+    best_score, best_cost = float("-inf"), float("nan")
     for point in sorted(points, key=lambda point: (rate * point.x, -sign * point.y)):
-        if sign * point.y > highest:
-            highest, at = sign * point.y, point.x
-        made.append(replace(point, best=(sign * point.y, point.x) == (highest, at)))
-    return tuple(made)
+        if sign * point.y > best_score:
+            best_score, best_cost = sign * point.y, point.x
+        marked_points.append(replace(point, best=(sign * point.y, point.x) == (best_score, best_cost)))
+    return tuple(marked_points)
 
 
 def front_figure(fronts: Sequence[Front]) -> Figure:
@@ -316,8 +336,8 @@ def front_figure(fronts: Sequence[Front]) -> Figure:
     legend_below(figure, panels)
     sources = dict.fromkeys(f"{front.cost.name}: {front.source}" for front in fronts)
     disturbed = dict.fromkeys(word for front in fronts for word in front.disturbed)
-    words = [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
-    small_print(figure, [caption(tables[0], tables), *sources, *words], 125)
+    disturbance_texts = [f"disturbed: {', '.join(disturbed)}"] if disturbed else []
+    small_print(figure, [caption(tables[0], tables), *sources, *disturbance_texts], 125)
     return figure
 
 
@@ -325,9 +345,9 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     size, unit = unit_of(front.cost.unit, [point.x for point in front.points])
-    best = [point for point in front.points if point.best]
-    x, y = [point.x / size for point in best], [point.y for point in best]
-    axes.step(x, y, where="post", color=_FRONT, linewidth=1.4, zorder=1, label="Pareto front")
+    front_points = [point for point in front.points if point.best]
+    x, y = [point.x / size for point in front_points], [point.y for point in front_points]
+    axes.step(x, y, where="post", color=_FRONT_COLOUR, linewidth=1.4, zorder=1, label="Pareto front")
     for label in dict.fromkeys(point.method.label for point in front.points):
         points = [point for point in front.points if point.method.label == label]
         colour, shape = styles[label]
@@ -340,16 +360,16 @@ def _draw_front(axes: Axes, front: Front, styles: Mapping[str, Look]) -> None:
         marker = {"markersize": 11 if shape == "*" else 8, "label": line_label(points[0].method), "zorder": 3}
         x, y = [point.x / size for point in points], [point.y for point in points]
         axes.plot(x, y, linestyle="none", **point_style(colour, shape), **marker)
-    for point in best if len(front.points) > _NAMED else front.points:
-        at, aside = (point.x / size, point.y), {"textcoords": "offset points", "xytext": (6, -10)}
-        axes.annotate(point.budget, at, fontsize=8, color="#444444", **aside)
-    most, least = max(point.x for point in front.points), min(point.x for point in front.points)
-    if least > 0 and most / least > 8:
+    for point in front_points if len(front.points) > _MOST_NAMED_POINTS else front.points:
+        position, offset = (point.x / size, point.y), {"textcoords": "offset points", "xytext": (6, -10)}
+        axes.annotate(point.budget, position, fontsize=8, color="#444444", **offset)
+    largest_cost, smallest_cost = max(point.x for point in front.points), min(point.x for point in front.points)
+    if smallest_cost > 0 and largest_cost / smallest_cost > 8:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(f"{value:.3g}"))))
         axes.xaxis.set_minor_formatter(NullFormatter())
-    name = _NAMES.get(front.cost.key, front.cost.name)
+    name = _COST_LABELS.get(front.cost.key, front.cost.name)
     axes.set_xlabel(f"{name} [{unit}]" if unit else name, fontsize=10.5)
     if front.cost.unit == "tokens/s":
         axes.invert_xaxis()  # the cheaper side is on the left in every panel

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_NO_NUMBERS = {"schema_version", "doc_id", "repeat", "place", "order_seed"}
+_COLUMNS_WITHOUT_COST = {"schema_version", "doc_id", "repeat", "place", "order_seed"}
 _OTHER_NAMES = {"peak": "peak_total", "bytes": "bytes_held", "tokens": "n_tokens", "compression_s": "compress_s"}
 """Short name -> full name."""
 _OF_RESPONSES = {"peak_total": ("peak_device_bytes", "peak_resident_bytes")}
@@ -62,7 +62,7 @@ def _all_costs() -> dict[str, Cost]:
     columns_of: dict[str, tuple[str, ...]] = dict(_OF_RESPONSES)
     for table in ("timings", "responses"):
         for column in COLUMNS[table]:
-            if column.type in (INT, FLOAT) and column.name not in _NO_NUMBERS | {"seconds", "peak_allocated"}:
+            if column.type in (INT, FLOAT) and column.name not in _COLUMNS_WITHOUT_COST | {"seconds", "peak_allocated"}:
                 units[column.name] = column.unit
                 if table == "responses":
                     columns_of[column.name] = (column.name,)
@@ -74,27 +74,29 @@ KNOWN = _all_costs()
 
 
 def _key(name: str) -> str:
-    """Return the full name of a cost: `prefill` is prefill_s, and `peak` and the other short names are in `_OTHER_NAMES`."""
+    """Return the full name of a cost for a short one: `prefill` -> `prefill_s`, and those in `_OTHER_NAMES` such as `peak`."""
     name = _OTHER_NAMES.get(name, name)
     return f"{name}_s" if name in PHASES else name
 
 
 def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
-    """Split the names into (other names, costs), each in their given order."""
-    names = dict.fromkeys(metrics)
-    costs = [replace(KNOWN[_key(name)], name=name) for name in names if _key(name) in KNOWN]
-    return [name for name in names if _key(name) not in KNOWN], costs
+    """Split metric names into (names that are no costs, costs), each in the given order."""
+    cost_names = dict.fromkeys(metrics)
+    costs = [replace(KNOWN[_key(name)], name=name) for name in cost_names if _key(name) in KNOWN]
+    return [name for name in cost_names if _key(name) not in KNOWN], costs
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
-    """Raise ConfigError for the first name that is neither a score of the rows nor a cost."""
-    usual = [*scored, *_OTHER_NAMES]
+    """Raise ConfigError for the first of `names` that is neither in `scored` (metrics with scores) nor the name of a cost."""
+    usual_names = [*scored, *_OTHER_NAMES]
     for name in names:
-        if name not in usual:
-            allowed = [*usual, *KNOWN] if get_close_matches(name, [*usual, *KNOWN], cutoff=0.5) else usual
+        if name not in usual_names:
+            suggested_names = (
+                [*usual_names, *KNOWN] if get_close_matches(name, [*usual_names, *KNOWN], cutoff=0.5) else usual_names
+            )
             raise ConfigError(
-                f"The rows have no metric '{name}': {nearest(name, allowed)}; any column of responses and phase of timings "
-                "works too (docs/rows.md)"
+                f"The rows have no metric '{name}': {nearest(name, suggested_names)}; any column of responses and "
+                "phase of timings works too (docs/rows.md)"
             )
 
 
@@ -132,30 +134,40 @@ class CostRows:
 
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of a store's answers. cells: hashes of the cells; the column `place` has positions in this list."""
+    """Return the costs of a store's answers, sorted by cell.
+
+    cells: hashes of the cells; the column `place` of the result contains positions in this list.
+    """
     columns = [name for cost in costs for name in cost.columns]
     table = frame(store.responses(None, dict.fromkeys([*_ANSWERS, *columns]), coded=True))
     unit, cluster = coded(table["sample_id"])[1], coded(table["cluster"])[1]
-    made = {"unit": unit, "cluster": np.where(cluster < 0, cluster.max(initial=0) + 1 + unit, cluster)}
-    made |= {"group": is_text(table["measured"], "group"), "shape": np.zeros(len(table), dtype=np.int64)}
+    identity_columns = {"unit": unit, "cluster": np.where(cluster < 0, cluster.max(initial=0) + 1 + unit, cluster)}
+    identity_columns |= {"group": is_text(table["measured"], "group"), "shape": np.zeros(len(table), dtype=np.int64)}
     for cost in costs:
         values = np.full(len(table), np.nan)
         for name in cost.columns:
             values = np.where(np.isnan(values), numbers(table[name]), values)
-        made[cost.key] = values
-    return _rows(table, cells, costs, made, ({},))
+        identity_columns[cost.key] = values
+    return _rows(table, cells, costs, identity_columns, ({},))
 
 
 def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of a store's timed passes (`scenario=efficiency`). cells: as in `answer_costs`."""
+    """Return the costs of a store's timed passes (`scenario=efficiency`), sorted by cell.
+
+    cells: hashes of the cells; the column `place` of the result contains positions in this list.
+    """
     table = passes(store.timings())
     shapes = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
     unit = (table["repeat"] - MEMORY).to_numpy()
-    made = {"unit": unit, "cluster": unit, "group": np.zeros(len(table), dtype=bool)}
-    made |= {"shape": table.groupby(list(SHAPE)).ngroup().to_numpy(np.int64)}
-    made |= {cost.key: numbers(table[cost.key]) if cost.key in table else np.nan for cost in costs}
-    made |= {"disturbed": table["disturbed"], "load": numbers(table["load"]), "threads": numbers(table["threads"])}
-    return _rows(table, cells, costs, made, tuple(shapes), per_pass=True)
+    identity_columns = {"unit": unit, "cluster": unit, "group": np.zeros(len(table), dtype=bool)}
+    identity_columns |= {"shape": table.groupby(list(SHAPE)).ngroup().to_numpy(np.int64)}
+    identity_columns |= {cost.key: numbers(table[cost.key]) if cost.key in table else np.nan for cost in costs}
+    identity_columns |= {
+        "disturbed": table["disturbed"],
+        "load": numbers(table["load"]),
+        "threads": numbers(table["threads"]),
+    }
+    return _rows(table, cells, costs, identity_columns, tuple(shapes), per_pass=True)
 
 
 def _rows(
@@ -168,12 +180,12 @@ def _rows(
 ) -> CostRows:
     import pandas as pd
 
-    place, status = placed(table["cell"], cells), placed(table["status"], STATUSES)
-    columns = {"place": place, "status": status, **made}
+    cell_numbers, status_codes = placed(table["cell"], cells), placed(table["status"], STATUSES)
+    columns = {"place": cell_numbers, "status": status_codes, **made}
     for cost in costs:
-        columns[cost.key] = np.where(status > 0, np.nan, columns[cost.key])
-    order = np.argsort(place, kind="stable")
-    order = order[place[order] >= 0]
+        columns[cost.key] = np.where(status_codes > 0, np.nan, columns[cost.key])
+    order = np.argsort(cell_numbers, kind="stable")
+    order = order[cell_numbers[order] >= 0]
     rows = pd.DataFrame(columns, index=table.index).iloc[order].reset_index(drop=True)
     reasons = lists_of(table["fallback"], pa.string(), order)
     fallbacks = rows[["place", "shape"]].iloc[pc.list_parent_indices(reasons).to_numpy(zero_copy_only=False)]
@@ -182,11 +194,13 @@ def _rows(
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:
-    """Join the rows of `timings` (one per phase of a pass) into one row per pass, failed passes included.
+    """Join the rows of `timings` (one per phase of a pass) into one row per timed pass, failed passes included.
 
-    Passes that were made only to find the largest batch are left out. The columns are the columns of `timings` that describe
-    a whole pass, and `<phase>_s` [s], `peak_<phase>` [bytes], compress_s [s], tpot_s (median over decode steps) [s], tokens_s
-    (tokens per second of the whole batch).
+    Passes that only searched for the largest batch are left out. The columns are:
+    - the columns of `timings` that describe a whole pass;
+    - `<phase>_s` [s] and `peak_<phase>` [bytes] of each phase;
+    - `compress_s` [s], and `tpot_s` [s], the median over decode steps;
+    - `tokens_s`, the tokens per second of the whole batch.
     """
     import pandas as pd
 
@@ -195,16 +209,16 @@ def passes(rows: pa.Table) -> pd.DataFrame:
     table["repeat"] = table["repeat"].fillna(MEMORY).astype("int64")
     shape = pd.MultiIndex.from_frame(table[["cell", *SHAPE]])
     table = table[~table["searched"].eq(True) | shape.isin(shape[table["repeat"] != MEMORY])]
-    total = table[table["phase"] == "total"].set_index(_PASS)
-    decode = table[table["phase"] == "decode"].set_index(_PASS)
-    wide = total[["status", "fallback", "peak_reserved", "peak_resident", *_MACHINE]]
-    wide = wide.join(decode[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
+    total_rows = table[table["phase"] == "total"].set_index(_PASS)
+    decode_rows = table[table["phase"] == "decode"].set_index(_PASS)
+    pass_table = total_rows[["status", "fallback", "peak_reserved", "peak_resident", *_MACHINE]]
+    pass_table = pass_table.join(decode_rows[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
     for column, name in (("seconds", "{}_s"), ("peak_allocated", "peak_{}")):
         by_phase = table[table[column].notna()].pivot(index=_PASS, columns="phase", values=column)
-        wide = wide.join(by_phase.rename(columns=name.format))
-    wide["compress_s"] = wide.reindex(columns=_COMPRESSION).sum(axis=1, min_count=1)
-    steps = pd.to_numeric(decode["steps_s"].dropna().explode()).groupby(level=_PASS)
-    wide["tpot_s"] = steps.median().reindex(wide.index)
-    tokens = steps.size().reindex(wide.index) * wide.index.get_level_values("batch")
-    wide["tokens_s"] = tokens / wide["decode_s"] if "decode_s" in wide else float("nan")
-    return wide.reset_index()
+        pass_table = pass_table.join(by_phase.rename(columns=name.format))
+    pass_table["compress_s"] = pass_table.reindex(columns=_COMPRESSION).sum(axis=1, min_count=1)
+    steps = pd.to_numeric(decode_rows["steps_s"].dropna().explode()).groupby(level=_PASS)
+    pass_table["tpot_s"] = steps.median().reindex(pass_table.index)
+    tokens = steps.size().reindex(pass_table.index) * pass_table.index.get_level_values("batch")
+    pass_table["tokens_s"] = tokens / pass_table["decode_s"] if "decode_s" in pass_table else float("nan")
+    return pass_table.reset_index()

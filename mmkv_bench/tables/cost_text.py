@@ -17,7 +17,10 @@ OVER_FULL = "/ full"
 
 
 def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Table]:
-    """Return every table with caption and notes: one row per method and budget, one column per cost and its ratio to full."""
+    """Return every table as text cells, with caption and notes.
+
+    A row is a method at a budget. Each cost has two columns: its median, and its ratio to the full cache.
+    """
     return [
         Table(
             _title(table),
@@ -43,10 +46,12 @@ def _grid(table: CostTable, intervals: bool) -> Grid:
             columns.append([_ratio(entry, intervals) for entry in entries])
         if cost.key == TIMED and table.roofline is not None:
             header.append(f"{LIMIT} [{unit}]")
-            least = [table.least.get((method.label, budget)) for method, budget in table.lines()]
-            columns.append([number(None if value is None else value / size) for value in least])
-    names = [[line_label(method), budget or "all"] for method, budget in table.lines()]
-    return Grid(header, [[*name, *(column[row] for column in columns)] for row, name in enumerate(names)], labels=2)
+            roofline_limits = [table.least.get((method.label, budget)) for method, budget in table.lines()]
+            columns.append([number(None if value is None else value / size) for value in roofline_limits])
+    line_names = [[line_label(method), budget or "all"] for method, budget in table.lines()]
+    return Grid(
+        header, [[*name, *(column[row] for column in columns)] for row, name in enumerate(line_names)], labels=2
+    )
 
 
 def _cell(entry: CostEntry | None, size: float, intervals: bool) -> GridCell:
@@ -81,20 +86,20 @@ def _title(table: CostTable) -> str:
 
 def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> str:
     contexts = [other.context for other in tables]
-    parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
+    caption_parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     device = f"device={table.context['device']}"
-    parts += [device] * (device not in parts)
-    timed = {cost.key for cost in table.costs if cost.unit in ("seconds", "tokens/s")}
+    caption_parts += [device] * (device not in caption_parts)
+    timed_keys = {cost.key for cost in table.costs if cost.unit in ("seconds", "tokens/s")}
     entries = [(key, entry) for row in table.entries.values() for key, entry in row.items() if entry.value is not None]
-    every = [entry for _, entry in entries]
+    all_entries = [entry for _, entry in entries]
     # a pass without timing counts bytes too
-    sizes = sorted({entry.n for entry in [entry for key, entry in entries if key in timed] or every})
-    of = "repeats" if table.per_pass else "samples"
-    parts.append(f"medians of {_ends([str(size) for size in sizes])} {of}" if sizes else "medians")
-    levels = sorted({entry.level for entry in every if entry.level is not None and entry.low != entry.high})
+    sizes = sorted({entry.n for entry in [entry for key, entry in entries if key in timed_keys] or all_entries})
+    unit_name = "repeats" if table.per_pass else "samples"
+    caption_parts.append(f"medians of {_ends([str(size) for size in sizes])} {unit_name}" if sizes else "medians")
+    levels = sorted({entry.level for entry in all_entries if entry.level is not None and entry.low != entry.high})
     if intervals and levels:
-        parts.append(f"{_ends([f'{level:.0%}' for level in levels])} intervals")
-    return "; ".join(parts)
+        caption_parts.append(f"{_ends([f'{level:.0%}' for level in levels])} intervals")
+    return "; ".join(caption_parts)
 
 
 def _ends(texts: Sequence[str]) -> str:
@@ -104,7 +109,7 @@ def _ends(texts: Sequence[str]) -> str:
 
 def _notes(table: CostTable) -> Iterator[Note]:
     entries = [entry for costs in table.entries.values() for entry in costs.values()]
-    shown = {cost.key for cost in table.costs}
+    shown_keys = {cost.key for cost in table.costs}
     if table.random_weights:
         yield Note("Random weights: times and bytes are those of the true shape, answers mean nothing.", Rank.WARNING)
     if table.weights_files:
@@ -112,14 +117,14 @@ def _notes(table: CostTable) -> Iterator[Note]:
     if table.disturbed:
         yield Note(f"Disturbed: {'; '.join(table.disturbed)}.", Rank.WARNING)
     if any(entry.ratio is not None for entry in entries):
-        of = "repeat" if table.per_pass else "sample"
-        text = f"{OVER_FULL}: median over {of}s of the method's value divided by full's of the same {of}."
+        unit_name = "repeat" if table.per_pass else "sample"
+        text = f"{OVER_FULL}: median over {unit_name}s of the method's value divided by full's of the same {unit_name}."
         yield Note(text, Rank.MARK)
     levels = {entry.level for entry in entries if entry.level is not None}
     if levels:
-        few = "; with fewer than six values, the least and the largest" if min(levels) < LEVEL else ""
-        yield Note(f"Intervals of medians are order statistics{few}.")
-    if table.per_pass and TIMED in shown:
+        few_values_text = "; with fewer than six values, the least and the largest" if min(levels) < LEVEL else ""
+        yield Note(f"Intervals of medians are order statistics{few_values_text}.")
+    if table.per_pass and TIMED in shown_keys:
         yield Note("tpot_s: the median over the steps of each repeat.")
         text = (
             "No roofline beside tpot_s: the model's shape is unknown or this device was not measured (mmkv-bench plan "
@@ -130,15 +135,15 @@ def _notes(table: CostTable) -> Iterator[Note]:
             "device's rate is known."
         )
         yield Note(text, Rank.MARK)
-    if "peak_total" in shown:
+    if "peak_total" in shown_keys:
         yield Note(
             "peak: largest sum of live storages, weights included, counted in a pass that is not timed."
             if table.per_pass
             else "peak: device memory of the run by CUDA's allocator, or on a CPU the largest resident set of the process."
         )
     for reason, cells in table.fallbacks.items():
-        words = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in cells)
-        yield Note(f"Fallback {reason}: {words}.", Rank.WARNING)
+        fallback_cells = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in cells)
+        yield Note(f"Fallback {reason}: {fallback_cells}.", Rank.WARNING)
 
 
 def _records(table: CostTable) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ from mmkv_bench.statistics.intervals import Medians, medians
 from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.rows import processor
 from mmkv_bench.store.schema import STATUSES
+from mmkv_bench.tables.context_cells import Sweep, sweeps
 from mmkv_bench.tables.cost_rows import KNOWN, Cost, CostRows, answer_costs, pass_costs
 from mmkv_bench.tables.rows import BASELINE, NO_ROWS, cells_of, choose_cells, latest, missing, open_store, with_limits
 from mmkv_bench.tables.score_table import Line
-from mmkv_bench.tables.sweep import Sweep, sweeps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,11 +109,11 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does)."""
+        """Return the readings (versions of methods) in the table: `paper` as the paper's text, before `released` as its code."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
-        """Return the table's lines in order, each method with its budgets."""
+        """Return the table's lines in order, as (method, budget)."""
         budgets: dict[str, list[str]] = {}
         for label, budget in sorted(self.entries, key=lambda key: Decimal(key[1] or 0)):
             budgets.setdefault(label, []).append(budget)
@@ -125,9 +125,11 @@ Key = tuple[str, str, str, str, str, str]
 
 
 def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    """Return a cell's identity without its dataset and store: by it, costs are joined to scores of the same cell.
+    """Return the identity of a cell (one method, budget and dataset) without its dataset and store, by which costs and scores
+    of one cell are joined.
 
-    method: the cell's table line. axis: kind of its budget."""
+    context: model, protocol and the other columns of `CONTEXT`. method: the cell's table line. axis: its kind of budget.
+    """
     kind = axis if budget else "none"
     names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
     return *names, f"{kind} {budget}"
@@ -142,52 +144,58 @@ def cost_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[CostTable]:
-    """Return the tables of a store, tables of answers first. The filters name what to keep.
+    """Return the tables of costs of a store: first those of answers, then those of timed passes.
 
     Args:
         costs: costs that the rows must have.
         beside: costs that the rows may lack; a table needs at least one known cost.
+        datasets, protocols, readings: values to keep; None: all.
 
     Raises:
-        ConfigError: no store, a filter that names something that the rows do not have, a cost that the rows lack, or times of
-            runs that share prefills, which belong to no single method.
+        ConfigError: there is no store, a filter matches nothing, the rows lack a cost, or times are of runs that share a
+            prefill.
     """
     store = open_store(root)
     cells = cells_of(store)
     if cells.empty:
         raise ConfigError(NO_ROWS.format(root))
     cells = with_limits(cells)
-    keep = choose_cells(cells, datasets, protocols, readings)
+    is_kept = choose_cells(cells, datasets, protocols, readings)
     names = list(cells["cell"])
     # rows of costs refer to the position of a cell among all cells of the store
-    cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))[keep]
-    parts: list[_Part] = []
+    cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))[is_kept]
+    cost_parts: list[_Part] = []
     for part in (read(store, names, [*costs, *beside]) for read in (answer_costs, pass_costs)):
         rows = part.frame[np.isin(part.frame["place"], cells["place"])]
-        shown = [c for c in (*costs, *beside) if (rows[c.key].notna() & ~(rows["group"] & c.shared)).any()]
-        parts.append((part, rows, tuple(shown)))
-    _refuse_unknown(parts, costs)
-    return [table for part, rows, known in parts if known for table in _tables(cells, part, rows, known)]
+        shown_costs = [c for c in (*costs, *beside) if (rows[c.key].notna() & ~(rows["group"] & c.shared)).any()]
+        cost_parts.append((part, rows, tuple(shown_costs)))
+    _refuse_unknown(cost_parts, costs)
+    return [table for part, rows, known in cost_parts if known for table in _tables(cells, part, rows, known)]
 
 
 def needed(costs: Sequence[Cost]) -> list[Cost]:
-    """Return the costs that must be read in addition to `costs`: if the time per token is among them, the bytes read, from which
-    the time's lower bound is computed."""
+    """Return the costs that must be read in addition to `costs`.
+
+    This is the number of bytes read per step, from which the roofline is computed, if the time per token is among `costs`.
+    """
     keys = {cost.key for cost in costs}
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 
 
 def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
-    """Set the roofline of the tables, and drop the costs that were read only for it. Return the tables with a cost left.
+    """Set the roofline (fewest seconds of a decode step) of the tables, and return the tables that still have a cost.
 
-    costs: the costs to show. known: function that returns the limit for a table's context."""
+    Costs that were read only for the roofline are dropped.
+
+    costs: the costs to show. known: function that returns the limit for a table's context, or None.
+    """
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
             table.roofline, batch = known(table.context), int(table.shape["batch"])
-            useful = {line: row[USEFUL].value for line, row in table.entries.items() if USEFUL in row}
+            useful_bytes = {line: row[USEFUL].value for line, row in table.entries.items() if USEFUL in row}
             if table.roofline is not None:
                 step_s = table.roofline.step_s
-                table.least = {line: step_s(value, batch) for line, value in useful.items() if value is not None}
+                table.least = {line: step_s(value, batch) for line, value in useful_bytes.items() if value is not None}
         table.costs = tuple(cost for cost in table.costs if cost in costs)
         for row in table.entries.values():
             for key in row.keys() - {cost.key for cost in table.costs}:
@@ -200,19 +208,20 @@ _Part = tuple[CostRows, "pd.DataFrame", tuple[Cost, ...]]
 
 
 def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
-    unknown = [cost for cost in costs if not any(cost in known for _, _, known in parts)]
-    if not unknown:
+    absent_costs = [cost for cost in costs if not any(cost in known for _, _, known in parts)]
+    if not absent_costs:
         return
-    groups = any(rows["group"].any() for _, rows, _ in parts)
-    shared = [cost.name for cost in unknown if cost.shared and groups]
-    if shared:
-        one = len(shared) == 1
+    has_groups = any(rows["group"].any() for _, rows, _ in parts)
+    shared_names = [cost.name for cost in absent_costs if cost.shared and has_groups]
+    if shared_names:
+        is_single = len(shared_names) == 1
         raise ConfigError(
-            f"{' and '.join(shared)} of these rows {'comes' if one else 'come'} from runs that share prefills, whose times and "
-            "peaks belong to a group of methods; run with sharing=off or scenario=efficiency for one method's times, "
-            f"or leave {'it' if one else 'them'} out"
+            f"{' and '.join(shared_names)} of these rows {'comes' if is_single else 'come'} from runs that share prefills, "
+            "whose times and peaks belong to a group of methods; "
+            "run with sharing=off or scenario=efficiency for one method's times, "
+            f"or leave {'it' if is_single else 'them'} out"
         )
-    first = unknown[0]
+    first = absent_costs[0]
     name = first.name if first.name == first.key else f"{first.name} ({first.key})"
     raise ConfigError(
         f"These rows have no {name}: it is null in all of them, or only scenario=efficiency measures it; leave it out"
@@ -233,30 +242,33 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 
 
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """Return the tables of one context and kind of budget: one table for answers, or one per shape of the prompt for passes.
+    """Return the tables of costs for one context (model, dataset, protocol) and kind of budget.
 
-    part: costs of all cells. rows: the costs of this context's cells."""
+    There is one table for answers, or one per prompt length and batch for timed passes.
+
+    part: costs of all cells. rows: the costs of this context's cells.
+    """
     for group in sweep.groups.values():
         group.refuse_twins()
     if rows.empty:
         return []
-    keys = list(sweep.groups)
-    number_of = {place: number for number, key in enumerate(keys) for place in sweep.groups[key].places}
-    full = next((n for n, (label, budget) in enumerate(keys) if label == BASELINE and not budget), None)
-    rows = rows.assign(line=rows["place"].map(number_of))
+    line_keys = list(sweep.groups)
+    line_number_of = {place: number for number, key in enumerate(line_keys) for place in sweep.groups[key].places}
+    full = next((n for n, (label, budget) in enumerate(line_keys) if label == BASELINE and not budget), None)
+    rows = rows.assign(line=rows["place"].map(line_number_of))
     fallbacks = part.fallbacks[np.isin(part.fallbacks["place"], sweep.places)]
-    fallbacks = fallbacks.assign(line=fallbacks["place"].map(number_of))
+    fallbacks = fallbacks.assign(line=fallbacks["place"].map(line_number_of))
     tables = []
     for shape, of_shape in rows.groupby("shape"):
-        by_cost = {cost.key: _entries(of_shape, cost, len(keys), full, part.per_pass) for cost in costs}
+        by_cost = {cost.key: _entries(of_shape, cost, len(line_keys), full, part.per_pass) for cost in costs}
         lines = sorted(of_shape["line"].unique().tolist())
-        entries = {keys[n]: {key: each[n] for key, each in by_cost.items()} for n in lines}
+        entries = {line_keys[n]: {key: each[n] for key, each in by_cost.items()} for n in lines}
         labels = {label for label, _ in entries}
         methods = tuple(method for method in sweep.methods if method.label in labels)
         counts = fallbacks[fallbacks["shape"] == shape].groupby(["reason", "line"]).size()
         reasons: dict[str, list[tuple[str, str, int]]] = {}
         for (reason, n), answers in counts.items():
-            reasons.setdefault(reason, []).append((*keys[n], int(answers)))
+            reasons.setdefault(reason, []).append((*line_keys[n], int(answers)))
         table = CostTable(sweep.context, part.shapes[shape], sweep.axis, costs, methods, entries, part.per_pass)
         table.fallbacks, table.disturbed = reasons, _disturbed(of_shape) if part.per_pass else ()
         table.random_weights, table.weights_files = sweep.random_weights, sweep.weights_files
@@ -265,52 +277,59 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
 
 
 def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_pass: bool) -> list[CostEntry]:
-    """Return one cost's entry for each of `count` lines, ordered by the number in the column `line` of `rows`.
+    """Return the median cost of each of `count` table lines, in the order of the line numbers in column `line` of `rows`.
 
-    rows: of one shape of the prompt. full: number of the line of `full`."""
+    rows: costs at one prompt shape. full: line number of `full`; None without it.
+    """
     values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
     if per_pass:
-        expected = values.notna() | (rows["status"] > 0)
-        rows, values = rows[expected], values[expected]
-    line, unit, status, clusters = (rows[name].to_numpy() for name in ("line", "unit", "status", "cluster"))
-    failed = np.full(count, len(STATUSES))
-    np.minimum.at(failed, line[status > 0], status[status > 0])
-    line, unit, values, clusters = _over_seeds(line, unit, values.to_numpy(), clusters)
-    base = np.full(int(unit.max(initial=0)) + 1, np.nan)  # of `full`, by sample or repeat
-    base[unit[line == full]] = values[line == full]
+        has_row = values.notna() | (rows["status"] > 0)
+        rows, values = rows[has_row], values[has_row]
+    line_numbers, unit_numbers, status, clusters = (
+        rows[name].to_numpy() for name in ("line", "unit", "status", "cluster")
+    )
+    worst_status = np.full(count, len(STATUSES))
+    np.minimum.at(worst_status, line_numbers[status > 0], status[status > 0])
+    line_numbers, unit_numbers, values, clusters = _over_seeds(line_numbers, unit_numbers, values.to_numpy(), clusters)
+    full_values = np.full(int(unit_numbers.max(initial=0)) + 1, np.nan)  # of `full`, by sample or repeat
+    full_values[unit_numbers[line_numbers == full]] = values[line_numbers == full]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(base[unit] != 0, values / base[unit], np.nan)
-    cost_medians, ratio_medians = (medians(each, line, clusters, count) for each in (values, ratios))
-    n = np.bincount(line, minlength=count)
-    return [_entry(cost_medians, ratio_medians, number, int(n[number]), int(failed[number])) for number in range(count)]
+        ratios = np.where(full_values[unit_numbers] != 0, values / full_values[unit_numbers], np.nan)
+    cost_medians, ratio_medians = (medians(each, line_numbers, clusters, count) for each in (values, ratios))
+    n = np.bincount(line_numbers, minlength=count)
+    return [
+        _entry(cost_medians, ratio_medians, number, int(n[number]), int(worst_status[number]))
+        for number in range(count)
+    ]
 
 
 def _over_seeds(
     line: np.ndarray, unit: np.ndarray, values: np.ndarray, clusters: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Average values over seeds: one value per line and unit (sample or repeat). The mean is NaN if one seed has no value.
+    """Average values over seeds: one mean per table line and unit (sample or repeat); NaN if a seed has no value.
 
-    Return (line, unit, mean, cluster) of each average."""
-    width = int(unit.max(initial=0)) + 1
-    distinct, first, place, size = np.unique(
-        line * width + unit, return_index=True, return_inverse=True, return_counts=True
+    Return arrays (line, unit, mean, cluster) with one item per mean.
+    """
+    unit_count = int(unit.max(initial=0)) + 1
+    distinct, first, pair_numbers, seeds_per_pair = np.unique(
+        line * unit_count + unit, return_index=True, return_inverse=True, return_counts=True
     )
     if len(distinct) == len(line):
         return line, unit, values, clusters
-    mean = np.bincount(place.reshape(-1), weights=values, minlength=len(distinct)) / size
-    return distinct // width, distinct % width, mean, clusters[first]
+    mean = np.bincount(pair_numbers.reshape(-1), weights=values, minlength=len(distinct)) / seeds_per_pair
+    return distinct // unit_count, distinct % unit_count, mean, clusters[first]
 
 
 def _entry(own: Medians, paired: Medians, number: int, n: int, failed: int) -> CostEntry:
-    known = int(own.n[number])
+    value_count = int(own.n[number])
     arrays = (own.median, own.low, own.high, own.level, paired.median, paired.low, paired.high)
-    values = (float(array[number]) if n == known > 0 else np.nan for array in arrays)
+    values = (float(array[number]) if n == value_count > 0 else np.nan for array in arrays)
     value, low, high, level, ratio, below, above = (None if np.isnan(end) else end for end in values)
     status = STATUSES[failed] if failed < len(STATUSES) else None
-    return CostEntry(value, low, high, level, ratio, below, above, n, known, int(paired.n[number]), status)
+    return CostEntry(value, low, high, level, ratio, below, above, n, value_count, int(paired.n[number]), status)
 
 
 def _disturbed(rows: pd.DataFrame) -> tuple[str, ...]:
-    words = {word for found in rows["disturbed"] if isinstance(found, list | np.ndarray) for word in found}
-    other = load_warning(rows["load"].to_numpy(), rows["threads"].to_numpy())
-    return (*sorted(words), *([other] if other else []))
+    disturbances = {word for found in rows["disturbed"] if isinstance(found, list | np.ndarray) for word in found}
+    load_text = load_warning(rows["load"].to_numpy(), rows["threads"].to_numpy())
+    return (*sorted(disturbances), *([load_text] if load_text else []))

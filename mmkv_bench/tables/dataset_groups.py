@@ -26,10 +26,10 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.compare import against
+from mmkv_bench.tables.context_cells import find_group, gates_of, verdict
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of, dataset_node
 from mmkv_bench.tables.score_notes import FIXTURE_DATA, RANKS, gate_note
 from mmkv_bench.tables.score_table import Entry, ScoreTable
-from mmkv_bench.tables.sweep import find_group, gates_of, verdict
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from mmkv_bench.tables.text import axis_words, context_words, interval_text, ranks_text, score, signed
 
@@ -87,7 +87,7 @@ class GroupTable:
 
 
 def groups_of(rows: Rows) -> list[DatasetGroup]:
-    """Return the groups with at least one dataset in the rows, sorted by benchmark and name.
+    """Return the groups of datasets (such as MileBench T-1) that have rows, sorted by benchmark and name.
 
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
@@ -109,16 +109,17 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
 
 
 def group_tables(tables: Sequence[ScoreTable], rows: Rows) -> list[GroupTable]:
-    """Return tables by benchmark, context, kind of budget and budget, from the datasets' tables (see `build`).
+    """Return tables of mean scores over groups of datasets, one per benchmark, context, kind of budget and budget.
 
     Args:
-        rows: the rows of the tables, whose configurations state the groups and the scores that `full` should reach.
+        tables: the datasets' own tables of scores.
+        rows: the rows of these tables. Their configurations contain the groups and the expected scores of `full`.
 
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
         StoreError: a dataset has two tables, with different data or settings.
     """
-    made = []
+    mean_tables = []
     groups = groups_of(rows)
     configs = {
         model: config
@@ -127,17 +128,20 @@ def group_tables(tables: Sequence[ScoreTable], rows: Rows) -> list[GroupTable]:
     }
     for benchmark in dict.fromkeys(group.benchmark for group in groups):
         columns = [group for group in groups if group.benchmark == benchmark]
-        wanted = {pair for group in columns for pair in group.metrics.items()}
-        chosen = [table for table in tables if (table.dataset, table.metric) in wanted]
-        for context in sorted({_context(table) for table in chosen}):
-            alike = [table for table in chosen if _context(table) == context]
-            for axis in sorted({table.axis for table in alike} - {"none"}) or ["none"]:
-                by_dataset = _by_dataset([table for table in alike if table.axis in (axis, "none")], axis)
+        wanted_pairs = {pair for group in columns for pair in group.metrics.items()}
+        chosen_tables = [table for table in tables if (table.dataset, table.metric) in wanted_pairs]
+        for context in sorted({_context(table) for table in chosen_tables}):
+            context_tables = [table for table in chosen_tables if _context(table) == context]
+            for axis in sorted({table.axis for table in context_tables} - {"none"}) or ["none"]:
+                by_dataset = _by_dataset([table for table in context_tables if table.axis in (axis, "none")], axis)
                 budgets = sorted({budget for table in by_dataset.values() for budget in table.budgets}, key=float)
-                at = dict(context)
-                config = configs.get(at["model"])
-                made += [_group_table(at, axis, budget, by_dataset, columns, config) for budget in budgets or [""]]
-    return made
+                context_values = dict(context)
+                config = configs.get(context_values["model"])
+                mean_tables += [
+                    _group_table(context_values, axis, budget, by_dataset, columns, config)
+                    for budget in budgets or [""]
+                ]
+    return mean_tables
 
 
 def _context(table: ScoreTable) -> tuple[tuple[str, str], ...]:
@@ -145,12 +149,12 @@ def _context(table: ScoreTable) -> tuple[tuple[str, str], ...]:
 
 
 def _by_dataset(tables: Sequence[ScoreTable], axis: str) -> dict[str, ScoreTable]:
-    """Map each dataset to its table with this kind of budget, or else to its table without budgets."""
+    """Return dataset -> its table whose budgets are of the kind `axis`, or else its table without budgets."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in sorted(tables, key=lambda table: table.axis == axis):
-        other = by_dataset.get(table.dataset)
-        if other is not None and other.axis == table.axis:
-            keys = ", ".join(key for key in OF_ONE_DATASET if other.context[key] != table.context[key])
+        earlier_table = by_dataset.get(table.dataset)
+        if earlier_table is not None and earlier_table.axis == table.axis:
+            keys = ", ".join(key for key in OF_ONE_DATASET if earlier_table.context[key] != table.context[key])
             raise StoreError(
                 f"{table.dataset} has two tables that differ in {keys}, so a mean over datasets is not defined; put these rows "
                 "into separate folders"
@@ -169,13 +173,13 @@ def _group_table(
 ) -> GroupTable:
     labels = tuple(dict.fromkeys(method.label for table in tables.values() for method in table.methods))
     means: dict[tuple[str, str], Mean] = {}
-    against: dict[tuple[str, str], Mean] = {}
-    absent: dict[str, tuple[int, int]] = {}
-    fixture, gates = any(name.endswith(FIXTURE) for name in tables), []
+    differences: dict[tuple[str, str], Mean] = {}
+    absent_counts: dict[str, tuple[int, int]] = {}
+    fixture, gate_texts = any(name.endswith(FIXTURE) for name in tables), []
     for group in groups:
         names, n_full = [name for name in group.metrics if name in tables], 0
         if len(names) < group.size:
-            absent[group.name] = len(names), group.size
+            absent_counts[group.name] = len(names), group.size
         else:
             full = _entries(tables, names, BASELINE, budget)
             n_full = sum(entry.scores.n for entry in full or ())
@@ -186,22 +190,35 @@ def _group_table(
                 means[label, group.name] = mean([Mean(entry.headline, entry.low, entry.high) for entry in entries])
                 if full is not None and label != BASELINE:
                     cells = zip(names, entries, full, strict=True)
-                    against[label, group.name] = mean([_difference(tables[name], a, b) for name, a, b in cells])
+                    differences[label, group.name] = mean([_difference(tables[name], a, b) for name, a, b in cells])
         gate = None if config is None or fixture else find_group(config, f"{group.benchmark} {group.name}")
         if gate is not None:
-            reached = means[BASELINE, group.name].value if (BASELINE, group.name) in means else None
-            gates.append(f"{group.name}: {verdict(gate, reached, n_full, context['transformers'])}")
-    shown = tuple(group.name for group in groups if group.name not in absent)
-    marked = {method.label for table in tables.values() for method in table.methods if method.calibrated}
-    calibrated = tuple(label for label in labels if label in marked)
+            full_mean = means[BASELINE, group.name].value if (BASELINE, group.name) in means else None
+            gate_texts.append(f"{group.name}: {verdict(gate, full_mean, n_full, context['transformers'])}")
+    shown_groups = tuple(group.name for group in groups if group.name not in absent_counts)
+    calibrated_labels = {method.label for table in tables.values() for method in table.methods if method.calibrated}
+    calibrated = tuple(label for label in labels if label in calibrated_labels)
     benchmark = groups[0].benchmark
     return GroupTable(
-        *(benchmark, context, axis, budget, shown, labels, means, against, absent, fixture, calibrated, tuple(gates))
+        *(
+            benchmark,
+            context,
+            axis,
+            budget,
+            shown_groups,
+            labels,
+            means,
+            differences,
+            absent_counts,
+            fixture,
+            calibrated,
+            tuple(gate_texts),
+        )
     )
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
-    """Return the method's table cells on these datasets; None unless it has a complete score (every sample ok) on each."""
+    """Return the method's table cells on the datasets `names`; None if a cell is absent or has a failed sample."""
     entries = [tables[name].entry(label, budget) for name in names]
     complete = [entry for entry in entries if entry is not None and entry.value is not None]
     return complete if len(complete) == len(entries) else None
@@ -214,23 +231,23 @@ def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
 
 
 def mean(parts: Sequence[Mean]) -> Mean:
-    """Return the mean of independent scores, each counting once."""
+    """Return the mean of independent scores with equal weights, with a combined interval."""
     value = float(np.mean([part.value for part in parts]))
-    ends = [(p.value - p.low, p.high - p.value) for p in parts if p.low is not None and p.high is not None]
-    if len(ends) < len(parts):
+    half_widths = [(p.value - p.low, p.high - p.value) for p in parts if p.low is not None and p.high is not None]
+    if len(half_widths) < len(parts):
         return Mean(value, None, None)
-    below, above = (float(np.sqrt(sum(end**2 for end in side))) / len(parts) for side in zip(*ends, strict=True))
+    below, above = (float(np.sqrt(sum(end**2 for end in side))) / len(parts) for side in zip(*half_widths, strict=True))
     return Mean(value, value - below, value + above)
 
 
 def tables_of_groups(tables: Sequence[GroupTable], *, intervals: bool = True) -> list[Table]:
-    """Return the tables with their captions; below each table are the differences to `full`."""
+    """Return the tables as text cells with captions. Below each are the differences to `full`."""
     return [_table(table, intervals) for table in tables]
 
 
 def _table(table: GroupTable, intervals: bool) -> Table:
-    words = [f"model={table.context['model']}", f"protocol={table.context['protocol']}"]
-    words += [f"budget={table.budget}"] if table.budget else []
+    caption_parts = [f"model={table.context['model']}", f"protocol={table.context['protocol']}"]
+    caption_parts += [f"budget={table.budget}"] if table.budget else []
     grids = [_grid(table, table.means, score, intervals)] if table.groups else []
     if table.groups and table.against:
         grids.append(_grid(table, table.against, signed, intervals, "Minus full, paired by sample"))
@@ -239,10 +256,10 @@ def _table(table: GroupTable, intervals: bool) -> Table:
         groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())
         notes.append(Note(f"Not complete: {groups}.", Rank.WARNING))
     if table.calibrated:
-        data = "data that the other methods have not seen (see each dataset's table)"
-        notes.append(Note(f"Calibrated on {data}: {', '.join(table.calibrated)}."))
+        unseen_data = "data that the other methods have not seen (see each dataset's table)"
+        notes.append(Note(f"Calibrated on {unseen_data}: {', '.join(table.calibrated)}."))
     notes += map(gate_note, table.gates)
-    caption = f"{'; '.join(words)}; each dataset of a group counts once"
+    caption = f"{'; '.join(caption_parts)}; each dataset of a group counts once"
     return Table(f"{table.benchmark}, means over datasets", caption, grids, notes)
 
 
@@ -258,8 +275,8 @@ def _grid(
             return "-"
         return GridCell(number(mean.value), mean.value, interval_text(mean.low, mean.high) if intervals else "")
 
-    lines = [label for label in table.methods if any((label, name) in means for name in table.groups)]
-    rows = [[label, *(cell(means.get((label, name))) for name in table.groups)] for label in lines]
+    labels = [label for label in table.methods if any((label, name) in means for name in table.groups)]
+    rows = [[label, *(cell(means.get((label, name))) for name in table.groups)] for label in labels]
     return Grid(["method", *table.groups], rows, heading)
 
 
@@ -279,18 +296,21 @@ class TaskRanks:
 
     @property
     def means(self) -> np.ndarray:
-        """Ends of the mean rank over the tasks, float64 [m, 2]."""
+        """Mean over the tasks of each method's lowest and highest possible rank, float64 [m, 2]."""
         return self.ranks.mean(axis=0)
 
 
 def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Return the ranks of every family of tasks, at every budget at which two methods compete on at least two tasks."""
-    every = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
-    return [ranks for ranks in every if len(ranks.tables) > 1]
+    """Return the ranks of methods over several tasks, one item per family of tasks and budget.
+
+    A family is a set of tables that differ only in the dataset. A budget needs at least two methods that all tasks have.
+    """
+    all_ranks = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
+    return [ranks for ranks in all_ranks if len(ranks.tables) > 1]
 
 
 def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
-    """Group the tables into families: tables of tasks that differ only in the dataset."""
+    """Group the tables that differ only in the dataset (one dataset is one task)."""
     groups: dict[tuple[object, ...], list[ScoreTable]] = {}
     for table in tables:
         groups.setdefault((table.axis, *_context(table)), []).append(table)
@@ -298,7 +318,7 @@ def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
 
 
 def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
-    """Return one table per dataset, of its first metric."""
+    """Return one table per dataset: the table of its first metric."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in family:
         by_dataset.setdefault(table.dataset, table)
@@ -308,37 +328,40 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
     """Rank the methods that compete on all tasks, at every budget with at least two such methods.
 
-    tasks: one table per dataset. At a budget, a task is left out if competing methods have failed samples there."""
-    every = []
+    tasks: one table per dataset. A task is left out at a budget if methods have failed samples there.
+    """
+    ranks_by_budget = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
-        ranked = [t for t in tasks if budget in t.columns and budget not in t.unranked()]
-        among = [set(table.columns[budget].names) for table in ranked]
-        if not ranked or len(common := set.intersection(*among)) < 2:
+        ranked_tables = [t for t in tasks if budget in t.columns and budget not in t.unranked()]
+        names_per_table = [set(table.columns[budget].names) for table in ranked_tables]
+        if not ranked_tables or len(common := set.intersection(*names_per_table)) < 2:
             continue
-        names = tuple(line.label for line in ranked[0].methods if line.label in common)
-        ranks = np.stack([table.columns[budget].ranks_among(names, ALPHA / len(ranked)) for table in ranked])
-        apart = tuple(sorted(set.union(*among) - common))
-        every.append(TaskRanks(tuple(ranked), budget, names, ranks, apart))
-    return every
+        names = tuple(line.label for line in ranked_tables[0].methods if line.label in common)
+        ranks = np.stack(
+            [table.columns[budget].ranks_among(names, ALPHA / len(ranked_tables)) for table in ranked_tables]
+        )
+        partly_compared = tuple(sorted(set.union(*names_per_table) - common))
+        ranks_by_budget.append(TaskRanks(tuple(ranked_tables), budget, names, ranks, partly_compared))
+    return ranks_by_budget
 
 
 def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:
-    """Return one table per budget, the best mean first.
+    """Return one table of mean ranks per family of tasks and budget, the method with the best mean first.
 
     Raises:
         ConfigError: no two tasks have the same methods at a budget.
     """
-    every = task_ranks(tables)
-    if not every:
+    all_ranks = task_ranks(tables)
+    if not all_ranks:
         raise ConfigError(
             "There are no ranks: they need two tasks in which the same two methods answered all samples at one budget; leave "
             "out --ranks."
         )
-    return [_rank_table(ranks, [other.tables[0].context for other in every]) for ranks in every]
+    return [_rank_table(ranks, [other.tables[0].context for other in all_ranks]) for ranks in all_ranks]
 
 
 def _rank_table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
-    first = ranks.tables[0]
+    first_table = ranks.tables[0]
     order = np.lexsort((ranks.means[:, 1], ranks.means.sum(axis=1)))
     header = ["method", *(f"{table.dataset}, {table.metric}" for table in ranks.tables), "mean"]
     rows = [
@@ -350,14 +373,19 @@ def _rank_table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
         f"{RANKS}, of m = {len(ranks.methods)} compared on all {tasks} tasks, each task at p <= {ALPHA:g} / {tasks}: with "
         f"{LEVEL:.0%} confidence all true ranks, and all means over these tasks, are within."
     )
-    notes = [Note(text, Rank.MARK), *(Note(words, Rank.WARNING) for words in predicts_nothing(first.context["model"]))]
+    notes = [
+        Note(text, Rank.MARK),
+        *(Note(caption_text, Rank.WARNING) for caption_text in predicts_nothing(first_table.context["model"])),
+    ]
     notes += [Note(f"On some of the tasks only: {', '.join(ranks.apart)}.")] if ranks.apart else []
-    words = "; ".join([axis_words(first.axis), *context_words(first.context, first.readings, contexts)])
-    return Table(f"Ranks over tasks at {ranks.budget}", words, [Grid(header, rows)], notes)
+    caption_text = "; ".join(
+        [axis_words(first_table.axis), *context_words(first_table.context, first_table.readings, contexts)]
+    )
+    return Table(f"Ranks over tasks at {ranks.budget}", caption_text, [Grid(header, rows)], notes)
 
 
 def predicts_nothing(model: str) -> list[str]:
-    """Return the sentence that stands beside every ranking of the embedded model; nothing for other models."""
+    """Return the warning to print beside each ranking of the embedded model; an empty list for other models."""
     text = (
         "Rankings of the embedded model predict no paper's: mean Kendall's tau -.15 to the orders that papers print (87 "
         "settings, at 10 %)."

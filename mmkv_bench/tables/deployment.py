@@ -74,11 +74,11 @@ class Option:
 
     @property
     def known(self) -> dict[str, Estimate]:
-        """The estimates that are not None, by name."""
+        """Return the estimates of this option that are not None, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Estimate)}
 
     def over(self, other: Option | None) -> Option:
-        """Return this option with the missing estimates taken from `other`."""
+        """Return this option with its missing estimates taken from `other`."""
         estimates: dict[str, Any] = {} if other is None else other.known | self.known
         return replace(self, **estimates)
 
@@ -118,35 +118,37 @@ class ScoreLoss:
 
     @property
     def title(self) -> str:
-        """Dataset and metric, as a title."""
+        """Return dataset and metric as a title."""
         return f"{self.dataset} {self.metric.replace('_', ' ')}"
 
 
 # ---------------------------------------------------------------------- measured
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
-    """Read the timed passes (`scenario=efficiency`) of a rows folder: setting -> its measured options, full first at each batch.
-    The result is empty if the folder has no passes."""
+    """Return setting (model, device, prompt) -> its measured methods, budgets and batches, from timed passes of a rows folder.
+
+    `full` comes first at each batch. The result is empty if the folder has no passes (`scenario=efficiency`).
+    """
     tables_of: dict[Setting, list[CostTable]] = {}
     for table in cost_tables(root, (), beside=[KNOWN[key] for key in _COSTS]):
         if table.per_pass:
             shape, context = table.shape, table.context
             prompts = str(shape["dataset"]), int(shape["prompt_tokens"]), str(shape["batch_prefill"])
             tables_of.setdefault(Setting(context["model"], context["device"], *prompts), []).append(table)
-    measured = {}
+    options_of_setting = {}
     for setting, tables in tables_of.items():
         options: dict[tuple[Key, int], Option] = {}
         repeats = []
         for one, (method, budget) in [(each, line) for each in tables for line in each.lines()]:
             option = _measured(one, method, budget)
             options.setdefault((option.key, option.batch), option)
-            timed = one.entries[method.label, budget].get("tpot_s")
-            repeats += [] if timed is None else [timed.n]
-        ends = " to ".join(map(str, sorted({min(repeats, default=0), max(repeats, default=0)})))
-        notes = [Note(f"Times are medians of {ends} repeats.")] if any(repeats) else []
+            time_entry = one.entries[method.label, budget].get("tpot_s")
+            repeats += [] if time_entry is None else [time_entry.n]
+        repeats_range = " to ".join(map(str, sorted({min(repeats, default=0), max(repeats, default=0)})))
+        notes = [Note(f"Times are medians of {repeats_range} repeats.")] if any(repeats) else []
         disturbed = dict.fromkeys(word for table in tables for word in table.disturbed)
         notes += [Note(f"Disturbed: {'; '.join(disturbed)}.", Rank.WARNING)] if disturbed else []
-        measured[setting] = Measured(sorted(options.values(), key=lambda option: option.batch), notes)
-    return measured
+        options_of_setting[setting] = Measured(sorted(options.values(), key=lambda option: option.batch), notes)
+    return options_of_setting
 
 
 def _measured(table: CostTable, method: Line, budget: str) -> Option:
@@ -164,10 +166,13 @@ def _estimate(entry: CostEntry | None) -> Estimate | None:
 
 # ---------------------------------------------------------------------- scores
 def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLoss]:
-    """Return the scores lost in every table that has `full`, in the order of datasets; a dataset's first metric counts.
+    """Return for each dataset the score that each method loses against `full`, from tables that have `full`.
 
-    root: folder of the rows from which the tables were made."""
-    lengths = {
+    A dataset's first metric counts.
+
+    root: folder of the rows from which the tables were made.
+    """
+    prompt_tokens_of = {
         table.context["dataset"]: entry.value
         for table in cost_tables(root, (), beside=[KNOWN["prompt_tokens"]])
         if not table.per_pass and (entry := table.entries.get((BASELINE, ""), {}).get("prompt_tokens")) is not None
@@ -181,13 +186,15 @@ def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLo
         cells = [(cell_key(table.context, line, table.axis, budget), entry) for line, budget, entry in table.cells]
         sign = 1 if lower_is_better(table.metric) else -1
         differences = against([entry.scores for _, entry in cells], full.scores, table.metric)
-        lost = {key: _times(sign, one) for (key, _), one in zip(cells, differences, strict=True)}
-        over = frozenset(key for key, entry in cells if entry.audit.over)
-        tokens = lengths.get(table.dataset)
-        loss = ScoreLoss(table.dataset, table.metric, full.value, None if tokens is None else int(tokens), lost, over)
+        loss_of = {key: _times(sign, one) for (key, _), one in zip(cells, differences, strict=True)}
+        lines_over_budget = frozenset(key for key, entry in cells if entry.audit.over)
+        tokens = prompt_tokens_of.get(table.dataset)
+        loss = ScoreLoss(
+            table.dataset, table.metric, full.value, None if tokens is None else int(tokens), loss_of, lines_over_budget
+        )
         key = table.dataset, table.context["model"]
         if (other := losses.get(key)) is not None:  # budgets in entries and in fractions are two tables
-            loss = replace(loss, lost={**other.lost, **lost}, over=other.over | over)
+            loss = replace(loss, lost={**other.lost, **loss_of}, over=other.over | lines_over_budget)
         losses[key] = loss
     return list(losses.values())
 
@@ -207,30 +214,34 @@ def deployment_table(
     memory: float | None = None,
     notes: Sequence[Note] = (),
 ) -> Table:
-    """Return the table of one setting, one line per method, budget and batch. Methods with equal numbers share a line.
+    """Return the table of one setting (model, device, prompt): one line per method, budget and batch.
+
+    Methods with equal numbers share a line.
 
     Args:
-        options: the options, full first at each batch.
-        memory: device memory in bytes, for which the largest batches hold.
+        options: the methods, budgets and batches with their numbers, `full` first at each batch.
+        losses: scores lost, one column per dataset.
+        memory: device memory [bytes] for which the largest batches hold.
+        notes: further notes below the table.
     """
     losses = [loss for loss in losses if any(option.key in loss.lost for option in options)]
-    on = "" if memory is None else f" on {memory / GIB:,.4g} GiB"
+    memory_text = "" if memory is None else f" on {memory / GIB:,.4g} GiB"
     size, unit = unit_of("bytes", [option.nbytes.value for option in options if option.nbytes is not None])
     columns: dict[str, list[GridCell]] = {
         "ms/token": [_number(option.step_s, 1e-3) for option in options],
         "tokens/s": [_number(option.tokens_s) for option in options],
         "speed-up": [_number(option.speed_up) for option in options],
         f"peak {unit}": [_number(option.nbytes, size) for option in options],
-        f"largest batch{on}": [_number(option.largest) for option in options],
+        f"largest batch{memory_text}": [_number(option.largest) for option in options],
     }
     columns |= {f"{loss.title} lost": [_lost(option, loss) for option in options] for loss in losses}
     columns = {head: cells for head, cells in columns.items() if any(cell.value is not None for cell in cells)}
-    lines: dict[tuple[str | GridCell, ...], list[str]] = {}
+    methods_by_cells: dict[tuple[str | GridCell, ...], list[str]] = {}
     for option, *cells in zip(options, *columns.values(), strict=True):
-        lines.setdefault((option.budget, str(option.batch), *cells), []).append(option.method)
-    rows = [[_names(methods), *cells] for cells, methods in lines.items()]
-    way = f"prefilled {setting.way}" if any(option.batch > 1 for option in options) else ""
-    facts = [f"model={setting.model}", setting.device and f"device={setting.device}", way]
+        methods_by_cells.setdefault((option.budget, str(option.batch), *cells), []).append(option.method)
+    rows = [[_names(methods), *cells] for cells, methods in methods_by_cells.items()]
+    prefill_text = f"prefilled {setting.way}" if any(option.batch > 1 for option in options) else ""
+    facts = [f"model={setting.model}", setting.device and f"device={setting.device}", prefill_text]
     return Table(
         f"{setting.prompts.removeprefix('made_up_')} prompts of {setting.tokens:,} tokens",
         "; ".join(filter(None, facts)),
@@ -241,7 +252,7 @@ def deployment_table(
 
 
 def deployment_tables(root: Path | str, losses: Sequence[ScoreLoss] = ()) -> list[Table]:
-    """Return the tables of the measured passes in a rows folder, one per setting."""
+    """Return the deployment tables of the timed passes in a rows folder, one per setting (model, device, prompt)."""
     return [
         deployment_table(setting, measured.options, losses, notes=measured.notes)
         for setting, measured in measured_options(root).items()
@@ -257,12 +268,17 @@ def _number(estimate: Estimate | None, size: float = 1.0) -> GridCell:
 
 
 def _lost(option: Option, loss: ScoreLoss) -> GridCell:
-    one = loss.lost.get(option.key)
-    if one is None or one.value is None:
+    difference = loss.lost.get(option.key)
+    if difference is None or difference.value is None:
         return GridCell("-")
     if option.key[2] == BASELINE:
         return GridCell(f"of {score(loss.full)}", loss.full)
-    return GridCell(score(one.value), one.value, interval_text(one.low, one.high), (OVER,) * (option.key in loss.over))
+    return GridCell(
+        score(difference.value),
+        difference.value,
+        interval_text(difference.low, difference.high),
+        (OVER,) * (option.key in loss.over),
+    )
 
 
 def _names(methods: Sequence[str]) -> str:
@@ -271,20 +287,26 @@ def _names(methods: Sequence[str]) -> str:
 
 def _notes(setting: Setting, options: Sequence[Option], losses: Sequence[ScoreLoss]) -> list[Note]:
     sources = {estimate.source for option in options for estimate in option.known.values()}
-    signs = [*dict.fromkeys(words for source, words in _SOURCES.items() if source in sources)]
-    notes = [Note("; ".join(signs) + ".", Rank.MARK)] if signs else []
+    sign_texts = [*dict.fromkeys(words for source, words in _SOURCES.items() if source in sources)]
+    notes = [Note("; ".join(sign_texts) + ".", Rank.MARK)] if sign_texts else []
     if any(option.step_s or option.speed_up for option in options):
         notes.append(
             Note("ms/token, tokens/s and speed-up are of decoding: every method prefills the whole prompt before.")
         )
-    alike: dict[str, list[str]] = {}
+    texts_by_loss: dict[str, list[str]] = {}
     for loss in losses:
-        entries = any(option.key in loss.lost and option.key[-1].startswith("entries") for option in options)
-        size = "" if loss.tokens is None else f", whose prompts have {loss.tokens:,} tokens (median)"
-        few = f"; a budget in entries is another share of them than of {setting.tokens:,}" if size and entries else ""
+        has_entry_budgets = any(option.key in loss.lost and option.key[-1].startswith("entries") for option in options)
+        prompt_length_text = "" if loss.tokens is None else f", whose prompts have {loss.tokens:,} tokens (median)"
+        budget_text = (
+            f"; a budget in entries is another share of them than of {setting.tokens:,}"
+            if prompt_length_text and has_entry_budgets
+            else ""
+        )
         samples = max(one.n for one in loss.lost.values())
-        alike.setdefault(f"over the same {samples} samples [95 % interval]{size}{few}", []).append(loss.title)
-    for words, titles in alike.items():
+        texts_by_loss.setdefault(
+            f"over the same {samples} samples [95 % interval]{prompt_length_text}{budget_text}", []
+        ).append(loss.title)
+    for words, titles in texts_by_loss.items():
         notes.append(Note(f"lost: full's score minus the method's, {' and '.join(titles)} {words}.", Rank.MARK))
     if any(option.key in loss.over for option in options for loss in losses):
         notes.append(Note(f"{OVER} the rows hold more entries than the budget.", Rank.MARK))

@@ -29,12 +29,12 @@ COLOURS = tuple(HUES.values())
 BESIDE = {"prefix_search": "lorenz"}
 """Analysis -> another analysis that its figure shows too, for samples that have both."""
 _PANEL = ("model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint", "versions", "setting")
-_COLUMNS = 3
-_INSIDE = 4  # largest number of lines whose legend fits into a panel
-_TICKS = 12  # largest number of layers that all have a tick
-_BAND = "bands: middle half of the samples"
+_PANELS_ACROSS = 3
+_MOST_LINES_INSIDE = 4  # largest number of lines whose legend fits into a panel
+_MOST_TICKS = 12  # largest number of layers that all have a tick
+_LEGEND_OF_BAND = "bands: middle half of the samples"
 _BUDGETS = (0.1, 0.3, 0.5, 0.7, 0.9)
-_MAP = "viridis"
+_COLOUR_MAP = "viridis"
 _HEAD_LABELS = {
     "cumulative_attention": ("share of the prompt's keys, largest first", "share of the text's attention"),
     "focus": ("share of the prompt's tokens, most focused first", "share of the answer's focuses"),
@@ -52,7 +52,7 @@ class Panel:
 
     @property
     def layers(self) -> list[int]:
-        """Layers with numbers, in order."""
+        """Numbers of the layers that have values, ascending."""
         return sorted(int(layer) for layer in self.rows["layer"].dropna().unique())
 
 
@@ -67,22 +67,24 @@ class Drawing:
 
 
 def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list[Panel]:
-    """Return the panels of an analysis in a store, one per model, dataset and setting.
+    """Return the panels of one analysis in a store, one per model, dataset and setting.
+
+    name: name of the analysis. datasets: datasets to draw; None: all.
 
     Raises:
         ConfigError: the store has no rows of the analysis, or none of these datasets.
     """
-    every = Store(root).diagnostics(coded=True).to_pandas()
-    if not (every["name"] == name).any():
-        present = ", ".join(sorted(map(str, every["name"].unique()))) or "none"
+    all_rows = Store(root).diagnostics(coded=True).to_pandas()
+    if not (all_rows["name"] == name).any():
+        names_present = ", ".join(sorted(map(str, all_rows["name"].unique()))) or "none"
         raise ConfigError(
-            f"'{root}' has no rows of {name} (it has: {present}); run `mmkv-bench diagnose {name}` to make some"
+            f"'{root}' has no rows of {name} (it has: {names_present}); run `mmkv-bench diagnose {name}` to make some"
         )
-    return panels_of(every[choose(every["dataset"], datasets, "dataset")], name)
+    return panels_of(all_rows[choose(all_rows["dataset"], datasets, "dataset")], name)
 
 
 def panels_of(every: pd.DataFrame, name: str) -> list[Panel]:
-    """Return the panels of an analysis in rows of the table `diagnostics`."""
+    """Return the panels of the analysis `name` from `every`, rows of the table `diagnostics`."""
     rows = every[every["name"].isin([name, BESIDE.get(name, name)])]
     settings = {text: json.loads(text) for text in rows["settings"].unique()}
     methods = {text: values.pop("method", {}) for text, values in settings.items()}
@@ -92,32 +94,34 @@ def panels_of(every: pd.DataFrame, name: str) -> list[Panel]:
         budget=texts.map({text: float(method["budget"]) if method else None for text, method in methods.items()}),
         budget_kind=texts.map({text: method.get("budget_kind") for text, method in methods.items()}),
     )
-    groups = [(key, own) for key, own in rows.groupby(list(_PANEL), observed=True) if (own["name"] == name).any()]
-    return [Panel(name, _title(own, key, [other for other, _ in groups]), own) for key, own in groups]
+    panel_groups = [(key, own) for key, own in rows.groupby(list(_PANEL), observed=True) if (own["name"] == name).any()]
+    return [Panel(name, _title(own, key, [other for other, _ in panel_groups]), own) for key, own in panel_groups]
 
 
 def _title(rows: pd.DataFrame, key: Sequence[str], every: Sequence[Sequence[str]]) -> str:
     samples = int(rows["sample_id"].nunique())
-    words = [f"{key[0]}, {key[3]}, {samples} {'sample' if samples == 1 else 'samples'}"]
-    words += ["random weights"] * (json.loads(str(key[-1])).get("weights") == "random")
-    alike = [other for other in every if (other[0], other[3]) == (key[0], key[3])]
-    words += [f"{name} {key[at]}" for at, name in enumerate(_PANEL) if len({other[at] for other in alike}) > 1]
-    return "; ".join(words)
+    title_lines = [f"{key[0]}, {key[3]}, {samples} {'sample' if samples == 1 else 'samples'}"]
+    title_lines += ["random weights"] * (json.loads(str(key[-1])).get("weights") == "random")
+    same_model_panels = [other for other in every if (other[0], other[3]) == (key[0], key[3])]
+    title_lines += [
+        f"{name} {key[at]}" for at, name in enumerate(_PANEL) if len({other[at] for other in same_model_panels}) > 1
+    ]
+    return "; ".join(title_lines)
 
 
 def diagnostic_figure(panels: Sequence[Panel]) -> Figure:
-    """Draw the panels of one analysis."""
+    """Draw all panels of one analysis as one figure."""
     drawing = DRAWINGS[panels[0].name]
-    beside = drawing.axes > 1
-    n_columns = drawing.axes if beside else min(len(panels), _COLUMNS)
-    n_rows = len(panels) if beside else -(-len(panels) // n_columns)
+    axes_in_row = drawing.axes > 1
+    n_columns = drawing.axes if axes_in_row else min(len(panels), _PANELS_ACROSS)
+    n_rows = len(panels) if axes_in_row else -(-len(panels) // n_columns)
     figure, axes = canvas(
         n_rows, n_columns, (max(4.6 * n_columns, 6.4), 3.9 * n_rows + 0.7), len(panels) * drawing.axes
     )
     for number, panel in enumerate(panels):
         group = axes[number * drawing.axes : (number + 1) * drawing.axes]
         drawing.draw(group, panel)
-        group[0].set_title(textwrap.fill(panel.title, 60 if beside else 52), fontsize=9.5, loc="left")
+        group[0].set_title(textwrap.fill(panel.title, 60 if axes_in_row else 52), fontsize=9.5, loc="left")
         for each in group:
             each.spines[["top", "right"]].set_visible(False)
     figure.supxlabel(drawing.legend, fontsize=9, color="#555555")
@@ -129,7 +133,7 @@ def _look(place: int) -> dict[str, Any]:
 
 
 def _some(layers: Sequence[int]) -> list[int]:
-    return list(layers if len(layers) <= _TICKS else layers[:: -(-len(layers) // 10)])
+    return list(layers if len(layers) <= _MOST_TICKS else layers[:: -(-len(layers) // 10)])
 
 
 def _layer_axis(axes: Axes, panel: Panel) -> None:
@@ -141,13 +145,13 @@ def _layer_axis(axes: Axes, panel: Panel) -> None:
 
 def _legend(axes: Axes) -> None:
     lines = len(axes.get_legend_handles_labels()[1])
-    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if lines > _INSIDE else {}
+    outside_placement = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if lines > _MOST_LINES_INSIDE else {}
     if lines:
-        axes.legend(frameon=False, fontsize=8.5, **beside)
+        axes.legend(frameon=False, fontsize=8.5, **outside_placement)
 
 
 def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: str) -> None:
-    """Draw numbers against layers: one line per group of `column`, heads averaged, with a band over the middle half of
+    """Draw values against layers: one line per value of `column`, averaged over heads, with a band over the middle half of
     samples."""
     for place, (name, group) in enumerate(rows.groupby(column, observed=True, sort=True)):
         samples = group.groupby(["layer", "sample_id"], observed=True)["value"].mean().groupby(level="layer")
@@ -169,9 +173,9 @@ def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
             for end in (mean - spread, mean + spread):
                 each.plot(mean.index, end, color=COLOURS[place], linewidth=1, linestyle="--")
         _layer_axis(each, panel)
-    ends = [end for each in axes for end in each.get_ylim()]
+    axis_limits = [end for each in axes for end in each.get_ylim()]
     for each in axes:
-        each.set_ylim(min(ends), max(ends) + 0.15 * (max(ends) - min(ends)))
+        each.set_ylim(min(axis_limits), max(axis_limits) + 0.15 * (max(axis_limits) - min(axis_limits)))
         if each.lines:  # a prompt of text alone has no parts
             each.legend(frameon=False, fontsize=8.5, loc="upper center", ncols=2)
     axes[0].set_ylabel("input of the query projection")
@@ -186,14 +190,16 @@ def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
     names = methods["part"].astype(str).str.replace(r"@[^ ]*", "", regex=True)
     styles = looks(map(str, names.unique()))
     for method, line in methods.groupby(names, sort=True):
-        by, look = line.groupby("budget")["value"], styles[str(method)]
+        values_by_budget, look = line.groupby("budget")["value"], styles[str(method)]
         style = {"color": look.colour, "marker": look.marker}
-        each.plot(by.mean().index, by.mean(), markersize=6, linewidth=1.6, label=method, **style)
-        low, high = by.quantile(0.25), by.quantile(0.75)
+        each.plot(
+            values_by_budget.mean().index, values_by_budget.mean(), markersize=6, linewidth=1.6, label=method, **style
+        )
+        low, high = values_by_budget.quantile(0.25), values_by_budget.quantile(0.75)
         each.fill_between(low.index, low, high, color=look.colour, alpha=0.15)
     budgets = sorted(methods["budget"].unique())
-    kind = "fraction" if (rows["budget_kind"] == "fraction").any() else "entries"
-    log2_axis(each, budgets, [f"{budget:g}" for budget in budgets], AXES[kind])
+    budget_kind = "fraction" if (rows["budget_kind"] == "fraction").any() else "entries"
+    log2_axis(each, budgets, [f"{budget:g}" for budget in budgets], AXES[budget_kind])
     each.set(ylabel="answer's attention on kept entries", ylim=(0, 1.02))
     _legend(each)
 
@@ -238,29 +244,29 @@ def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw four layers from the first to the last, with the densities of prompt and answer."""
+    """Draw the densities of hidden-state values of prompt and answer, in up to four layers from the first to the last."""
     rows = panel.rows[panel.rows["quantity"] == "density"]
-    places = np.unique(np.linspace(0, len(panel.layers) - 1, len(axes)).round().astype(int))
-    used = axes[: len(places)]
-    for each, place in zip(used, places, strict=True):
+    layer_places = np.unique(np.linspace(0, len(panel.layers) - 1, len(axes)).round().astype(int))
+    used_axes = axes[: len(layer_places)]
+    for each, place in zip(used_axes, layer_places, strict=True):
         layer = panel.layers[place]
         for number, part in enumerate(("prompt", "answer")):
             density = rows[(rows["layer"] == layer) & (rows["part"] == part)].groupby("x")["value"].mean()
             density = density[density > 0]
             each.plot(density.index, density, color=COLOURS[number], linewidth=1.5, label=part)
         each.set(yscale="log", xlabel=f"layer {layer}: input of the query projection")
-    reach = max(abs(end) for each in used for end in each.get_xlim())
-    heights = [end for each in used for end in each.get_ylim()]
-    for each in used:
-        each.set(xlim=(-reach, reach), ylim=(min(heights), max(heights)))
-    for each in axes[len(places) :]:
+    widest_x = max(abs(end) for each in used_axes for end in each.get_xlim())
+    heights = [end for each in used_axes for end in each.get_ylim()]
+    for each in used_axes:
+        each.set(xlim=(-widest_x, widest_x), ylim=(min(heights), max(heights)))
+    for each in axes[len(layer_places) :]:
         each.set_visible(False)
     axes[0].set_ylabel("density")
     axes[0].legend(frameon=False, fontsize=8.5)
 
 
 def _heads(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw one curve per KV head, and highlight the two heads with the smallest and the largest mean."""
+    """Draw one curve per KV head. The heads with the smallest and the largest mean are highlighted."""
     (each,), rows = axes, panel.rows
     curves = _grid(rows, ["layer", "head"])
     for (layer, _), curve in curves.iterrows():
@@ -270,8 +276,8 @@ def _heads(axes: Sequence[Axes], panel: Panel) -> None:
         layer, head = key
         label = f"layer {layer:.0f}, head {head:.0f}"
         each.plot(curves.columns, curves.loc[key], color=colour, linewidth=2.2, label=label)
-    across, up = _HEAD_LABELS[panel.name]
-    each.set(xlabel=across, ylabel=up, ylim=(0, 1.02))
+    x_label, y_label = _HEAD_LABELS[panel.name]
+    each.set(xlabel=x_label, ylabel=y_label, ylim=(0, 1.02))
     each.legend(frameon=False, fontsize=8.5, loc="lower right")
     _layer_bar(each, panel)
 
@@ -282,9 +288,9 @@ def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
     mass = rows[rows["quantity"] == "first_token_mass"].groupby(["layer", "head"])["value"].mean().unstack("head")
     layers = [int(layer) for layer in mass.index]
     share = rows[rows["quantity"] == "sink_heads"]["value"].mean()
-    words = f"attention on the first token\n{share:.0%} of the heads above .3"
+    title_text = f"attention on the first token\n{share:.0%} of the heads above .3"
     limits = {"vmin": 0, "vmax": max(0.3, float(mass.max().max()))}
-    _heat(axes[0], mass, layers, (-0.5, mass.shape[1] - 0.5), words, **limits)
+    _heat(axes[0], mass, layers, (-0.5, mass.shape[1] - 0.5), title_text, **limits)
     axes[0].set_xticks(_some(range(mass.shape[1])))
     axes[0].set_xlabel("query head")
     ratio = rows[rows["quantity"] == "activation_ratio"].groupby("layer")["value"].mean()
@@ -297,9 +303,9 @@ def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
 def _heat(
     axes: Axes, grid: pd.DataFrame, layers: Sequence[int], ends: tuple[float, float], label: str, **colours: Any
 ) -> None:
-    """Draw a heat map with a row per layer and a labelled colour bar. ends: left and right end of the x axis."""
+    """Draw a heat map with a row per layer and a labelled colour bar. ends: smallest and largest value of the x axis."""
     edges = (*ends, layers[-1] + 0.5, layers[0] - 0.5)
-    heat = axes.imshow(grid, aspect="auto", extent=edges, cmap=_MAP, interpolation="nearest", **colours)
+    heat = axes.imshow(grid, aspect="auto", extent=edges, cmap=_COLOUR_MAP, interpolation="nearest", **colours)
     axes.set_yticks(_some(layers))
     axes.figure.colorbar(heat, ax=axes, label=label)
     axes.set_ylabel("layer")
@@ -309,11 +315,11 @@ def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
     """Draw the energy of keys and values over frequency: all layers together, then layer by layer."""
     from matplotlib.colors import LogNorm
 
-    rows, parts = panel.rows, ("keys", "values")
-    grids = [_grid(rows[rows["part"] == part], ["layer"]) for part in parts]
-    shares = np.concatenate([grid.to_numpy() for grid in grids])
-    norm = LogNorm(shares[shares > 0].min(), shares.max())
-    for number, (part, grid, each) in enumerate(zip(parts, grids, axes[1:], strict=True)):
+    rows, keys_and_values = panel.rows, ("keys", "values")
+    grids = [_grid(rows[rows["part"] == part], ["layer"]) for part in keys_and_values]
+    all_shares = np.concatenate([grid.to_numpy() for grid in grids])
+    norm = LogNorm(all_shares[all_shares > 0].min(), all_shares.max())
+    for number, (part, grid, each) in enumerate(zip(keys_and_values, grids, axes[1:], strict=True)):
         mean = rows[rows["part"] == part].groupby("x")["value"].mean()
         axes[0].plot(mean.index, mean, color=COLOURS[number], linewidth=1.5, label=part)
         _heat(each, grid, [int(layer) for layer in grid.index], (0, 1), "share of the energy", norm=norm)
@@ -331,7 +337,7 @@ def _colour(panel: Panel, layer: Any) -> Any:
     from matplotlib import colormaps
 
     layers = panel.layers
-    return colormaps[_MAP](layers.index(int(layer)) / max(len(layers) - 1, 1) * 0.92)
+    return colormaps[_COLOUR_MAP](layers.index(int(layer)) / max(len(layers) - 1, 1) * 0.92)
 
 
 def _layer_bar(axes: Axes, panel: Panel) -> None:
@@ -341,26 +347,26 @@ def _layer_bar(axes: Axes, panel: Panel) -> None:
     layers = panel.layers
     colours = ListedColormap([_colour(panel, layer) for layer in layers])
     norm = BoundaryNorm(np.arange(len(layers) + 1) - 0.5, len(layers))
-    places = _some(range(len(layers)))
-    bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, ticks=places)
-    bar.ax.set_yticklabels([str(layers[place]) for place in places])
+    tick_places = _some(range(len(layers)))
+    bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, ticks=tick_places)
+    bar.ax.set_yticklabels([str(layers[place]) for place in tick_places])
     bar.set_label("layer")
 
 
-_ONE_A_HEAD = "one line a KV head, its colour the layer; bold: "
+_LEGEND_OF_HEADS = "one line a KV head, its colour the layer; bold: "
 DRAWINGS = {
     "hidden_states": Drawing(_hidden_states, "lines: means; dashed: one standard deviation to either side", 2),
-    "coverage": Drawing(_coverage, _BAND),
+    "coverage": Drawing(_coverage, _LEGEND_OF_BAND),
     "histogram": Drawing(_histogram, "density of the values, all samples together", 4),
-    "outlier_hits": Drawing(_outliers, _BAND),
+    "outlier_hits": Drawing(_outliers, _LEGEND_OF_BAND),
     "lorenz": Drawing(_lorenz, "one line a layer; dashed: all tokens alike"),
-    "prefix_search": Drawing(_prefix, _BAND),
-    "feature_error": Drawing(partial(_parts, label="mean absolute error of layer outputs", bottom=0), _BAND),
-    "entropy": Drawing(partial(_parts, label="cross-modal attention entropy [nats]"), _BAND),
-    "cumulative_attention": Drawing(_heads, f"{_ONE_A_HEAD}the flattest and the steepest"),
-    "focus": Drawing(_heads, f"{_ONE_A_HEAD}the most dynamic and the most static"),
+    "prefix_search": Drawing(_prefix, _LEGEND_OF_BAND),
+    "feature_error": Drawing(partial(_parts, label="mean absolute error of layer outputs", bottom=0), _LEGEND_OF_BAND),
+    "entropy": Drawing(partial(_parts, label="cross-modal attention entropy [nats]"), _LEGEND_OF_BAND),
+    "cumulative_attention": Drawing(_heads, f"{_LEGEND_OF_HEADS}the flattest and the steepest"),
+    "focus": Drawing(_heads, f"{_LEGEND_OF_HEADS}the most dynamic and the most static"),
     "sinks": Drawing(_sinks, "means over the samples; queries of the prompt's later half", 2),
-    "vision": Drawing(partial(_parts, label="share, or cosine above that of all pairs"), _BAND),
+    "vision": Drawing(partial(_parts, label="share, or cosine above that of all pairs"), _LEGEND_OF_BAND),
     "power_spectrum": Drawing(_spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),
 }
 """Analysis -> its drawing."""

@@ -60,7 +60,7 @@ _FAMILIES = {
     "sky": ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "kivi_prefixkv", "kivi"),
 }
 _MARKERS = "".join(MARKERS)
-_LISTED = {
+_LOOKS_OF_SHIPPED = {
     name: Look(COLOURS[hue], _MARKERS[(place + shift) % len(_MARKERS)])
     for shift, (hue, names) in enumerate(_FAMILIES.items())
     for place, name in enumerate(names)
@@ -76,27 +76,31 @@ _LISTED = {
 }
 
 
-_OTHERS = ("brown", "pink", "gold", "sky")  # hues for methods that are not shipped
+_HUES_OF_OTHERS = ("brown", "pink", "gold", "sky")  # hues for methods that are not shipped
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Map each label to its colour and marker. No two labels get the same ones while a hue has markers left.
+    """Return label -> colour and marker. Labels get different ones as long as a hue has markers left.
 
-    A shipped method always has its own colour and marker. Another label gets the hue of the shipped method whose name it begins
-    with, or else a hue computed from the label. Its marker is the next that no shipped method and no earlier label has.
+    A shipped method always has its own colour and marker. Another label gets the hue of the shipped method with whose name it
+    begins, or else a hue computed from the label, and a marker that is still free.
     """
     labels = set(labels)
-    given = {label: _LISTED[label] for label in sorted(labels) if label in _LISTED}
-    for label in sorted(labels - set(given)):
-        start = zlib.crc32(label.encode())
-        begun = max((name for name in _LISTED if label.startswith(name)), key=len, default="")
-        hue = _LISTED[begun].colour if begun else COLOURS[_OTHERS[start % len(_OTHERS)]]
-        markers = [_MARKERS[(start // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
-        taken = {*_LISTED.values(), *given.values()}
-        given[label] = next(
-            (look for marker in markers if (look := Look(hue, marker)) not in taken), Look(hue, markers[0])
+    look_of = {label: _LOOKS_OF_SHIPPED[label] for label in sorted(labels) if label in _LOOKS_OF_SHIPPED}
+    for label in sorted(labels - set(look_of)):
+        label_hash = zlib.crc32(label.encode())
+        listed_prefix = max((name for name in _LOOKS_OF_SHIPPED if label.startswith(name)), key=len, default="")
+        hue = (
+            _LOOKS_OF_SHIPPED[listed_prefix].colour
+            if listed_prefix
+            else COLOURS[_HUES_OF_OTHERS[label_hash % len(_HUES_OF_OTHERS)]]
         )
-    return given
+        markers = [_MARKERS[(label_hash // 8 + step) % len(_MARKERS)] for step in range(len(_MARKERS))]
+        used_looks = {*_LOOKS_OF_SHIPPED.values(), *look_of.values()}
+        look_of[label] = next(
+            (look for marker in markers if (look := Look(hue, marker)) not in used_looks), Look(hue, markers[0])
+        )
+    return look_of
 
 
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
@@ -104,7 +108,7 @@ _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 @cache
 def _picture() -> type[Figure]:
-    """Return the class of all figures: matplotlib's, which notebooks show even if pyplot was never imported."""
+    """Return matplotlib's class of figures, which notebooks show even if pyplot was never imported."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -119,7 +123,10 @@ def _picture() -> type[Figure]:
 def canvas(
     down: int, across: int, size: tuple[float, float], used: int | None = None, **axes: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `size` inches and its panels, row by row. Panels after the first `used` are hidden."""
+    """Return (figure, panels) with `down` rows and `across` columns of panels, row by row.
+
+    size: inches. used: number of panels that are shown; the others are hidden. axes: options of `Figure.subplots`.
+    """
     figure = _picture()(figsize=size, dpi=150, layout="constrained")
     panels = list(figure.subplots(down, across, squeeze=False, **axes).ravel())
     for panel in panels[used if used is not None else len(panels) :]:
@@ -128,7 +135,7 @@ def canvas(
 
 
 def legend_below(figure: Figure, panels: Iterable[Axes], size: float = 9.5) -> None:
-    """Draw one legend below all panels, each label once."""
+    """Draw one legend below all panels, with each label once."""
     handles: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -158,7 +165,7 @@ def plain(axes: Axes) -> None:
 
 
 def point_style(colour: str, shape: str) -> dict[str, Any]:
-    """Return colour and marker of a line's points, with a white edge if the marker has an area."""
+    """Return matplotlib's options for a line's points: colour, marker, and a white edge if the marker has an area."""
     stroke = shape == "x"
     edge = {"markeredgecolor": colour if stroke else "white", "markeredgewidth": 1.6 if stroke else 0.8}
     return {"color": colour, "marker": shape, **edge}
@@ -166,15 +173,15 @@ def point_style(colour: str, shape: str) -> dict[str, Any]:
 
 def band(axes: Axes, points: Sequence[tuple[float, float | None, float | None]], colour: str) -> None:
     """Draw the intervals (x, low, high) of a line as a band; points without an interval are left out."""
-    bounded = [point for point in points if point[1] is not None and point[2] is not None]
-    if bounded:
-        axes.fill_between(*zip(*bounded, strict=True), color=colour, alpha=0.15, linewidth=0)
+    points_with_interval = [point for point in points if point[1] is not None and point[2] is not None]
+    if points_with_interval:
+        axes.fill_between(*zip(*points_with_interval, strict=True), color=colour, alpha=0.15, linewidth=0)
 
 
 def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
-    """Write `<stem>.png` and `<stem>.svg`, and return the paths. The same figure always gives the same SVG.
+    """Write `<stem>.png` and `<stem>.svg`, and return their paths. The same figure always gives the same SVG bytes.
 
-    plain: write only the SVG, with its text as text, so that the file is small and can be searched.
+    plain: write only the SVG, with text as text, so that the file is small and searchable.
     """
     from matplotlib import rc_context
     from matplotlib.text import Text
@@ -186,8 +193,8 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (("svg",) if plain else ("png", "svg"))]
     with rc_context({"svg.hashsalt": "mmkv_bench", "svg.fonttype": "none" if plain else "path"}):
         for path in paths:
-            dated = ("Software",) if path.suffix == ".png" else ("Date", "Creator")
-            figure.savefig(path, metadata=dict.fromkeys(dated))
+            dated_keys = ("Software",) if path.suffix == ".png" else ("Date", "Creator")
+            figure.savefig(path, metadata=dict.fromkeys(dated_keys))
     return paths
 
 
@@ -234,8 +241,10 @@ def _draw_scores(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], st
             continue
         entries = [(float(b), table.entries.get((method.label, b))) for b in table.budgets]
         points = [(x, entry) for x, entry in entries if entry is not None]
-        over = any(e.audit.over for t in tables for (label, _), e in t.entries.items() if label == method.label)
-        style = point_style(*styles[method.label]) | {"label": line_label(method) + f" {OVER}" * over}
+        is_over_budget = any(
+            e.audit.over for t in tables for (label, _), e in t.entries.items() if label == method.label
+        )
+        style = point_style(*styles[method.label]) | {"label": line_label(method) + f" {OVER}" * is_over_budget}
         axes.plot([x for x, _ in points], [e.value for _, e in points], markersize=7, linewidth=1.8, **style)
         band(axes, [(x, entry.low, entry.high) for x, entry in points], styles[method.label].colour)
     log2_axis(axes, [float(budget) for budget in table.budgets], table.budgets, AXES[table.axis])
@@ -253,32 +262,34 @@ def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
 
 
 def _caption(tables: Sequence[ScoreTable]) -> list[str]:
-    parts = caption(tables[0], tables).split("; ")[1:]
-    shared = [part for part in parts if not part.startswith(_DIFFERS_BY_PANEL)]
+    caption_parts = caption(tables[0], tables).split("; ")[1:]
+    shared_parts = [part for part in caption_parts if not part.startswith(_DIFFERS_BY_PANEL)]
     if any(entry.audit.over for table in tables for entry in table.entries.values()):
-        shared.append(f"{OVER} more entries resident than the budget")
-    return [", ".join(f"{table.dataset} {size_text(table)}" for table in tables), *shared]
+        shared_parts.append(f"{OVER} more entries resident than the budget")
+    return [", ".join(f"{table.dataset} {size_text(table)}" for table in tables), *shared_parts]
 
 
 def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
-    """Draw fidelity against the position in a continuation: one panel per budget, one point at the end of each stretch of tokens.
+    """Draw fidelity (agreement with the full cache's tokens) against the position in a continuation, one panel per budget.
 
     Args:
-        tables: one per stretch, of one dataset and kind of budget.
+        tables: one per stretch of tokens, of one dataset and kind of budget. Each gives the point at the end of its stretch.
         metric: name of the y axis.
     """
-    ends = [int(table.metric.rpartition("_")[2]) for table in tables]
+    last_tokens = [int(table.metric.rpartition("_")[2]) for table in tables]
     methods = [method for method in tables[0].methods if method.budgeted]
     budgets, styles = tables[0].budgets, looks(method.label for method in methods)
     figure, panels = canvas(1, len(budgets), (5.2 * max(len(budgets), 2) - 0.4, 4.8), sharey=True)
     for panel, budget in zip(panels, budgets, strict=True):
         for method in methods:
-            entries = [(end, table.entry(method.label, budget)) for end, table in zip(ends, tables, strict=True)]
+            entries = [(end, table.entry(method.label, budget)) for end, table in zip(last_tokens, tables, strict=True)]
             points = [(end, entry.value) for end, entry in entries if entry is not None and entry.value is not None]
             if points:
                 style = point_style(*styles[method.label])
                 panel.plot(*zip(*points, strict=True), **style, markersize=7, linewidth=1.6, label=line_label(method))
-        log2_axis(panel, ends, [str(end) for end in ends], "last token of the stretch of the continuation")
+        log2_axis(
+            panel, last_tokens, [str(end) for end in last_tokens], "last token of the stretch of the continuation"
+        )
         panel.set_title(f"{AXES[tables[0].axis]}: {budget}", fontsize=11)
     panels[0].set_ylabel(metric.replace("_", " "))
     legend_below(figure, panels)

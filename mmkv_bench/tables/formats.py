@@ -22,7 +22,10 @@ LONG = 10
 
 
 def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
-    """Return a whole document: a linked list of contents, then every table. notes: which notes are open, one of `NOTES`."""
+    """Return a whole HTML document: a linked list of contents, then every table.
+
+    notes: one of `NOTES`: which notes are shown open.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(  # noqa: S701 - every text goes through a filter that escapes it
@@ -32,9 +35,11 @@ def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
         keep_trailing_newline=True,
     )
     templates.filters |= {"inline": _inline, "e": escape}
-    hashes = any(cell.hashes for table in tables for grid in table.grids for row in grid.cells for cell in row)
-    page = templates.get_template("page.html")
-    return page.render(tables=tables, title=title, notes=notes, colours=COLOURS, hashes=HASHES if hashes else "")
+    has_hashes = any(cell.hashes for table in tables for grid in table.grids for row in grid.cells for cell in row)
+    page_template = templates.get_template("page.html")
+    return page_template.render(
+        tables=tables, title=title, notes=notes, colours=COLOURS, hashes=HASHES if has_hashes else ""
+    )
 
 
 def _inline(text: str) -> str:
@@ -54,8 +59,8 @@ def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: s
 def markdown(tables: Sequence[Table], *, notes: str = "short") -> str:
     """Return all tables as markdown, with a list of contents if there are at least `LONG`."""
     contents = [f"{number}. {table.entry}" for number, table in enumerate(tables, 1)]
-    head = ["\n".join([f"{len(tables)} tables:", "", *contents]) + "\n"] if len(tables) >= LONG else []
-    return "\n".join([*head, *(_section(table, notes) for table in tables)])
+    contents_text = ["\n".join([f"{len(tables)} tables:", "", *contents]) + "\n"] if len(tables) >= LONG else []
+    return "\n".join([*contents_text, *(_section(table, notes) for table in tables)])
 
 
 def _section(table: Table, notes: str) -> str:
@@ -63,15 +68,17 @@ def _section(table: Table, notes: str) -> str:
     for grid in table.grids:
         blocks += [f"*{grid.heading}*"] if grid.heading else []
         blocks.append(_grid(grid))
-    shown, hidden = table.split_notes(notes)
-    lines = [f"- {note}" for note in shown] + ([f"- {len(hidden)} more notes with `--notes`"] if hidden else [])
+    printed_notes, hidden_notes = table.split_notes(notes)
+    lines = [f"- {note}" for note in printed_notes] + (
+        [f"- {len(hidden_notes)} more notes with `--notes`"] if hidden_notes else []
+    )
     blocks += ["\n".join(lines)] if lines else []
     return "\n\n".join(blocks) + "\n"
 
 
 def _grid(grid: Grid) -> str:
-    named = [*[""] * grid.labels, *grid.groups] if grid.groups else [""] * len(grid.header)
-    header = [" ".join(filter(None, both)) for both in zip(named, grid.header, strict=True)]
+    group_names = [*[""] * grid.labels, *grid.groups] if grid.groups else [""] * len(grid.header)
+    header = [" ".join(filter(None, both)) for both in zip(group_names, grid.header, strict=True)]
     return aligned(header, [[_cell(cell) for cell in row] for row in grid.cells])
 
 
@@ -93,17 +100,17 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records with equal keys as csv: the keys are the header, and null is an empty field."""
-    out = io.StringIO()
+    """Return records with equal keys as csv. The keys are the header, and null is an empty field."""
+    text_buffer = io.StringIO()
     if records:
-        writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
+        writer = csv.DictWriter(text_buffer, list(records[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows({key: inert(value) for key, value in record.items()} for record in records)
-    return out.getvalue()
+    return text_buffer.getvalue()
 
 
 def inert(value: Any) -> Any:
-    """Protect a field from spreadsheets: a text that begins like a formula gets a quote before it; numbers stay."""
+    """Return a csv field that no spreadsheet runs: a text that begins like a formula gets a quote before it; numbers stay."""
     if not isinstance(value, str) or len(value) < 2 or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:

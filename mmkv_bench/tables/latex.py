@@ -25,7 +25,7 @@ PACKAGES = {
     "xcolor": r"\textcolor",
 }
 """Package -> text that shows that a table needs the package."""
-_SPECIAL = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
+_ESCAPES = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
     "\\": r"\textbackslash{}",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
@@ -43,12 +43,18 @@ _SPECIAL = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
     "≠": r"\ensuremath{\neq}",
     "⊘": r"\ensuremath{\oslash}",
 }
-_FLOATS = 10  # tables between page breaks; LaTeX gives up if 18 floats wait for a page
-_TEXT = (345.0, 550.0)  # points across and down, of the narrowest text of class article
+_FLOATS_PER_CLEARPAGE = 10  # tables between page breaks; LaTeX gives up if 18 floats wait for a page
+_TEXT_AREA_PT = (345.0, 550.0)  # points across and down, of the narrowest text of class article
 _SIZES = ((10, ""), (9, r"\small"), (8, r"\footnotesize"), (7, r"\scriptsize"), (6, r"\fontsize{6}{7}\selectfont"))
-_EM = {10: 10.0, 9: 9.25, 8: 8.5, 7: 8.0, 6: 7.3}  # width of a letter m in points; smaller letters are relatively wider
+_EM_PT = {
+    10: 10.0,
+    9: 9.25,
+    8: 8.5,
+    7: 8.0,
+    6: 7.3,
+}  # width of a letter m in points; smaller letters are relatively wider
 _NO_SMALLER = r"\let\scriptsize\relax\def\textsuperscript#1{\raisebox{.4ex}{#1}}"
-_MOST = 150.0  # points; a wider column becomes a paragraph of this width
+_WIDEST_COLUMN_PT = 150.0  # points; a wider column becomes a paragraph of this width
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,11 @@ class _Setting:
 
     @property
     def across(self) -> float:
-        return _TEXT[self.turned]
+        return _TEXT_AREA_PT[self.turned]
 
     @property
     def down(self) -> float:
-        return 0.94 * _TEXT[not self.turned]
+        return 0.94 * _TEXT_AREA_PT[not self.turned]
 
     @property
     def gap(self) -> float:
@@ -76,26 +82,37 @@ class _Setting:
 
 def escape(text: str) -> str:
     """Escape plain text for LaTeX."""
-    return "".join(_SPECIAL.get(character, character) for character in text)
+    return "".join(_ESCAPES.get(character, character) for character in text)
 
 
 def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
-    """Return all tables, after a line with the packages that they need. notes: which notes stand below, one of `NOTES`."""
-    colours = any(cell.look for table in tables for grid in table.grids for row in grid.cells for cell in row)
-    used = {look.colour for look in VERDICTS.values()} if colours else set()
+    """Return all tables as LaTeX; the first line is a comment with the packages that they need.
+
+    notes: one of `NOTES`: which notes stand below a table.
+    """
+    has_colours = any(cell.look for table in tables for grid in table.grids for row in grid.cells for cell in row)
+    used_colours = {look.colour for look in VERDICTS.values()} if has_colours else set()
     texts = [_table(table, notes) for table in tables]
-    needed = [package for package, sign in PACKAGES.items() if any(sign in text for text in texts)]
-    head = [f"% needs {', '.join(needed)}"]
-    head += [rf"\definecolor{{{name}}}{{HTML}}{{{COLOURS[name]}}}" for name in COLOURS if name in used]
-    ends = {*range(_FLOATS, len(texts), _FLOATS)}
-    return "\n".join([*head, *(text + "\\clearpage\n" * (number in ends) for number, text in enumerate(texts, 1))])
+    needed_packages = [package for package, sign in PACKAGES.items() if any(sign in text for text in texts)]
+    first_line = [f"% needs {', '.join(needed_packages)}"]
+    first_line += [rf"\definecolor{{{name}}}{{HTML}}{{{COLOURS[name]}}}" for name in COLOURS if name in used_colours]
+    clearpage_numbers = {*range(_FLOATS_PER_CLEARPAGE, len(texts), _FLOATS_PER_CLEARPAGE)}
+    return "\n".join(
+        [*first_line, *(text + "\\clearpage\n" * (number in clearpage_numbers) for number, text in enumerate(texts, 1))]
+    )
 
 
 def _table(table: Table, how: str) -> str:
     setting, grids = _fitting(table.grids)
-    shown, hidden = table.split_notes(how)
-    notes = [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, shown))] if shown else []
-    notes += [f"% {' '.join(note.split())}" for note in hidden]  # hidden notes become comments, which explain the marks
+    printed_notes, hidden_notes = table.split_notes(how)
+    notes = (
+        [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, printed_notes))]
+        if printed_notes
+        else []
+    )
+    notes += [
+        f"% {' '.join(note.split())}" for note in hidden_notes
+    ]  # hidden notes become comments, which explain the marks
     title = escape(". ".join(filter(None, (table.title, table.caption))))
     name = "".join(character if character.isalnum() or character == "-" else "-" for character in table.name)
     caption = [rf"\caption{{{title}}}", *([rf"\label{{tab:{name}}}"] if name else [])]
@@ -104,7 +121,7 @@ def _table(table: Table, how: str) -> str:
     size += [rf"\setlength{{\tabcolsep}}{{{setting.gap:g}pt}}"] if setting.gap < 6 else []
     groups = _joined(grids)
     height = sum(_height(group, setting) for group in groups) + 11 * len(title) / setting.across * 5
-    height += sum(10 * ceil(_width(note, 8) / setting.across) for note in shown)
+    height += sum(10 * ceil(_width(note, 8) / setting.across) for note in printed_notes)
     if not setting.turned and height <= setting.down:
         body = [line for group in groups for line in _tabular(group, setting)]
         return "\n".join([r"\begin{table}", r"\centering", *caption, *size, *body, *notes, r"\end{table}", ""])
@@ -116,7 +133,10 @@ def _table(table: Table, how: str) -> str:
 
 
 def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
-    """Choose the largest typesetting in which every grid fits the page's width. Return it and the grids, split if none fits."""
+    """Choose the largest typesetting in which every grid fits the page's width. Return (typesetting, grids).
+
+    If a grid fits in none, it is split by columns.
+    """
     for turned, stacked, (size, command) in product((False, True), (False, True), _SIZES):
         setting = _Setting(size, command, turned, stacked)
         if all(sum(_widths(group, setting)) <= setting.across for group in _joined(grids)):
@@ -127,36 +147,38 @@ def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
 
 def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
     widths = _widths([grid], setting)
-    columns: list[list[int]] = [[]]
+    column_parts: list[list[int]] = [[]]
     for column in range(grid.labels, len(grid.header)):
-        used = sum(widths[: grid.labels]) + sum(widths[other] for other in columns[-1])
-        if columns[-1] and used + widths[column] > setting.across:
-            columns.append([])
-        columns[-1].append(column)
-    for part in columns:
-        at = [*range(grid.labels), *part]
-        rows = [[_in_part(row, column, part) for column in at] for row in grid.cells]
+        used_width = sum(widths[: grid.labels]) + sum(widths[other] for other in column_parts[-1])
+        if column_parts[-1] and used_width + widths[column] > setting.across:
+            column_parts.append([])
+        column_parts[-1].append(column)
+    for part in column_parts:
+        part_columns = [*range(grid.labels), *part]
+        rows = [[_in_part(row, column, part) for column in part_columns] for row in grid.cells]
         groups = [grid.groups[column - grid.labels] for column in part] if grid.groups else ()
-        yield replace(grid, header=[grid.header[column] for column in at], rows=rows, groups=groups)
+        yield replace(grid, header=[grid.header[column] for column in part_columns], rows=rows, groups=groups)
 
 
 def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridCell:
-    """Return the row's cell at `column`, for a grid reduced to the columns `part`. Its span is cut to these columns. If an
-    earlier cell spans the first of them, that cell is returned, so that its text is not lost."""
+    """Return the row's cell at `column` for a grid that is reduced to the columns `part`.
+
+    The cell's span is cut to these columns. If an earlier cell spans the first of them, that cell is returned.
+    """
     if column not in part:
         return row[column]
-    covers = (at for at in range(column) if at + row[at].span > column)
-    start = next(covers, column) if column == part[0] else column
-    span = min(row[start].span + start - column, part[-1] + 1 - column)
-    return replace(row[start], span=span if span > 1 else 0)
+    covering_columns = (at for at in range(column) if at + row[at].span > column)
+    first_column = next(covering_columns, column) if column == part[0] else column
+    span = min(row[first_column].span + first_column - column, part[-1] + 1 - column)
+    return replace(row[first_column], span=span if span > 1 else 0)
 
 
 def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
-    """Group the grids that share one tabular: grids whose columns are among the first grid's columns."""
+    """Group the grids that are typeset in one tabular: grids whose columns are among the first grid's columns."""
     groups: list[list[Grid]] = []
     for grid in grids:
-        headed = bool(groups and grid.heading and not grid.groups and grid.labels == groups[-1][0].labels)
-        if headed and set(grid.header) <= set(groups[-1][0].header):
+        starts_group = bool(groups and grid.heading and not grid.groups and grid.labels == groups[-1][0].labels)
+        if starts_group and set(grid.header) <= set(groups[-1][0].header):
             groups[-1].append(grid)
         else:
             groups.append([grid])
@@ -164,16 +186,20 @@ def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
 
 
 def _tabular(grids: Sequence[Grid], setting: _Setting) -> list[str]:
-    first = grids[0]
-    heading = [rf"\par\smallskip {escape(first.heading)}\par\smallskip"] if first.heading else []
+    first_grid = grids[0]
+    heading = [rf"\par\smallskip {escape(first_grid.heading)}\par\smallskip"] if first_grid.heading else []
     lines = [rf"\begin{{tabular}}{{{_columns(grids, setting)}}}", r"\toprule", *_header(grids, setting), r"\midrule"]
     return [*heading, *lines, *_rows(grids), r"\bottomrule", r"\end{tabular}"]
 
 
 def _longtable(grids: Sequence[Grid], setting: _Setting, caption: Sequence[str]) -> list[str]:
-    first = grids[0]
-    heading = rf"\multicolumn{{{len(first.header)}}}{{l}}{{\itshape {escape(first.heading)}}} \\"
-    lines = [rf"\begin{{longtable}}{{{_columns(grids, setting)}}}", *caption, *([heading] if first.heading else [])]
+    first_grid = grids[0]
+    heading = rf"\multicolumn{{{len(first_grid.header)}}}{{l}}{{\itshape {escape(first_grid.heading)}}} \\"
+    lines = [
+        rf"\begin{{longtable}}{{{_columns(grids, setting)}}}",
+        *caption,
+        *([heading] if first_grid.heading else []),
+    ]
     lines += [r"\toprule", *_header(grids, setting), r"\midrule", r"\endhead"]
     return [*lines, *_rows(grids), r"\bottomrule", r"\end{longtable}"]
 
@@ -181,28 +207,28 @@ def _longtable(grids: Sequence[Grid], setting: _Setting, caption: Sequence[str])
 def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
     grid, widths = grids[0], _widths(grids, setting)
     names = [_stacked(lines) for lines in _headings(grids, setting)]
-    groups, rules, at = [""] * grid.labels, "", grid.labels + 1
+    groups, rules, first_column = [""] * grid.labels, "", grid.labels + 1
     for name, count in grid.spans:
-        lines = _broken(name, sum(widths[at - 1 : at - 1 + count]) - 2 * setting.gap, setting.size)
+        lines = _broken(name, sum(widths[first_column - 1 : first_column - 1 + count]) - 2 * setting.gap, setting.size)
         groups.append(rf"\multicolumn{{{count}}}{{c}}{{{_stacked(lines)}}}")
-        rules += rf"\cmidrule(lr){{{at}-{at + count - 1}}}" if name else ""
-        at += count
-    above = [" & ".join(groups) + r" \\", rules] if grid.groups else []
-    return [*above, " & ".join(names) + r" \\"]
+        rules += rf"\cmidrule(lr){{{first_column}-{first_column + count - 1}}}" if name else ""
+        first_column += count
+    group_rows = [" & ".join(groups) + r" \\", rules] if grid.groups else []
+    return [*group_rows, " & ".join(names) + r" \\"]
 
 
 def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
     if not setting.stacked:
         return [[name] for name in grids[0].header]
-    widths = _widths(grids, setting)
+    column_widths = _widths(grids, setting)
     return [
         _broken(name, width - 2 * setting.gap, setting.size)
-        for name, width in zip(grids[0].header, widths, strict=True)
+        for name, width in zip(grids[0].header, column_widths, strict=True)
     ]
 
 
 def _broken(name: str, width: float, size: int) -> list[str]:
-    """Break a name between words into lines of at most `width` points."""
+    """Break a header between words into lines of at most `width` points."""
     lines = [""]
     for word in _words(name):
         if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:
@@ -227,19 +253,19 @@ def _rows(grids: Sequence[Grid]) -> Iterator[str]:
             yield r"\midrule"
             yield rf"\multicolumn{{{len(header)}}}{{l}}{{{escape(grid.heading)}}} \\"
         for row in _in_columns(grids[0], grid):
-            texts, covered = [], 0
+            texts, covered_columns = [], 0
             for cell in row:
-                if covered:
-                    covered -= 1
+                if covered_columns:
+                    covered_columns -= 1
                     continue
-                covered = max(cell.span - 1, 0)
+                covered_columns = max(cell.span - 1, 0)
                 text = _cell(cell)
                 texts.append(rf"\multicolumn{{{cell.span}}}{{c}}{{{text}}}" if cell.span else text)
             yield " & ".join(texts) + r" \\"
 
 
 def _in_columns(first: Grid, grid: Grid) -> list[list[GridCell]]:
-    """Return the rows of a grid in the columns of `first`; columns that the grid lacks are empty."""
+    """Return the rows of `grid` arranged in the columns of `first`; columns that `grid` lacks are empty."""
     if list(grid.header) == list(first.header):
         return grid.cells
     columns = {name: at for at, name in enumerate(grid.header)}
@@ -258,31 +284,31 @@ def _cell(cell: GridCell) -> str:
 
 
 def _columns(grids: Sequence[Grid], setting: _Setting) -> str:
-    paragraph = rf">{{\raggedright\arraybackslash}}p{{{_MOST - 2 * setting.gap:g}pt}}"
+    paragraph = rf">{{\raggedright\arraybackslash}}p{{{_WIDEST_COLUMN_PT - 2 * setting.gap:g}pt}}"
     kinds = ["l" if column < grids[0].labels else "c" for column in range(len(grids[0].header))]
     widths = _widths(grids, setting)
-    return "".join(paragraph if width >= _MOST else kind for kind, width in zip(kinds, widths, strict=True))
+    return "".join(paragraph if width >= _WIDEST_COLUMN_PT else kind for kind, width in zip(kinds, widths, strict=True))
 
 
 def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
     """Return the width in points of every column of joined grids, with its gaps."""
     first = grids[0]
-    most = [
+    widest_points = [
         max(_width(word.rstrip(), setting.size) for word in (_words(name) if setting.stacked else [name]))
         for name in first.header
     ]
     for row in (row for grid in grids for row in _in_columns(first, grid)):
         for column, cell in enumerate(row):
-            most[column] = max(most[column], _cell_width(cell, setting.size) / max(cell.span, 1))
-    return [min(width + 2 * setting.gap, _MOST) for width in most]
+            widest_points[column] = max(widest_points[column], _cell_width(cell, setting.size) / max(cell.span, 1))
+    return [min(width + 2 * setting.gap, _WIDEST_COLUMN_PT) for width in widest_points]
 
 
 def _cell_width(cell: GridCell, size: int) -> float:
-    small = min(size, 7)
+    small_size = min(size, 7)
     width = _width(cell.text, size) * (1.15 if cell.bold else 1)
-    width += _width(f" {cell.interval}", small) if cell.interval else 0
+    width += _width(f" {cell.interval}", small_size) if cell.interval else 0
     width += _width(f" {cell.look.sign if cell.look else ''} {cell.verdict}", size) if cell.verdict else 0
-    width += _width("".join(cell.marks), small)
+    width += _width("".join(cell.marks), small_size)
     return width + sum(_width("; ", size) + _cell_width(other, size) for other in cell.further)
 
 
@@ -292,14 +318,16 @@ def _height(grids: Sequence[Grid], setting: _Setting) -> float:
     for row in (row for grid in grids for row in _in_columns(grids[0], grid)):
         pairs = zip(row, widths, strict=True)
         lines += max(
-            ceil(_cell_width(cell, setting.size) / max(width - 2 * setting.gap, 1)) if width >= _MOST else 1
+            ceil(_cell_width(cell, setting.size) / max(width - 2 * setting.gap, 1)) if width >= _WIDEST_COLUMN_PT else 1
             for cell, width in pairs
         )
     return lines * 1.2 * setting.size + 10
 
 
 def _width(text: str, size: int) -> float:
-    """Return an upper estimate of a text's width in points, from widths of kinds of letters in Computer Modern."""
-    narrow = sum(text.count(letter) for letter in "ijl.,:;'!|")
-    wide = sum(character.isupper() or character in "mw%+=<>±@_†‡§¶◊∥✓✗○" for character in text)
-    return _EM[size] * (0.3 * narrow + 0.8 * wide + 0.53 * (len(text) - narrow - wide))
+    """Return an upper estimate of a text's width in points, from letter widths of Computer Modern."""
+    narrow_letters = sum(text.count(letter) for letter in "ijl.,:;'!|")
+    wide_letters = sum(character.isupper() or character in "mw%+=<>±@_†‡§¶◊∥✓✗○" for character in text)
+    return _EM_PT[size] * (
+        0.3 * narrow_letters + 0.8 * wide_letters + 0.53 * (len(text) - narrow_letters - wide_letters)
+    )

@@ -30,10 +30,10 @@ def metrics_rows(
     reasons: Mapping[str | tuple[str, str], str | None] | None = None,
     judges: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
+    """Return one `metrics` row per cell (a method, budget, dataset and seed of a model) and metric, in the order of `cells`.
 
-    The column `difference` is the cell's score minus the score of the `full` cell of the same context and protocol, over the
-    samples ok in both. It is null for `full` itself and without a `full` cell, so `samples` and `cells` must contain those too.
+    The column `difference` is the cell's score minus that of the `full` cell of the same context (model, dataset, protocol),
+    over the samples ok in both. It is null for `full` itself, and if `cells` has no such `full` cell.
 
     Args:
         samples, cells: frames of the store's tables of these names.
@@ -52,15 +52,15 @@ def metrics_rows(
     metrics_of: dict[str, list[str]] = {}
     for cell, metric in scores:
         metrics_of.setdefault(cell, []).append(metric)
-    described = cells.to_dict("records")
-    differences = _differences(described, scores)
-    dataset_of = {row["cell"]: row["dataset"] for row in described}
+    cell_records = cells.to_dict("records")
+    differences = _differences(cell_records, scores)
+    dataset_of = {row["cell"]: row["dataset"] for row in cell_records}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}  # all cells of a dataset and metric at once
     for cell, metric in scores:
         groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
-    numbers: dict[tuple[str, str], dict[str, Any]] = {}
+    headline_of: dict[tuple[str, str], dict[str, Any]] = {}
     for (dataset, metric), keys in groups.items():
-        numbers |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
+        headline_of |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, metric), strict=True))
     rows = []
     for key in [(cell, metric) for cell in dataset_of for metric in metrics_of.get(cell, ())]:
         difference, aggregate = differences.get(key, Difference(0, None, None, None)), lmms_eval.get(key)
@@ -69,7 +69,7 @@ def metrics_rows(
                 "cell": key[0],
                 "dataset": dataset_of[key[0]],
                 "metric": key[1],
-                **numbers[key],
+                **headline_of[key],
                 "difference": difference.value,
                 "difference_low": difference.low,
                 "difference_high": difference.high,
@@ -83,10 +83,11 @@ def metrics_rows(
 
 
 def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[str, Any]]:
-    """Return for each cell n, n_ok, value with interval, and `value_failures_zero`, the score with failed samples as 0.
+    """Return one dict per item of `scores`: n, n_ok, value, its interval, and `value_failures_zero`.
 
-    Value and interval are null unless every sample is ok. `value_failures_zero` is null if smaller values are better (0 would
-    flatter a failure), if an answer was not judged, or if a pooled metric has no parts for a failed sample.
+    value: the score; null, like its interval, unless every sample is ok.
+    value_failures_zero: the score with failed samples counted as 0. It is null if smaller values are better, if an answer was
+        not judged, or if a pooled metric has no parts for a failed sample.
     """
     aggregator = aggregate_of(metric)
     for cell in scores:
@@ -96,11 +97,11 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
                 f"{dataset}: rows of {metric} lack the parts from which it is aggregated; score the answers again with "
                 "stage=score"
             )
-    complete = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
-    ends = iter(intervals(complete, dataset, aggregator, is_share(metric)))
+    complete_scores = [(_aggregated(cell, aggregator), cell.clusters) for cell in scores if cell.complete]
+    interval_iterator = iter(intervals(complete_scores, dataset, aggregator, is_share(metric)))
     rows = []
     for cell in scores:
-        interval = next(ends) if cell.complete else NO_INTERVAL
+        interval = next(interval_iterator) if cell.complete else NO_INTERVAL
         value = aggregate(cell, aggregator) if cell.complete else None
         row: dict[str, Any] = {"n": cell.n, "n_ok": cell.n_ok, "value": value}
         row["value_failures_zero"] = value if cell.complete else _with_failures(cell, aggregator, metric)
@@ -109,7 +110,7 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
 
 
 def aggregate(scores: Scores, aggregator: Pooled | None = None) -> float:
-    """Return the score of a set of samples: their mean, or the metric's aggregate."""
+    """Return one score of all samples: their mean, or the pooled value of `aggregator`."""
     if aggregator is None:
         return float(np.mean(scores.values))
     return aggregator(_aggregated(scores, aggregator))
@@ -123,8 +124,10 @@ def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
 
 
 def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> float | None:
-    """Return the aggregate with failed samples as 0; None in the cases that `headlines` names. A pooled metric needs no change,
-    because a failed sample already has the parts of an empty answer."""
+    """Return the aggregate with failed samples counted as 0; None in the cases listed in `headlines`.
+
+    A pooled metric needs no change: a failed sample already has the parts of an empty answer.
+    """
     parts_known = aggregator is None or (scores.parts is not None and not np.isnan(scores.parts).any())
     if not scores.n or not parts_known or scores.unjudged or lower_is_better(metric):
         return None
@@ -134,18 +137,21 @@ def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> fl
 def _differences(
     cells: Sequence[Mapping[str, Any]], scores: Mapping[tuple[str, str], Scores]
 ) -> dict[tuple[str, str], Difference]:
-    """Map (cell, metric) to the cell's difference to `full` of its context. Cells with the same `full` are computed together."""
+    """Return (cell, metric) -> difference of the cell's score to that of `full` in its context (model, dataset, protocol).
+
+    cells: rows of the table `cells`. scores: (cell, metric) -> scores by sample.
+    """
     full_of: dict[tuple[str, ...], str] = {}
     for row in cells:
         if row["base"] == BASELINE and full_of.setdefault(context_key(row), row["cell"]) != row["cell"]:
-            other = full_of[context_key(row)]
+            earlier_cell = full_of[context_key(row)]
             raise StoreError(
-                f"Cells {other} and {row['cell']} are both `full` of the same context; keep only one of them."
+                f"Cells {earlier_cell} and {row['cell']} are both `full` of the same context; keep only one of them."
             )
-    full = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
+    full_cell_of = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
     groups: dict[tuple[str, str], list[str]] = {}
     for cell, metric in scores:
-        baseline = full[cell]
+        baseline = full_cell_of[cell]
         if baseline is not None and baseline != cell and (baseline, metric) in scores:
             groups.setdefault((baseline, metric), []).append(cell)
     differences: dict[tuple[str, str], Difference] = {}

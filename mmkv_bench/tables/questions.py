@@ -55,7 +55,7 @@ LEAST = 10
 """Smallest number of documents for an interval."""
 
 _BY_TURN = "by turn of the conversation; in brackets the same questions, each compressed for anew"
-_NOTHING = (
+_NO_SCORES_MESSAGE = (
     "{} has no scores of several questions per document; run dataset=questions_records with "
     "'protocol=[query_aware,query_joint,query_first]', or choose other rows with --dataset and --metric"
 )
@@ -68,14 +68,14 @@ class NoQuestionsError(StoreError):
 def question_tables(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[Table]:
-    """Return a table per model, dataset and metric of a store with rows of several questions per document.
+    """Return one table per model, dataset and metric of a store whose documents have several questions.
 
     Args:
         datasets: names of datasets; None: all.
         metrics: names of metrics; None: all except fidelity.
 
     Raises:
-        NoQuestionsError: the store has no such rows.
+        NoQuestionsError: the store has no scores of several questions per document.
     """
     return [table for table, _ in tables_with_scores(root, datasets, metrics)]
 
@@ -83,101 +83,128 @@ def question_tables(
 def tables_with_scores(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[tuple[Table, pd.DataFrame]]:
-    """Return the tables of `question_tables`, each with its rows of `paired_scores`. Raises the errors of `question_tables`."""
+    """Return (table, scores) for each table of `question_tables`; the scores are its rows of `paired_scores`.
+
+    Raises:
+        NoQuestionsError: the store has no scores of several questions per document.
+    """
     scores = paired_scores(root)
     if datasets:
         scores = scores[scores["dataset"].isin(datasets)]
     scores = scores[scores["metric"].isin(metrics) if metrics else ~scores["metric"].isin(list(FIDELITY))]
     if scores.empty:
-        raise NoQuestionsError(_NOTHING.format(root))
+        raise NoQuestionsError(_NO_SCORES_MESSAGE.format(root))
     return [(_table(names, rows), rows) for names, rows in scores.groupby(LINE[:3], sort=False)]
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return the scores of all questions, with the protocols side by side so that they can be paired.
+    """Return one row per question, method, budget and seed, with the scores under all protocols side by side.
 
-    A row is one question answered by one line: the cells that differ only in the protocol (`LINE`). The columns named in `KNOWN`
-    have the scores by what the cache was compressed for. `same` is the score under `query_first` if the cache was compressed
-    for this very question. `place` is the question's position in its document's order, from 1; the order begins with the question
-    that `query_first` and `turns` ask first. Missing scores are NaN.
+    Columns:
+    - those of `LINE`, `cluster` (the document) and `sample_id`;
+    - those of `KNOWN`: the score by what the cache was compressed for, such as `joint` for all questions; NaN if missing;
+    - `same`: the score under `query_first` if the cache was compressed for this very question;
+    - `place`: position of the question in its document's order, from 1. The order begins with the question that `query_first`
+      and `turns` ask first.
 
     Raises:
-        NoQuestionsError: the store has no rows of several questions per document.
-        StoreError: two cells belong to one line, such as cells of two versions.
+        NoQuestionsError: the store has no scores of several questions per document.
+        StoreError: two cells differ in nothing but the method's version, or in something that no column shows.
     """
     store = Store(root)
     cells = store.cells().to_pandas()
     cells = cells[cells["protocol"].isin(_PROTOCOLS)]
     if cells.empty:
-        raise NoQuestionsError(_NOTHING.format(root))
+        raise NoQuestionsError(_NO_SCORES_MESSAGE.format(root))
     cells = cells.assign(known=cells["protocol"].map(_PROTOCOLS))
-    shares = (cells["budget_fraction"].astype(float) * 100).map("{:g}%".format)
-    cells["budget"] = cells["budget_entries"].map("{:g}".format).where(cells["budget_entries"].notna(), shares)
+    budget_percents = (cells["budget_fraction"].astype(float) * 100).map("{:g}%".format)
+    cells["budget"] = cells["budget_entries"].map("{:g}".format).where(cells["budget_entries"].notna(), budget_percents)
     cells.loc[cells["budget_kind"] == "none", "budget"] = ""
     cells["seed"] = cells["seed"].map("{:g}".format).where(cells["seed"].notna(), "")
     cells["reading"] = cells["reading"].fillna("").astype(str)
-    named = ["cell", "model", "method", "reading", "budget", "seed", "known"]
+    line_columns = ["cell", "model", "method", "reading", "budget", "seed", "known"]
     answers = store.responses(cells["cell"], ["cell", "sample_id", "question_number", "question_known"]).to_pandas()
     answers = answers[answers["question_number"].notna()]
     if answers.empty:
-        raise NoQuestionsError(_NOTHING.format(root))
+        raise NoQuestionsError(_NO_SCORES_MESSAGE.format(root))
     scores = store.samples(cells["cell"], ["cell", "dataset", "sample_id", "cluster", "metric", "value"]).to_pandas()
-    rows = scores.merge(answers, on=["cell", "sample_id"]).merge(cells[named], on="cell")
-    number = rows["question_number"].astype("Int64").astype(str)
-    rows.loc[(rows["known"] == "other") & (number == rows["question_known"]), "known"] = "same"
-    twice = rows[rows.duplicated([*_SAMPLE, "known"])]
-    if len(twice):
-        line = twice.iloc[0]
+    rows = scores.merge(answers, on=["cell", "sample_id"]).merge(cells[line_columns], on="cell")
+    question_numbers = rows["question_number"].astype("Int64").astype(str)
+    rows.loc[(rows["known"] == "other") & (question_numbers == rows["question_known"]), "known"] = "same"
+    duplicates = rows[rows.duplicated([*_SAMPLE, "known"])]
+    if len(duplicates):
+        line = duplicates.iloc[0]
         raise StoreError(
             f"{root} has two cells of {line['method']} {line['budget']} ({line['known']}) for {line['sample_id']}, with "
             "different versions or parameters; name the method's variants (variants.<name>), or use a folder for each version"
         )
-    wide = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
-    wide = wide.reindex(columns=[*KNOWN, "same"]).reset_index()
-    return wide.merge(_places(rows), on=["dataset", "sample_id"], how="left")
+    scores_by_protocol = rows.pivot_table(index=_SAMPLE, columns="known", values="value", aggfunc="first", sort=False)
+    scores_by_protocol = scores_by_protocol.reindex(columns=[*KNOWN, "same"]).reset_index()
+    return scores_by_protocol.merge(_places(rows), on=["dataset", "sample_id"], how="left")
 
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each question's position in its document's order, from 1. The order starts at the question that was asked first; if
-    no row states that question, the position is the question's number + 1."""
+    """Return each question's position in its document's order, from 1.
+
+    The order starts at the question that was asked first. If no row names that question, the position is the question's number
+    + 1.
+    """
     sample = ["dataset", "sample_id"]
-    asked = rows.drop_duplicates(sample)
-    asked = asked.assign(size=asked.groupby(["dataset", "cluster"])["question_number"].transform("max") + 1)
-    asked = asked.set_index(sample)[["question_number", "size"]].astype(float)
-    known = rows.dropna(subset=["question_known"]).drop_duplicates([*sample, "known"]).set_index(sample)
-    listed = known.loc[known["known"] == "joint", "question_known"].str.count(",").astype(float) + 1
-    size = listed.reindex(asked.index).fillna(asked["size"])
-    ordered = known.loc[known["known"].isin(["same", "other", "turns"]), "question_known"]
-    first = ordered[~ordered.index.duplicated()].str.split(",").str[0].astype(float).reindex(asked.index)
-    place = (asked["question_number"] - (first if len(ordered) else 0)) % size + 1
-    return place.rename("place").reset_index()
+    question_rows = rows.drop_duplicates(sample)
+    question_rows = question_rows.assign(
+        size=question_rows.groupby(["dataset", "cluster"])["question_number"].transform("max") + 1
+    )
+    question_rows = question_rows.set_index(sample)[["question_number", "size"]].astype(float)
+    first_questions = rows.dropna(subset=["question_known"]).drop_duplicates([*sample, "known"]).set_index(sample)
+    listed_sizes = (
+        first_questions.loc[first_questions["known"] == "joint", "question_known"].str.count(",").astype(float) + 1
+    )
+    questions_per_document = listed_sizes.reindex(question_rows.index).fillna(question_rows["size"])
+    question_orders = first_questions.loc[first_questions["known"].isin(["same", "other", "turns"]), "question_known"]
+    first_numbers = (
+        question_orders[~question_orders.index.duplicated()]
+        .str.split(",")
+        .str[0]
+        .astype(float)
+        .reindex(question_rows.index)
+    )
+    positions = (
+        question_rows["question_number"] - (first_numbers if len(question_orders) else 0)
+    ) % questions_per_document + 1
+    return positions.rename("place").reset_index()
 
 
 def by_place(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean score of each mode (what the cache was compressed for) by the question's position in its document.
+    """Return the mean score by the question's position in its document, for each thing that the cache was compressed for.
 
     Args:
         scores: result of `paired_scores`.
 
     Returns:
-        A row per line (`LINE`), mode of `MODES` and place, with the columns `label` (of the method), `mode`, `place`, `value`,
-        `low` and `high` (95 %, over documents; NaN for fewer than `LEAST` documents), `documents`.
+        One row per line (`LINE`), mode of `MODES` (what the cache was compressed for) and position, with these columns:
+        label: the method. mode, place: mode and position.
+        value: mean score. low, high: 95 % interval over documents; NaN for fewer than `LEAST` documents.
+        documents: number of documents.
     """
     import pandas as pd
 
-    made = []
+    place_rows = []
     for names, line in sorted(scores.groupby(LINE), key=lambda item: (*item[0][:3], _place(*item[0][3:]))):
-        named = dict(zip(LINE, names, strict=True)) | {"label": label(names[3], names[4], names[6])}
+        line_identity = dict(zip(LINE, names, strict=True)) | {"label": label(names[3], names[4], names[6])}
         for mode, columns in MODES.items():
             value = line[columns].bfill(axis=1).iloc[:, 0]
             for place, rows in line.assign(value=value).dropna(subset=["value", "place"]).groupby("place"):
                 interval, documents = (
-                    _interval(rows["value"], rows["cluster"], named["dataset"]),
+                    _interval(rows["value"], rows["cluster"], line_identity["dataset"]),
                     rows["cluster"].nunique(),
                 )
-                ends = {"low": interval.low, "high": interval.high, "documents": documents}
-                made.append(named | {"mode": mode, "place": int(place), "value": rows["value"].mean()} | ends)
-    return pd.DataFrame(made).astype({"low": float, "high": float})
+                interval_columns = {"low": interval.low, "high": interval.high, "documents": documents}
+                place_rows.append(
+                    line_identity
+                    | {"mode": mode, "place": int(place), "value": rows["value"].mean()}
+                    | interval_columns
+                )
+    return pd.DataFrame(place_rows).astype({"low": float, "high": float})
 
 
 def label(method: str, reading: str, seed: str) -> str:
@@ -186,26 +213,29 @@ def label(method: str, reading: str, seed: str) -> str:
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
-    """Return loss -> (mean over documents, interval, number of documents), for each loss of `LOSSES`.
+    """Return name of a loss -> (mean over documents, interval, number of documents), for each loss of `LOSSES`.
 
-    A loss is the difference of two columns of scores. It is positive if the second column is worse, also if smaller scores are
-    better.
+    A loss is the difference of two score columns, positive if the second column is worse.
 
     Args:
-        line: samples of one line of `paired_scores`; samples with both columns count.
+        line: rows of `paired_scores` for one method, budget and seed; rows with both columns count.
         dataset: name of the dataset, which seeds the bootstrap.
+        metric: name of the metric, which decides whether smaller scores are better.
     """
-    sign, made = (-1 if lower_is_better(metric) else 1), {}
+    sign, loss_of = (-1 if lower_is_better(metric) else 1), {}
     for name, (first, second) in LOSSES.items():
-        both = line[line[first].notna() & line[second].notna()]
-        if len(both):
-            means = sign * (both[first] - both[second]).groupby(both["cluster"], sort=False).mean()
-            made[name] = float(means.mean()), _interval(means, means.index, dataset, share=False), len(means)
-    return made
+        paired_rows = line[line[first].notna() & line[second].notna()]
+        if len(paired_rows):
+            means = sign * (paired_rows[first] - paired_rows[second]).groupby(paired_rows["cluster"], sort=False).mean()
+            loss_of[name] = float(means.mean()), _interval(means, means.index, dataset, share=False), len(means)
+    return loss_of
 
 
 def _interval(values: pd.Series, clusters: pd.Series | pd.Index, dataset: str, share: bool = True) -> Interval:
-    """Return the interval of a mean; none for fewer than `LEAST` documents. clusters: the document of each value."""
+    """Return the confidence interval of the mean of `values`; an empty one for fewer than `LEAST` documents.
+
+    clusters: the document of each value. share: the values are shares from 0 to 1.
+    """
     if clusters.nunique() < LEAST:
         return NO_INTERVAL
     return intervals([(values.to_numpy(np.float64), clusters.to_numpy(str))], dataset, share=share)[0]
@@ -213,39 +243,42 @@ def _interval(values: pd.Series, clusters: pd.Series | pd.Index, dataset: str, s
 
 def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
     model, dataset, metric = names
-    held = [name for name in KNOWN if rows[name].notna().any()]
-    causes = [name for name in LOSSES if name != "turns" or name in held]
+    present_protocols = [name for name in KNOWN if rows[name].notna().any()]
+    loss_names = [name for name in LOSSES if name != "turns" or name in present_protocols]
     turns = sorted(rows.loc[rows["turns"].notna(), "place"].dropna().unique())
-    grid, split, talk, paired = [], [], [], False
+    score_rows, loss_rows, turn_rows, has_losses = [], [], [], False
     for (method, reading, budget, seed), line in sorted(rows.groupby(LINE[3:]), key=lambda item: _place(*item[0])):
         name = label(method, reading, seed)
-        means = [line[column].mean() for column in held]
-        grid.append([name, budget, *(_number(value) for value in means)])
+        means = [line[column].mean() for column in present_protocols]
+        score_rows.append([name, budget, *(_number(value) for value in means)])
         if line["turns"].notna().any():
-            talk.append([name, budget, *(_at_turn(line[line["place"] == turn]) for turn in turns)])
+            turn_rows.append([name, budget, *(_at_turn(line[line["place"] == turn]) for turn in turns)])
         if not budget:
             continue
-        made = losses(line, dataset, metric)
-        paired = paired or bool(made)
-        split.append([name, budget, *(_loss(made.get(cause)) for cause in causes)])
-    grids = [Grid(["method", "budget", *held], grid, labels=2)]
-    if paired:
-        grids.append(Grid(["method", "budget", *causes], split, heading="losses", labels=2))
+        line_losses = losses(line, dataset, metric)
+        has_losses = has_losses or bool(line_losses)
+        loss_rows.append([name, budget, *(_loss(line_losses.get(cause)) for cause in loss_names)])
+    grids = [Grid(["method", "budget", *present_protocols], score_rows, labels=2)]
+    if has_losses:
+        grids.append(Grid(["method", "budget", *loss_names], loss_rows, heading="losses", labels=2))
     if turns:
         header = ["method", "budget", *(f"turn {turn:g}" for turn in turns)]
-        grids.append(Grid(header, talk, heading=_BY_TURN, labels=2))
+        grids.append(Grid(header, turn_rows, heading=_BY_TURN, labels=2))
     documents, questions = rows["cluster"].nunique(), rows["sample_id"].nunique()
     return Table(
         title=f"{dataset}, {metric}: many questions per cache",
         caption=f"model={model}; {_count(documents, 'document')}, {_count(questions, 'question')}",
         grids=grids,
-        notes=[*_notes(rows, documents, "turns" in held, paired)],
+        notes=[*_notes(rows, documents, "turns" in present_protocols, has_losses)],
         records=lambda: rows.astype(object).where(rows.notna(), None).to_dict("records"),
     )
 
 
 def _notes(rows: pd.DataFrame, documents: int, turns: bool, paired: bool) -> Iterator[Note]:
-    """Yield the notes of a table. paired: the table has losses."""
+    """Yield the notes of a table of questions.
+
+    documents: number of documents. turns: the table has a grid by turn. paired: the table has losses.
+    """
     text = (
         "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
         "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; agnostic: for "
@@ -263,14 +296,18 @@ def _notes(rows: pd.DataFrame, documents: int, turns: bool, paired: bool) -> Ite
         yield Note(f"No intervals: {_count(documents, 'document')}, and they take {LEAST} or more.", Rank.WARNING)
     missing = 0
     for _, line in rows.groupby(LINE[3:]):
-        lacking = [line[columns].isna().all(axis=1) for columns in MODES.values()]
-        missing += sum(int(gone.sum()) for gone in lacking if not gone.all())  # the others are modes that were not run
+        missing_modes = [line[columns].isna().all(axis=1) for columns in MODES.values()]
+        missing += sum(
+            int(gone.sum()) for gone in missing_modes if not gone.all()
+        )  # the others are modes that were not run
     if missing:
         yield Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING)
-    same = rows.dropna(subset=["same", "each"])
-    if len(same):
-        equal = int((same["same"] == same["each"]).sum())
-        yield Note(f"Control: the known question again has the score of `each` in {equal} of {len(same)} pairs.")
+    same_order_rows = rows.dropna(subset=["same", "each"])
+    if len(same_order_rows):
+        equal_scores = int((same_order_rows["same"] == same_order_rows["each"]).sum())
+        yield Note(
+            f"Control: the known question again has the score of `each` in {equal_scores} of {len(same_order_rows)} pairs."
+        )
 
 
 def _count(number: int, noun: str) -> str:
@@ -278,18 +315,20 @@ def _count(number: int, noun: str) -> str:
 
 
 def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
-    """Return a line's sort key: `full` first, then by name and size, independent of the store's order."""
+    """Return a sort key for table lines: `full` first, then by method and budget, independent of the store's order."""
     return method != "full", method, reading, float(budget.rstrip("%") or 0), seed
 
 
 def _at_turn(line: pd.DataFrame) -> GridCell:
-    """Return the mean score of one turn's questions. The mean of the same questions under `query_aware` (column `each`) follows
-    in brackets if it exists."""
-    both = line[line["turns"].notna() & line["each"].notna()]
-    if both.empty:
+    """Return a grid cell with the mean score of the questions of one turn.
+
+    The mean of the same questions, each compressed for anew (`query_aware`), follows in brackets if it exists.
+    """
+    paired_rows = line[line["turns"].notna() & line["each"].notna()]
+    if paired_rows.empty:
         return _number(line["turns"].mean())
-    mean, beside = float(both["turns"].mean()), float(both["each"].mean())
-    return GridCell(f"{mean:.2f} ({beside:.2f})", mean)
+    mean, mean_compressed_anew = float(paired_rows["turns"].mean()), float(paired_rows["each"].mean())
+    return GridCell(f"{mean:.2f} ({mean_compressed_anew:.2f})", mean)
 
 
 def _number(value: float) -> GridCell:
@@ -300,8 +339,8 @@ def _loss(loss: tuple[float, Interval, int] | None) -> GridCell:
     if loss is None:
         return GridCell("")
     mean, interval, _ = loss
-    ends = "" if interval.low is None else f"[{interval.low:+.2f}, {interval.high:+.2f}]"
-    return GridCell(f"{mean:+.2f}", mean, ends)
+    interval_text = "" if interval.low is None else f"[{interval.low:+.2f}, {interval.high:+.2f}]"
+    return GridCell(f"{mean:+.2f}", mean, interval_text)
 
 
 PLACE = "question, in the order asked"
@@ -315,26 +354,28 @@ LOOKS = {
     "turns": Look(COLOURS["violet"], "X"),
 }
 """Mode -> colour and marker, in figures and in the report."""
-_WIDTH = 4
-_ASIDE = 0.07
+_PANELS_ACROSS = 4
+_POINT_SHIFT = 0.07
 """Horizontal distance between the points of different modes, many of which are equal."""
 
 
 def aside(mode: str, modes: Sequence[str]) -> float:
-    """Return the horizontal shift of the points of `mode`, one of the drawn `modes`, so that equal points stay visible."""
-    return _ASIDE * (modes.index(mode) - (len(modes) - 1) / 2)
+    """Return the horizontal shift of the points of `mode`, so that equal points of several modes stay visible.
+
+    modes: all drawn modes (what the cache was compressed for).
+    """
+    return _POINT_SHIFT * (modes.index(mode) - (len(modes) - 1) / 2)
 
 
 def question_figure(
     points: pd.DataFrame, methods: Sequence[str] | None = None, budgets: Sequence[str] | None = None
 ) -> Figure:
-    """Draw scores against the position of a question among its document's questions.
+    """Draw scores against the position of a question among its document's questions, one panel per method and budget.
 
-    There is one panel per method and budget, and in it one line with intervals per mode (what the cache was compressed for).
-    The full cache is the dashed line.
+    A panel has one line with intervals per mode (what the cache was compressed for). The full cache is the dashed line.
 
     Args:
-        points: result of `tables.questions.by_place` for one table.
+        points: result of `by_place` for one table.
         methods, budgets: methods, in this order, and budgets to draw; None: all.
 
     Raises:
@@ -342,20 +383,20 @@ def question_figure(
     """
     panels = _panels(points, methods, budgets)
     modes = [mode for mode in MODES if (points["mode"] == mode).any()]
-    across = min(_WIDTH, len(panels))
+    across = min(_PANELS_ACROSS, len(panels))
     down = -(-len(panels) // across)
     figure, axes = canvas(down, across, (3.0 * max(across, 2), 2.6 * down + 0.8), len(panels), sharey=True)
-    full = points[(points["method"] == "full") & (points["mode"] == "each")]
+    full_points = points[(points["method"] == "full") & (points["mode"] == "each")]
     for place, (one, line) in enumerate(zip(axes, panels, strict=False)):
-        _draw_panel(one, line, full, modes)
+        _draw_panel(one, line, full_points, modes)
         one.set_title(", ".join(filter(None, line[["label", "budget"]].iloc[0])), fontsize=10.5)
         if place % across == 0:
             one.set_ylabel(str(points["metric"].iloc[0]).replace("_", " "), fontsize=10)
         if place >= len(panels) - across:
             one.set_xlabel(PLACE, fontsize=10)
     legend_below(figure, axes)
-    words = [*points[["dataset", "model"]].iloc[0], f"{points['documents'].max()} documents"]
-    small_print(figure, [*words, "bars: 95 % intervals over documents"], 110)
+    title_parts = [*points[["dataset", "model"]].iloc[0], f"{points['documents'].max()} documents"]
+    small_print(figure, [*title_parts, "bars: 95 % intervals over documents"], 110)
     return figure
 
 
@@ -364,10 +405,10 @@ def _panels(points: pd.DataFrame, methods: Sequence[str] | None, budgets: Sequen
     check_names("budget", budgets or (), {*lines["budget"]})
     lines = lines[lines["budget"].isin(budgets)] if budgets else lines
     check_names("method", methods or (), {*lines["label"], *lines["method"]})
-    parts = [lines]
+    panel_lines = [lines]
     if methods is not None:
-        parts = [lines[(lines["label"] == name) | (lines["method"] == name)] for name in methods]
-    panels = [line for part in parts for _, line in part.groupby(["label", "budget"], sort=False)]
+        panel_lines = [lines[(lines["label"] == name) | (lines["method"] == name)] for name in methods]
+    panels = [line for part in panel_lines for _, line in part.groupby(["label", "budget"], sort=False)]
     if not panels:
         raise ConfigError("only full has rows with several questions per document; run other methods too")
     return panels

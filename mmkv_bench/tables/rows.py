@@ -22,7 +22,7 @@ from mmkv_bench.store.rows import processor
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
-from mmkv_bench.tables.agreement import agreeing
+from mmkv_bench.tables.score_consistency import agreeing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +43,8 @@ AT_ONCE = 1 << 18
 """Most answers of a store that are read at once for the audit. In a larger store, cells are read in blocks of whole cells."""
 
 SAMPLE_COLUMNS = ("cell", "sample_id", "cluster", "metric", "value", "status", "parts")
-_FEW = ("cell", "sample_id", "status")
-RESPONSE_COLUMNS = (*_FEW, "fallback", "finish_reason", *audit.COLUMNS)
+_STATUS_COLUMNS = ("cell", "sample_id", "status")
+RESPONSE_COLUMNS = (*_STATUS_COLUMNS, "fallback", "finish_reason", *audit.COLUMNS)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Rows:
 
     @property
     def names(self) -> Sequence[str]:
-        """All metrics of which the store has rows."""
+        """Names of all metrics that have rows in the store."""
         return list(self.samples["metric"].drop_duplicates()) if self.held is None else self.held
 
 
@@ -92,10 +92,12 @@ class ReadOnce:
         self.store, self.names, self._further, self._fidelity = store, cells, further, fidelity
 
     def of_metrics(self, metrics: Collection[str]) -> ReadOnce:
-        """Return a reader of the rows that tables of `metrics` need. In a large store it skips the metrics of fidelity that are
-        not in `metrics`, because they are most of the scores. All other metrics are always read."""
-        wanted = set(FIDELITY).intersection(metrics)
-        return ReadOnce(self.store, self.names, self._further, wanted) if self.large else self
+        """Return a reader of only the rows that tables of `metrics` need.
+
+        In a large store it skips the fidelity metrics that are not in `metrics`, because they are most of the scores.
+        """
+        fidelity_metrics = set(FIDELITY).intersection(metrics)
+        return ReadOnce(self.store, self.names, self._further, fidelity_metrics) if self.large else self
 
     @cached_property
     def large(self) -> bool:
@@ -104,20 +106,20 @@ class ReadOnce:
 
     @cached_property
     def responses(self) -> pa.Table:
-        columns = _FEW if self.large else (*RESPONSE_COLUMNS, audit.CHOSEN)
+        columns = _STATUS_COLUMNS if self.large else (*RESPONSE_COLUMNS, audit.CHOSEN)
         return self.store.responses(self.names, list(dict.fromkeys([*columns, *self._further])), coded=True)
 
     @cached_property
     def held(self) -> list[str] | None:
-        """Names of all metrics in the store. None if no metrics were selected: `samples` then holds all of them."""
+        """Names of all metrics in the store; None if no metrics were selected, because `samples` then contains all of them."""
         if self._fidelity is None:
             return None
         return sorted(self.store.samples(self.names, ["metric"], coded=True)["metric"].unique().to_pylist())
 
     @cached_property
     def samples(self) -> pa.Table:
-        wanted = [name for name in self.held or () if name not in FIDELITY or name in (self._fidelity or ())]
-        return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=wanted or None)
+        metric_names = [name for name in self.held or () if name not in FIDELITY or name in (self._fidelity or ())]
+        return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=metric_names or None)
 
     @cached_property
     def metrics(self) -> pa.Table:
@@ -138,7 +140,7 @@ class AnswerBlocks:
         self._rows, self._cells = rows, cells
 
     def __len__(self) -> int:
-        """Return the number of answers, not of frames."""
+        """Return the number of answers (not of frames)."""
         return self._rows.responses.num_rows
 
     def __iter__(self) -> Iterator[pd.DataFrame]:
@@ -150,13 +152,14 @@ class AnswerBlocks:
 
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
-    """Convert `responses` rows to a frame. It has the column `chosen` only if some answers were requested by id.
+    """Return `responses` rows as a frame. It has the column `chosen` only if some samples were requested by id.
 
-    rows: all answers of each of its cells, because `chosen` depends on the other answers of the cell."""
-    apart = audit.chosen_apart(store, rows)
+    rows: all answers of each cell that occurs.
+    """
+    is_apart = audit.chosen_apart(store, rows)
     answers = frame(rows.select(RESPONSE_COLUMNS))
-    if apart is not None:
-        answers[audit.CHOSEN] = apart
+    if is_apart is not None:
+        answers[audit.CHOSEN] = is_apart
     return answers
 
 
@@ -181,7 +184,12 @@ def open_store(root: Path | str) -> Store:
 
 
 def frames(rows: ReadOnce) -> Rows:
-    """Return the frames of `rows`, which are read if necessary. Raises the errors of `load`."""
+    """Return the tables of `rows` as frames, read now if they were not read before.
+
+    Raises:
+        ConfigError: the store has no rows, or none of its answers is scored.
+        StoreError: rows contradict each other.
+    """
     from mmkv_bench.store.packing import ALIKE
 
     root = rows.store.root
@@ -203,7 +211,10 @@ def frames(rows: ReadOnce) -> Rows:
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
-    """Return the store's table `cells` as a frame. Cells of one run share one string `config`, because it is long."""
+    """Return the store's table `cells` as a frame.
+
+    names: hashes of cells (each one method, budget and dataset) to return; None: all.
+    """
     table = store.cells(names, coded=True)
     for number, field in enumerate(table.schema):
         if field.name != "config" and pa.types.is_dictionary(field.type):
@@ -213,7 +224,7 @@ def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
-    """Convert a table to a frame: texts become categories and lists stay in arrow, without a Python object per row."""
+    """Return an arrow table as a frame: texts become categories, and lists stay in arrow to save memory."""
     import pandas as pd
 
     def kept(kind: pa.DataType) -> pd.ArrowDtype | None:
@@ -227,7 +238,7 @@ def frame(table: pa.Table) -> pd.DataFrame:
 
 
 def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
-    """Raise StoreError for scores of unknown cells and for cells with two rows."""
+    """Raise StoreError for scores of unknown cells (each one method, budget and dataset) and for cells with two rows."""
     for cell in cells["cell"][cells["cell"].duplicated()]:
         raise StoreError(f"Cell {cell} has more than one row in `cells`: the store is damaged; restore it from a copy.")
     for cell in sorted(set(samples["cell"].unique()) - set(cells["cell"])):
@@ -235,7 +246,13 @@ def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
 
 
 def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Series:
-    """Mask the rows whose value is in `wanted` (None: all rows). Raise ConfigError for a value that no row has."""
+    """Mask the rows of `column` whose value is in `wanted`; None selects all rows.
+
+    what: kind of the values for the message, such as `dataset`.
+
+    Raises:
+        ConfigError: no row has one of the values.
+    """
     if not wanted:
         return column.notna() | column.isna()
     check_names(what, wanted, {str(value) for value in column.dropna().unique()})
@@ -243,7 +260,7 @@ def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Ser
 
 
 def check_names(what: str, names: Iterable[str], present: Collection[str]) -> None:
-    """Raise ConfigError for the first name that the rows do not have. what: kind of the names, such as `method`."""
+    """Raise ConfigError for the first of `names` that is not in `present`. what: kind of the names, such as `method`."""
     for name in names:
         if name not in present:
             raise ConfigError(f"The rows have no {what} '{name}': {nearest(name, present)}.")
@@ -255,23 +272,28 @@ def choose_cells(
     protocols: Sequence[str] | None,
     readings: Sequence[str] | None,
 ) -> pd.Series:
-    """Mask the cells that pass the filters. Cells without a reading, such as those of `full`, pass the filter of readings."""
+    """Mask the cells with the given datasets, protocols and readings (`paper` or `released` rules of a method); None: all.
+
+    Cells without a reading, such as those of `full`, are always selected by `readings`.
+    """
     keep = choose(cells["dataset"], datasets, "dataset") & choose(cells["protocol"], protocols, "protocol")
     return keep & (choose(cells["reading"], readings, "reading") | cells["reading"].isna())
 
 
 def missing(value: object) -> bool:
-    """Tell whether a scalar of a frame is null (None, NaN or NA)."""
+    """Return True if a scalar of a frame is null (None, NaN or NA)."""
     import pandas as pd
 
     return bool(pd.isna(value))
 
 
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return `cells` with the short columns that tables are grouped by and that are parsed from longer columns.
+    """Return `cells` with four short columns by which tables are grouped, parsed from longer columns.
 
-    `limits` comes from the configuration, as `frames=32 max_pixels=100352`, and includes the position of images in a prompt.
-    `device`, `processor` (kind of CPU, if answers depend on it) and `lmms_eval` (version) are "" if the rows do not have them."""
+    limits: settings that limit the prompt, such as `frames=32 max_pixels=100352`, and the position of images in it.
+    device, processor, lmms_eval: the device, the kind of CPU (if answers depend on it) and lmms-eval's version; "" if not
+        recorded.
+    """
     empty = [""] * len(cells)
     device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
     versions_of = {
@@ -295,7 +317,7 @@ def config_of(text: str) -> Mapping[str, Any]:
 
 
 def dataset_node(config: Mapping[str, Any], dataset: str) -> Mapping[str, Any]:
-    """Return the settings of a dataset in a cell's configuration; empty without any."""
+    """Return the settings of `dataset` in a parsed configuration; empty if it has none."""
     return (config.get("datasets") or {}).get(dataset) or {}
 
 
@@ -307,19 +329,27 @@ def _limits(config: Mapping[str, Any], dataset: str) -> str:
     return " ".join(f"{key}={value}" for key, value in limits.items())
 
 
-_LINE = ("method", "base", "reading", "parameters", "budget_kind", "budget_entries", "budget_fraction", "seed")
+_LINE_COLUMNS = ("method", "base", "reading", "parameters", "budget_kind", "budget_entries", "budget_fraction", "seed")
 
 
 def latest(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells with the newest `method_version` of their line. A new version of a method corrects its numbers, so tables
-    show only the newest. cells: frame with the column `limits` (`with_limits`)."""
+    """Mask the cells (each one method, budget and dataset) with the newest `method_version` among cells that are otherwise
+    alike.
+
+    Tables show only these.
+
+    cells: frame with the column `limits` (`with_limits`).
+    """
     if "method_version" not in cells:
         return cells["cell"].notna()
     version = cells["method_version"].astype("float64").fillna(1)
-    newest = version.groupby([cells[name] for name in (*CONTEXT, *_LINE)], dropna=False).transform("max")
+    newest = version.groupby([cells[name] for name in (*CONTEXT, *_LINE_COLUMNS)], dropna=False).transform("max")
     return version == newest
 
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
-    """Return a cell's values of `columns` as texts, "" for null. Cells may be compared only if these values are equal."""
+    """Return a cell's values of `columns` as texts, "" for null.
+
+    Only cells (each one method, budget and dataset) with equal keys may be compared.
+    """
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

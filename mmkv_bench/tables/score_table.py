@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmkv_bench.config.files import conf_dir
-from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.statistics.paired_tests import Column
 from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.store.store_notes import PrimaryEndpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit
@@ -40,7 +40,8 @@ class Line:
 
     @property
     def cheats(self) -> bool:
-        """True for a ceiling: the method got the full cache's answer, so it does not compete and is never marked best."""
+        """True if the method reads the full cache's answer. It then is an upper bound, does not compete and is never marked
+        best."""
         return bool(self._values.get("reads_answer"))
 
     @cached_property
@@ -50,12 +51,12 @@ class Line:
 
     @property
     def may_exceed(self) -> bool:
-        """True if exceeding the budget is no defect: the released code, or the paper's formula, does so."""
+        """True if exceeding the budget is no defect, because the paper's formula or the authors' code does so."""
         return self.reading == "released" or bool(self._values.get("over_budget"))
 
     @property
     def renamed(self) -> bool:
-        """True for a variant that changes only the name."""
+        """True for a variant of a method that changes only the name."""
         return self.name != self.base and not self.tuned and self.base not in ("custom", "kvpress")
 
     @property
@@ -69,7 +70,7 @@ class Line:
 
     @property
     def variant(self) -> tuple[str, str, str | None, str]:
-        """Identity of the line, independent of its label."""
+        """(name, base method, reading, parameters as JSON) of a table line: its identity, independent of its label."""
         return self.name, self.base, self.reading, self.parameters
 
 
@@ -79,8 +80,8 @@ CONTROLS = ("full", "oracle", "blind")
 PRESETS = {"adakv_official": "adakv", "mmshift_llava": "mmshift", "snapkv_kvpress": "snapkv"}
 """Methods of conf/method with another method's parts and other constants -> that other method, which is predeclared."""
 
-_NEARLY_ALL = 0.8  # share of a column's lines
-_LOADED = {"kvpress": ("press",), "custom": ("path", "name")}
+_ABLATION_SHARE = 0.8  # share of a column's lines
+_NAMING_PARAMETERS = {"kvpress": ("press",), "custom": ("path", "name")}
 """Families whose method is named by these parameters."""
 
 
@@ -97,70 +98,71 @@ class ComparisonFamily(NamedTuple):
 
 
 def family(methods: Sequence[Line]) -> ComparisonFamily:
-    """Choose which lines of one column compete. The choice depends only on the lines, never on a score.
+    """Choose which lines of one budget are compared with each other. The choice never depends on a score.
 
-    One line per method competes, the predeclared line: it has the method's name and default parameters, and the reading
-    `paper` if both readings are in the column. If a method has no such line, all its presets compete. In an ablation (nearly all
-    lines are presets of one method) all lines compete, because the reader wants to compare them.
+    One line per method competes: the line with the method's name and default parameters, in the reading `paper` if both
+    readings are present. If a method has no such line, all its presets compete. If nearly all lines are presets of one method
+    (an ablation), all lines compete.
     """
-    lines = [method for method in methods if method.base not in CONTROLS and not method.cheats]
+    competitors_and_presets = [method for method in methods if method.base not in CONTROLS and not method.cheats]
     groups: dict[tuple[Hashable, ...], list[Line]] = {}
-    for line in lines:
+    for line in competitors_and_presets:
         groups.setdefault(_method(line), []).append(line)
     presets: dict[str, str] = {}
     for name, group in groups.items():
-        if len(group) > 1 and len(group) >= _NEARLY_ALL * len(lines):
-            return ComparisonFamily(tuple(lines), {}, str(name[0]))
-        plain = [line for line in group if not line.tuned and line.name == line.base and line.base not in PRESETS]
-        declared = [line for line in plain if line.reading == "paper"] or plain
-        if declared:
-            presets |= {line.label: declared[0].label for line in group if line not in declared}
-    return ComparisonFamily(tuple(line for line in lines if line.label not in presets), presets)
+        if len(group) > 1 and len(group) >= _ABLATION_SHARE * len(competitors_and_presets):
+            return ComparisonFamily(tuple(competitors_and_presets), {}, str(name[0]))
+        untuned_lines = [
+            line for line in group if not line.tuned and line.name == line.base and line.base not in PRESETS
+        ]
+        default_lines = [line for line in untuned_lines if line.reading == "paper"] or untuned_lines
+        if default_lines:
+            presets |= {line.label: default_lines[0].label for line in group if line not in default_lines}
+    return ComparisonFamily(tuple(line for line in competitors_and_presets if line.label not in presets), presets)
 
 
 @cache
 def _method(line: Line) -> tuple[Hashable, ...]:
-    """Return the identity of the method that a line is a preset of."""
-    keys = _LOADED.get(line.base, ())
+    """Return the identity of the method of which a line is a preset."""
+    keys = _NAMING_PARAMETERS.get(line.base, ())
     parameters = json.loads(line.parameters) if keys else {}
     return PRESETS.get(line.base, line.base), *(json.dumps(parameters.get(key)) for key in keys)
 
 
 def calibrations(parameters: str) -> dict[str, str]:
-    """Return the calibrations that a line's method read: name -> checksum; empty if it read none.
+    """Return name -> checksum of the calibration files that a method read; empty if it read none.
 
-    parameters: the line's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was never read, because
-    that variant of the method works without.
+    parameters: the method's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was not read.
     """
-    named = json.loads(parameters).get("calibration")
-    return dict(named) if isinstance(named, Mapping) else {}
+    calibration_node = json.loads(parameters).get("calibration")
+    return dict(calibration_node) if isinstance(calibration_node, Mapping) else {}
 
 
 def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> tuple[str, ...]:
-    """Return one phrase per artefact in `checksums`: its name, checksum and samples.
+    """Return one phrase per calibration file: its name, checksum and the samples that it was measured on.
 
-    New rows have the samples in their configuration (`calibrations`: checksum -> dataset in words, number of samples). For
-    older rows, the artefact in `conf/calibration` is looked up by its checksum, which covers the samples too.
+    New rows contain the samples in their configuration (`calibrations`). For older rows the file in `conf/calibration` with
+    the same checksum is read.
 
     Args:
-        configs: configurations (JSON) of the cells that read the artefacts.
-        checksums: name of the artefact -> its checksum.
+        configs: configurations (JSON) of the cells that read the files.
+        checksums: name of the file -> its checksum.
     """
     samples: dict[str, Any] = {}
     for config in configs:
         samples |= config_of(config).get("calibrations") or {}
     committed = {} if set(checksums.values()) <= set(samples) else _committed(conf_dir())
-    phrases = []
+    artefact_texts = []
     for name, checksum in sorted(checksums.items()):
         data = samples.get(checksum) or committed.get(checksum)
         count = f"{data['samples']} samples: " if data and data["samples"] else ""
-        phrases.append(f"{name} {checksum} ({count + data['dataset'] if data else 'unknown samples'})")
-    return tuple(phrases)
+        artefact_texts.append(f"{name} {checksum} ({count + data['dataset'] if data else 'unknown samples'})")
+    return tuple(artefact_texts)
 
 
 @cache
 def _committed(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read every calibration artefact below `folder`: first 16 digits of the checksum -> number of samples, and dataset."""
+    """Read every calibration file below `folder`. Return first 16 digits of the checksum -> its dataset and number of samples."""
     artefacts = [json.loads(path.read_text()) for path in sorted(folder.glob("calibration/*/*.json"))]
     return {
         artefact["checksum"][:16]: {"samples": len(artefact["samples"]), "dataset": artefact["dataset"]}
@@ -204,7 +206,7 @@ class Entry:
 
     @property
     def headline(self) -> float:
-        """`value` of a cell whose samples are all ok."""
+        """Return the printed score of a table cell whose samples are all ok."""
         assert self.value is not None, "only a complete cell has a headline"
         return self.value
 
@@ -250,35 +252,41 @@ class ScoreTable:
 
     @property
     def compressed(self) -> bool:
-        """True if any of the table's methods is not `full`."""
+        """True if the table has a method other than `full`."""
         return any(method.base != BASELINE for method in self.methods)
 
     @property
     def mostly_free(self) -> bool:
-        """True if the full prefill gives at least half of the answers' tokens, whatever a method keeps."""
+        """True if the full prefill gives at least half of the answers' tokens, so that methods cannot change them."""
         return self.free is not None and self.free >= MOSTLY and self.compressed
 
     def entry(self, label: str, budget: str) -> Entry | None:
-        """Return the cell in a column. A method without a budget is in every column."""
+        """Return the table cell of a line (its label) at a budget. A line without a budget is in every column."""
         return self.entries.get((label, budget)) or self.entries.get((label, ""))
 
     @property
     def cells(self) -> list[tuple[Line, str, Entry]]:
-        """Every cell once, line by line: (method, budget, entry)."""
-        places = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
-        return [(line, at, self.entries[line.label, at]) for line, at in places if (line.label, at) in self.entries]
+        """Return every table cell once, line by line: (method, budget, entry)."""
+        methods_and_budgets = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
+        return [
+            (line, at, self.entries[line.label, at])
+            for line, at in methods_and_budgets
+            if (line.label, at) in self.entries
+        ]
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does); empty for
-        `full` alone."""
+        """Return the readings (versions of methods) in the table: `paper` as the paper's text, before `released` as its code.
+
+        The result is empty for a table of only `full`.
+        """
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     @cached_property
     def common_ids(self) -> np.ndarray:
         """Ids of the samples that are ok in every cell, ascending, object [m]."""
-        every = [entry.scores for entry in self.entries.values()]
-        return every[0].ids[common_samples(every)] if every else np.array([], dtype=object)
+        all_scores = [entry.scores for entry in self.entries.values()]
+        return all_scores[0].ids[common_samples(all_scores)] if all_scores else np.array([], dtype=object)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -287,7 +295,7 @@ class ScoreTable:
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Names of the fallbacks in the table, in order; `letters` if they are given."""
+        """Names of the fallbacks (replacements that methods reported) in the table, sorted; `letters` if these are given."""
         occurring = sorted({reason for entry in self.entries.values() for reason in entry.audit.fallbacks})
         return self.letters or tuple(occurring)
 
@@ -297,13 +305,15 @@ class ScoreTable:
         return _comparable(list(self.entries.values()))
 
     def ranked(self, budget: str) -> Column | None:
-        """Return the column of the competing methods at a budget, or None if their order is open. The order is open if the
-        methods are not ok on the same samples, or if none is better than another."""
+        """Return the tested column of the competing methods at a budget; None if the methods cannot be ranked.
+
+        They cannot if they are not ok on the same samples, or if none is proven better than another.
+        """
         column = self.columns.get(budget)
         return column if column is not None and column.beats.any() and self._same_samples(budget) else None
 
     def unranked(self) -> list[str]:
-        """Return the budgets at which methods cannot be ranked, because those that compete are not ok on the same samples."""
+        """Return the budgets at which the competing methods are not ok on the same samples, so that they are not ranked."""
         return [b for b, column in self.columns.items() if len(column.names) > 1 and not self._same_samples(b)]
 
     def _same_samples(self, budget: str) -> bool:
@@ -313,34 +323,44 @@ class ScoreTable:
         return self._comparable_at[budget]
 
     def family(self, budget: str) -> ComparisonFamily:
-        """Return the comparison family of all lines at exactly this budget. Unlike `columns`, it includes cells that exceed the
-        budget and cells with quantised or offloaded entries."""
+        """Return which lines of this budget compete, chosen among all its lines.
+
+        Unlike `columns`, this includes cells over the budget and cells with quantised or offloaded entries.
+        """
         return family([method for method in self.methods if (method.label, budget) in self.entries])
 
     def best(self, budget: str) -> tuple[str, ...]:
-        """Return the methods at this budget that no other is proven better than. With 95 % confidence the best one is among them.
+        """Return the methods at this budget to which no other method is proven superior.
 
-        The result is empty if no method is proven better than another, or if samples failed or differ between cells.
+        With 95 % confidence the best method is among them. The result is empty if no method is proven better than another, or
+        if samples failed or differ between cells.
         """
         column = self.ranked(budget)
         return column.winners if column else ()
 
     def above_bold(self, budget: str) -> frozenset[str]:
-        """Return the presets at this budget that score better than a bold method. They do not compete, so they cannot be bold."""
+        """Return the presets at this budget that score better than a bold method.
+
+        Presets (further settings of a method in the table) do not compete, so they are never bold.
+        """
         if budget not in self._above_at:
             sign = -1 if lower_is_better(self.metric) else 1
-            shown = {label: entry for (label, at), entry in self.entries.items() if at == budget}
-            bold = [sign * shown[name].headline for name in self.best(budget) if name in shown]
-            presets = [(label, shown[label]) for label in (self.family(budget).presets if bold else ())]
+            entries_at_budget = {label: entry for (label, at), entry in self.entries.items() if at == budget}
+            bold_headlines = [
+                sign * entries_at_budget[name].headline for name in self.best(budget) if name in entries_at_budget
+            ]
+            presets = [
+                (label, entries_at_budget[label]) for label in (self.family(budget).presets if bold_headlines else ())
+            ]
             self._above_at[budget] = frozenset(
                 label
                 for label, entry in presets
-                if entry.audit.comparable and entry.value is not None and sign * entry.value > min(bold)
+                if entry.audit.comparable and entry.value is not None and sign * entry.value > min(bold_headlines)
             )
         return self._above_at[budget]
 
     def rank(self, label: str, budget: str) -> tuple[int, int] | None:
-        """Return the lowest and the highest rank of a competing method, 1 = best, at 95 %; None if it has no rank."""
+        """Return (lowest, highest) possible rank of a competing method at 95 % confidence, 1 = best; None if it has no rank."""
         column = self.ranked(budget)
         if column is None or label not in column.names:
             return None
@@ -349,5 +369,5 @@ class ScoreTable:
 
 
 def _comparable(entries: list[Entry]) -> bool:
-    same = all(np.array_equal(entry.scores.samples, entries[0].scores.samples) for entry in entries)
-    return same and all(entry.scores.complete for entry in entries)
+    same_samples = all(np.array_equal(entry.scores.samples, entries[0].scores.samples) for entry in entries)
+    return same_samples and all(entry.scores.complete for entry in entries)

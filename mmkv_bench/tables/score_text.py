@@ -45,13 +45,13 @@ def tables_of_scores(
     compare: bool = False,
     against: str | None = None,
 ) -> list[Table]:
-    """Return every table with caption and notes.
+    """Return every table of scores as text cells, with caption and notes.
 
     Args:
         intervals: print intervals and ranks.
-        pairs: list the separated pairs below each table; the records are then all pairs.
-        compare: list all comparisons of the shown lines (`comparisons`), beside the whole table's verdict.
-        against: list only the pairs and comparisons with this line.
+        pairs: list the pairs of methods that are proven different below each table; the csv records are then all pairs.
+        compare: list all comparisons of the shown lines, each beside the result in the whole table.
+        against: list only pairs and comparisons with this line.
     """
     return [
         _table(table, tables, intervals, pairs, comparisons(table, against) if compare else None, against)
@@ -78,15 +78,17 @@ def _table(
     header = ["method", *(budget or "all" for budget in columns)]
     grids = [Grid(header, [row(table, method, columns, intervals) for method in table.methods])]
     if not table.comparable and len(table.common_ids):
-        shown = [(line_label(m), [table.entry(m.label, b) for b in columns]) for m in table.methods]
-        common = [[label, *(score(entry.common) if entry else "" for entry in entries)] for label, entries in shown]
-        grids.append(Grid(header, common, f"The same over the {len(table.common_ids)} samples ok in every cell"))
+        entries_by_line = [(line_label(m), [table.entry(m.label, b) for b in columns]) for m in table.methods]
+        common_rows = [
+            [label, *(score(entry.common) if entry else "" for entry in entries)] for label, entries in entries_by_line
+        ]
+        grids.append(Grid(header, common_rows, f"The same over the {len(table.common_ids)} samples ok in every cell"))
     ranks = _ranks(table)
     if ranks and intervals:
         grids.append(Grid(["method", *(budget for budget in columns if table.ranked(budget))], ranks, RANKS))
     notes = score_notes(table)
     if pairs:
-        grids += [Grid(_PAIR_HEADER, found, PAIRS, labels=3)] if (found := _pairs(table, against)) else []
+        grids += [Grid(_PAIR_HEADER, pairs_table, PAIRS, labels=3)] if (pairs_table := _pairs(table, against)) else []
         counts = [
             f"{int((column.separated & asked).sum())} of {int(asked.sum())}{budget and f' at {budget}'}"
             for budget, column in table.columns.items()
@@ -109,11 +111,11 @@ def _table(
 
 
 def row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[GridCell | str]:
-    """Return the method's label and its cell at each budget."""
+    """Return one table row: the method's label, then its cell at each budget of `columns`."""
     if method.budgeted:
         return [line_label(method), *(_cell(table, method, budget, intervals) for budget in columns)]
-    one = _cell(table, method, "", intervals, span=len(columns))
-    return [line_label(method), *(one for _ in columns)]
+    single_cell = _cell(table, method, "", intervals, span=len(columns))
+    return [line_label(method), *(single_cell for _ in columns)]
 
 
 def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: int = 0) -> GridCell:
@@ -146,9 +148,13 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
 def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
     rows = []
     for pair in separated_pairs(table, against):
-        ahead = pair if pair.better == pair.a else pair.turned
-        numbers = signed(ahead.difference), interval_text(ahead.low, ahead.high), p_value(pair.adjusted or 0.0)
-        rows.append([pair.budget or "all", ahead.a, ahead.b, *numbers, str(pair.n)])
+        better_pair = pair if pair.better == pair.a else pair.turned
+        numbers = (
+            signed(better_pair.difference),
+            interval_text(better_pair.low, better_pair.high),
+            p_value(pair.adjusted or 0.0),
+        )
+        rows.append([pair.budget or "all", better_pair.a, better_pair.b, *numbers, str(pair.n)])
     return rows
 
 
@@ -169,30 +175,37 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Yield the number of comparisons, and a warning about differences proven here but not in the whole table."""
+    """Return notes on the number of comparisons, and a warning about differences proven among them but not in the whole table."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
-    most = {budget: len(column.p) for budget, column in table.columns.items()}
+    pairs_per_budget = {budget: len(column.p) for budget, column in table.columns.items()}
     budgets = dict.fromkeys(one.budget for one in compared)
-    counts_text = ", ".join(f"{most[budget]} at {budget or 'all'}" for budget in budgets if budget in most)
+    counts_text = ", ".join(
+        f"{pairs_per_budget[budget]} at {budget or 'all'}" for budget in budgets if budget in pairs_per_budget
+    )
     text = (
         f"{len(compared)} comparisons here; the whole table has {counts_text or 'none'}. `Holm, asked` corrects for those here, "
         "`Holm, whole` for all of the whole table: only the latter counts, because whoever picked these has seen them all. Bold "
         "and ranks are the whole table's."
     )
     notes = [Note(text, Rank.WARNING)]
-    falls = [one for one in compared if one.adjusted is not None and (one.asked or 0.0) <= ALPHA < one.adjusted]
-    if falls:
-        pairs = ", ".join(f"{one.a} and {one.b} at {one.budget or 'all'}" for one in falls)
+    lost_by_whole_correction = [
+        one for one in compared if one.adjusted is not None and (one.asked or 0.0) <= ALPHA < one.adjusted
+    ]
+    if lost_by_whole_correction:
+        pairs = ", ".join(f"{one.a} and {one.b} at {one.budget or 'all'}" for one in lost_by_whole_correction)
         notes.append(Note(f"Different only among the comparisons here, not in the whole table: {pairs}.", Rank.WARNING))
     return notes
 
 
 def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
-    """Join dataset, metric, protocol, readings and axis into a name; add a number if several tables would have the same name."""
+    """Return a name for links: dataset, metric, protocol, readings and kind of budget, with a number if another table has the
+    same name."""
     names = ["-".join(filter(None, (t.dataset, t.metric, t.context["protocol"], *t.readings, t.axis))) for t in tables]
-    at = next(i for i, other in enumerate(tables) if other is table)
-    return names[at] + (f"-{names[: at + 1].count(names[at])}" if names.count(names[at]) > 1 else "")
+    table_number = next(i for i, other in enumerate(tables) if other is table)
+    return names[table_number] + (
+        f"-{names[: table_number + 1].count(names[table_number])}" if names.count(names[table_number]) > 1 else ""
+    )
 
 
 def _records(table: ScoreTable) -> list[dict[str, Any]]:
@@ -200,7 +213,7 @@ def _records(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
-    """Return the csv record of a table cell."""
+    """Return the csv record of one table cell."""
     audit = entry.audit
     rank = table.rank(method.label, budget) or (None, None)
     return {
@@ -236,8 +249,11 @@ _PAIR_FIELDS = ("a", "b", "n", "difference", "low", "high", "p", "test", "compet
 
 
 def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return one record per pair of lines at a budget. If the pair is compared, `low` and `high` are at Holm's level. Otherwise
-    they are at 95 %, and `holm_level` and the following columns do not apply."""
+    """Return one csv record per pair of table lines at a budget.
+
+    If both lines compete, `low` and `high` are at Holm's level. Otherwise they are at 95 %, and `holm_level` and the following
+    columns are empty.
+    """
     return [
         {
             **table.context,
@@ -273,16 +289,16 @@ COLUMNS = {
 
 
 def among(metrics: Sequence[str]) -> set[str]:
-    """Return the metrics of fidelity that a list of metrics names; the name `fidelity` stands for all of them."""
+    """Return the fidelity metrics that occur in `metrics`; the name `fidelity` means all of them."""
     return set(FIDELITY) if GROUP in metrics else set(FIDELITY).intersection(metrics)
 
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
-    """Replace the name `fidelity` in a list of metrics by the metrics of fidelity that the rows have."""
+    """Return `metrics` with the name `fidelity` replaced by all fidelity metrics of the rows; None stays None."""
     if metrics is None:
         return None
-    present = [name for name in FIDELITY if name in rows.names] or [GROUP]
-    return [name for metric in metrics for name in (present if metric == GROUP else [metric])]
+    names_present = [name for name in FIDELITY if name in rows.names] or [GROUP]
+    return [name for metric in metrics for name in (names_present if metric == GROUP else [metric])]
 
 
 def fidelity_tables(
@@ -291,18 +307,20 @@ def fidelity_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[Table]:
-    """Return one table per dataset, protocol and kind of budget: a line per method and budget, a column per metric.
+    """Return tables of fidelity (agreement with the full cache's tokens), one per dataset, protocol and kind of budget.
+
+    A row is a method at a budget, a column a metric.
 
     Raises:
-        ConfigError: the rows have no metric of fidelity.
+        ConfigError: the rows have no fidelity metric.
     """
-    measured = [name for name in COLUMNS if name in rows.names]
-    if not measured:
+    fidelity_metrics = [name for name in COLUMNS if name in rows.names]
+    if not fidelity_metrics:
         raise ConfigError(
             "These rows have no fidelity: they were made with fidelity=off, with sharing=off, without `full`, or before it "
             "was measured; run them again in another folder (out=<folder>)."
         )
-    tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=measured)
+    tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=fidelity_metrics)
     groups: dict[tuple[str, ...], dict[str, ScoreTable]] = {}
     for table in tables:
         groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table
@@ -310,42 +328,46 @@ def fidelity_tables(
 
 
 def _fidelity_table(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable]) -> Table:
-    shown = [metric for metric in COLUMNS if metric in group]
-    first = group[shown[0]]
+    shown_metrics = [metric for metric in COLUMNS if metric in group]
+    first_table = group[shown_metrics[0]]
     lines = {
         (method.label, budget): method for t in group.values() for method in t.methods for budget in ("", *t.budgets)
     }
     rows = [
-        [line_label(method), budget or "all", *(_fidelity_cell(group[metric], label, budget) for metric in shown)]
+        [
+            line_label(method),
+            budget or "all",
+            *(_fidelity_cell(group[metric], label, budget) for metric in shown_metrics),
+        ]
         for (label, budget), method in lines.items()
         if any((label, budget) in table.entries for table in group.values())
     ]
-    grid = Grid(["method", "budget", *(COLUMNS[metric] for metric in shown)], rows, labels=2)
-    words = caption(first, tables, intervals=False)
-    return Table(f"{first.dataset}, {GROUP}", words, [grid], [*_fidelity_notes(first, [*group])])
+    grid = Grid(["method", "budget", *(COLUMNS[metric] for metric in shown_metrics)], rows, labels=2)
+    caption_text = caption(first_table, tables, intervals=False)
+    return Table(f"{first_table.dataset}, {GROUP}", caption_text, [grid], [*_fidelity_notes(first_table, [*group])])
 
 
 def _fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> Iterator[Note]:
-    """Yield the notes of a table of fidelity. table: one of its metrics. metrics: all its metrics."""
-    first = "without token 1, which the full prefill gives to all methods"
+    """Yield the notes of a table of fidelity. table: the score table of one of its metrics. metrics: all its metrics."""
+    included_text = "without token 1, which the full prefill gives to all methods"
     if not protocol(table.context["protocol"]).from_prefill:
-        first = "token 1 included"
-    continued = KL_TO[0] in metrics
-    fed = "the dataset's continuation" if continued else "full's own answer"
+        included_text = "token 1 included"
+    has_continuation = KL_TO[0] in metrics
+    fed_text = "the dataset's continuation" if has_continuation else "full's own answer"
     text = (
-        f"KL(full || method) and top-1 agreement per token of {fed}, teacher-forced, mean over samples "
-        f"({first}). A sample counts for 5 nats at most."
+        f"KL(full || method) and top-1 agreement per token of {fed_text}, teacher-forced, mean over samples "
+        f"({included_text}). A sample counts for 5 nats at most."
     )
     yield Note(text, Rank.MARK)
-    if continued:
+    if has_continuation:
         text = "to N: the stretch of the continuation that ends at token N, from the one before on."
     else:
         text = "Tokens in common: length of the method's own answer until it differs from full's."
     yield Note(text, Rank.MARK)
     if any(method.base == BASELINE for method in table.methods):
         yield Note("full: measured again through the path of compressed caches, as the noise floor of the others.")
-    shown = ", ".join(f"--metric {metric}" for metric in metrics if "_to_" not in metric)
-    yield Note(f"For intervals and pairs: {shown}.", Rank.DETAIL)
+    metric_options = ", ".join(f"--metric {metric}" for metric in metrics if "_to_" not in metric)
+    yield Note(f"For intervals and pairs: {metric_options}.", Rank.DETAIL)
 
 
 def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
@@ -360,7 +382,8 @@ def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
 
 
 def joined_tables(tables: Sequence[ScoreTable], *, intervals: bool = True) -> list[Table]:
-    """Join tables that differ only in dataset and metric into one. A note that applies to only some of them names them."""
+    """Join tables that differ only in dataset and metric. A note that applies to only some of the tables begins with their
+    names."""
     return [_joined(family, tables, intervals, number) for number, family in enumerate(families(tables), 1)]
 
 
@@ -379,14 +402,18 @@ def _joined(family: Sequence[ScoreTable], tables: Sequence[ScoreTable], interval
         rows.append(cells)
     groups = [name for name, budgets in zip(names, columns, strict=True) for _ in budgets]
     header = ["method", *(budget or "all" for budgets in columns for budget in budgets)]
-    words = [caption(table, tables, intervals).split("; ") for table in family]
-    shared = [word for word in words[0] if all(word in other for other in words)]
+    caption_parts = [caption(table, tables, intervals).split("; ") for table in family]
+    shared_parts = [word for word in caption_parts[0] if all(word in other for other in caption_parts)]
     notes: dict[Note, list[str]] = {}
-    for name, table, each in zip(names, family, words, strict=True):
-        own = "; ".join(word for word in each if word not in shared)
-        for note in dict.fromkeys([*([Note(f"{own}.")] if own else []), *score_notes(table)]):
+    for name, table, each in zip(names, family, caption_parts, strict=True):
+        own_text = "; ".join(word for word in each if word not in shared_parts)
+        for note in dict.fromkeys([*([Note(f"{own_text}.")] if own_text else []), *score_notes(table)]):
             notes.setdefault(note, []).append(name)
-    everywhere = {note for note, of in notes.items() if len(of) == len(family)}
-    told = [n if n in everywhere else replace(n, text=f"{', '.join(of)}: {n.text}") for n, of in notes.items()]
+    shared_notes = {note for note, of in notes.items() if len(of) == len(family)}
+    merged_notes = [
+        n if n in shared_notes else replace(n, text=f"{', '.join(of)}: {n.text}") for n, of in notes.items()
+    ]
     title = ", ".join([*dict.fromkeys(table.dataset for table in family), *metrics])
-    return Table(title, "; ".join(shared), [Grid(header, rows, groups=groups)], told, name=f"joined-{number}")
+    return Table(
+        title, "; ".join(shared_parts), [Grid(header, rows, groups=groups)], merged_notes, name=f"joined-{number}"
+    )

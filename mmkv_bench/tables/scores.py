@@ -43,7 +43,7 @@ class Scores:
 
     @property
     def sample_ids(self) -> np.ndarray:
-        """Sample ids, object [n]."""
+        """Ids of the samples, object [n]."""
         return self.ids[self.samples]
 
     @property
@@ -60,23 +60,23 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """True if every sample is ok; only then do tables print a score."""
+        """True if every sample is ok, so that tables print a score."""
         return self.n > 0 and self.n_ok == self.n
 
     def among(self, samples: np.ndarray) -> Scores:
-        """Return the scores of the samples that are in `samples`, int [m]."""
-        keep = np.isin(self.samples, samples)
-        parts = None if self.parts is None else self.parts[keep]
-        return Scores(self.samples[keep], self.clusters[keep], self.values[keep], parts, ids=self.ids)
+        """Return only the scores of the samples in `samples`, int [m] of positions in `ids`."""
+        is_kept = np.isin(self.samples, samples)
+        kept_parts = None if self.parts is None else self.parts[is_kept]
+        return Scores(self.samples[is_kept], self.clusters[is_kept], self.values[is_kept], kept_parts, ids=self.ids)
 
 
 def common_samples(scores: Iterable[Scores]) -> np.ndarray:
-    """Return the samples that are ok in all scores, ascending, int [m]."""
-    every = [own.samples[own.ok] for own in scores]
-    if not every:
+    """Return the samples that are ok in all of `scores`: positions in `ids`, ascending, int [m]."""
+    ok_samples = [own.samples[own.ok] for own in scores]
+    if not ok_samples:
         return np.array([], dtype=np.int64)
-    counts = np.bincount(np.concatenate(every).astype(np.int64))
-    return np.flatnonzero(counts == len(every))
+    counts = np.bincount(np.concatenate(ok_samples).astype(np.int64))
+    return np.flatnonzero(counts == len(ok_samples))
 
 
 @dataclass(frozen=True)
@@ -104,50 +104,56 @@ class Sheet:
 
     @classmethod
     def of(cls, samples: pd.DataFrame, cells: Sequence[str]) -> Sheet:
-        """Make a sheet of the rows of `cells`, in their order; rows of other cells are left out.
+        """Make a sheet of the rows of `cells`; rows of other cells are left out.
+
+        samples: frame of per-sample scores. cells: hashes, whose positions number the cells of the sheet.
 
         Raises:
             StoreError: a sample has two scores of a metric in a cell.
         """
-        of_cell = placed(samples["cell"], cells)
-        metrics, of_metric = coded(samples["metric"])
-        ids, of_sample = coded(samples["sample_id"])
-        of_cluster = _clusters(samples)
-        key = (of_metric.astype(np.int64) * len(cells) + of_cell) * max(len(ids), 1) + of_sample
-        order = np.flatnonzero(of_cell >= 0)
-        if np.any(np.diff(key[order]) <= 0):
-            order = order[np.argsort(key[order], kind="stable")]
-        key = key[order]
-        twice = np.flatnonzero(np.diff(key) == 0)
-        if len(twice):
-            row = order[twice[0]]
-            sample, metric, cell = ids[of_sample[row]], metrics[of_metric[row]], cells[of_cell[row]]
+        cell_codes = placed(samples["cell"], cells)
+        metrics, metric_codes = coded(samples["metric"])
+        ids, sample_codes = coded(samples["sample_id"])
+        cluster_codes = _clusters(samples)
+        sort_keys = (metric_codes.astype(np.int64) * len(cells) + cell_codes) * max(len(ids), 1) + sample_codes
+        order = np.flatnonzero(cell_codes >= 0)
+        if np.any(np.diff(sort_keys[order]) <= 0):
+            order = order[np.argsort(sort_keys[order], kind="stable")]
+        sort_keys = sort_keys[order]
+        duplicate_places = np.flatnonzero(np.diff(sort_keys) == 0)
+        if len(duplicate_places):
+            row = order[duplicate_places[0]]
+            sample, metric, cell = ids[sample_codes[row]], metrics[metric_codes[row]], cells[cell_codes[row]]
             raise StoreError(
                 f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged; restore it from a copy."
             )
         edges = np.arange(len(metrics) * len(cells) + 1) * max(len(ids), 1)
         without_parts = "parts" not in samples or samples["parts"].isna().all()
-        bounds = np.searchsorted(key, edges)
-        at = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
+        bounds = np.searchsorted(sort_keys, edges)
+        edge_numbers = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
         return cls(
             cells=tuple(cells),
             metrics=tuple(metrics),
-            starts=bounds[at],
+            starts=bounds[edge_numbers],
             ids=ids,
-            sample=of_sample[order].astype(np.int32),
-            cluster=of_cluster[order].astype(np.int32),
-            value=capped(numbers(samples["value"])[order], metrics, of_metric[order]),
+            sample=sample_codes[order].astype(np.int32),
+            cluster=cluster_codes[order].astype(np.int32),
+            value=capped(numbers(samples["value"])[order], metrics, metric_codes[order]),
             answered=is_text(samples["status"], "ok")[order],
             parts=None if without_parts else lists_of(samples["parts"], pa.float64(), order),
         )
 
     def metrics_of(self, cells: Sequence[int]) -> list[str]:
-        """Return the names of the metrics with a score in any of these cells, in order. cells: positions."""
+        """Return the names of the metrics that have a score in any of `cells` (positions), sorted."""
         sizes = np.diff(self.starts, axis=1)[:, list(cells)]
         return [self.metrics[number] for number in np.flatnonzero(sizes.any(axis=1))]
 
     def rows(self, cell: int, metric: str) -> slice:
-        """Return the rows of a cell (its position) and metric, sorted by sample; an empty slice if there are none."""
+        """Return which rows belong to a cell (one method, budget and dataset) and metric, sorted by sample; an empty slice if
+        none.
+
+        cell: position of the cell.
+        """
         if metric not in self._numbers:
             return slice(0, 0)
         number = self._numbers[metric]
@@ -158,86 +164,93 @@ class Sheet:
         return {name: number for number, name in enumerate(self.metrics)}
 
     def every(self) -> Iterator[tuple[int, str, slice]]:
-        """Yield (position of the cell, metric, rows) for every cell and metric with rows."""
+        """Yield (position of the cell, metric, rows) for every cell (one method, budget and dataset) and metric with rows."""
         for number, metric in enumerate(self.metrics):
             for cell in np.flatnonzero(np.diff(self.starts[number])):
                 yield int(cell), metric, slice(int(self.starts[number, cell]), int(self.starts[number, cell + 1]))
 
     def scores(self, cells: Sequence[int], metric: str) -> Scores:
-        """Return the scores of a cell, or of several cells that differ only by seed. cells: positions.
+        """Return the scores by sample of one cell, or of several cells (each one method, budget and dataset) that differ only
+        by seed, averaged over them.
 
-        A sample is ok if each of its rows has status ok and a value; its value is then the mean over its rows.
+        cells: positions of the cells. A sample is ok if each of its rows has status ok and a value.
         """
         slices = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
         if len(slices) == 1:
-            (at,) = slices
-            answered, value = self.answered[at], self.value[at]
-            good = answered & ~np.isnan(value)
-            values = np.where(good, value, np.nan)
-            parts = self._parts(at)
-            unjudged = int((answered & ~good).sum())
-            return Scores(self.sample[at], self.cluster[at], values, parts, unjudged, self.ids)
+            (score_slice,) = slices
+            answered, value = self.answered[score_slice], self.value[score_slice]
+            has_value = answered & ~np.isnan(value)
+            values = np.where(has_value, value, np.nan)
+            cell_parts = self._parts(score_slice)
+            unjudged = int((answered & ~has_value).sum())
+            return Scores(self.sample[score_slice], self.cluster[score_slice], values, cell_parts, unjudged, self.ids)
         return self._joined(slices)
 
     def _joined(self, slices: Sequence[slice]) -> Scores:
-        """Average over cells within each sample, by compensated summation in the order of the cells' names."""
+        """Average the rows of several cells (each one method, budget and dataset) within each sample, by compensated summation
+        in the order of the cells' names.
+
+        slices: rows of each cell.
+        """
         samples = np.unique(np.concatenate([self.sample[at] for at in slices]))
         n = len(samples)
         counts, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
-        total, lost, cluster = np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int32)
+        value_sums, rounding_errors, cluster = np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int32)
         parts_of = [self._parts(at) for at in slices]
-        width = max((parts.shape[1] for parts in parts_of if parts is not None), default=0)
-        parts = np.zeros((n, width))
+        width = max((summed_parts.shape[1] for summed_parts in parts_of if summed_parts is not None), default=0)
+        summed_parts = np.zeros((n, width))
         for at, of_cell in zip(slices, parts_of, strict=True):
-            where = np.searchsorted(samples, self.sample[at])
-            value, here = self.value[at], self.answered[at]
-            counts[where] += 1
-            answered[where] += here
-            ok[where] += here & ~np.isnan(value)
-            cluster[where] = np.where(cluster[where] < 0, self.cluster[at], cluster[where])
-            step = value - lost[where]
-            sums = total[where] + step
-            lost[where] = sums - total[where] - step
-            total[where] = sums
-            parts[where] += np.nan if of_cell is None else of_cell
-        values = np.where(ok == counts, total / counts, np.nan)
+            sample_places = np.searchsorted(samples, self.sample[at])
+            value, is_answered = self.value[at], self.answered[at]
+            counts[sample_places] += 1
+            answered[sample_places] += is_answered
+            ok[sample_places] += is_answered & ~np.isnan(value)
+            cluster[sample_places] = np.where(cluster[sample_places] < 0, self.cluster[at], cluster[sample_places])
+            added = value - rounding_errors[sample_places]
+            sums = value_sums[sample_places] + added
+            rounding_errors[sample_places] = sums - value_sums[sample_places] - added
+            value_sums[sample_places] = sums
+            summed_parts[sample_places] += np.nan if of_cell is None else of_cell
+        values = np.where(ok == counts, value_sums / counts, np.nan)
         unjudged = int(((answered == counts) & (ok < counts)).sum())
-        return Scores(samples, cluster, values, parts / counts[:, None] if width else None, unjudged, self.ids)
+        return Scores(samples, cluster, values, summed_parts / counts[:, None] if width else None, unjudged, self.ids)
 
     def _parts(self, at: slice) -> np.ndarray | None:
-        """Return the column `parts` of these rows, float64 [n, k], NaN for a row without parts; None if no row has any."""
-        lists = None if self.parts is None else self.parts[at]
-        if lists is None or lists.null_count == len(lists):
+        """Return the column `parts` of the rows `at`, float64 [n, k], NaN for a row without parts; None if no row has any."""
+        part_lists = None if self.parts is None else self.parts[at]
+        if part_lists is None or part_lists.null_count == len(part_lists):
             return None
-        present = lists.is_valid().to_numpy(zero_copy_only=False)
-        flat = lists.flatten().to_numpy(zero_copy_only=False)
-        width = len(flat) // int(present.sum())
-        if set(lists.value_lengths().drop_null().unique().to_pylist()) != {width}:
+        present = part_lists.is_valid().to_numpy(zero_copy_only=False)
+        flat_parts = part_lists.flatten().to_numpy(zero_copy_only=False)
+        width = len(flat_parts) // int(present.sum())
+        if set(part_lists.value_lengths().drop_null().unique().to_pylist()) != {width}:
             raise StoreError(
                 "samples: the parts of one metric have different lengths: the store is damaged; restore a copy."
             )
-        parts = np.full((len(lists), width), np.nan)
-        parts[present] = flat.reshape(-1, width)
-        return parts
+        part_matrix = np.full((len(part_lists), width), np.nan)
+        part_matrix[present] = flat_parts.reshape(-1, width)
+        return part_matrix
 
 
 def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
-    """Limit values, float64 [rows], to the caps of their metrics. of_metric: int [rows], positions in `metrics`."""
-    caps = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
-    return np.minimum(values, caps[of_metric])
+    """Return values, float64 [rows], limited to the cap of each row's metric. of_metric: int [rows], positions in `metrics`."""
+    cap_of_metric = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
+    return np.minimum(values, cap_of_metric[of_metric])
 
 
 def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Code a column by its values. Return (distinct values, ascending, object; position of each row's value among them,
-    int [n], -1 for null)."""
+    """Return (distinct values, codes) of a column.
+
+    distinct values: object, ascending. codes: int [n], position of each row's value among them; -1 for null.
+    """
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
     names, codes = categories.cat.categories.to_numpy(object), categories.cat.codes.to_numpy()
-    used = np.zeros(len(names) + 1, dtype=bool)
-    used[codes] = True  # the last element stands for -1
+    is_used = np.zeros(len(names) + 1, dtype=bool)
+    is_used[codes] = True  # the last element stands for -1
     order = np.argsort(names.astype(str), kind="stable")
-    order = order[used[order]]
+    order = order[is_used[order]]
     rank = np.full(len(names) + 1, -1, dtype=np.int64)
     rank[order] = np.arange(len(order))
     return names[order], rank[codes]
@@ -245,13 +258,13 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
     """Return the position of each row's text in `names`, int64 [n]; -1 for null and for other texts."""
-    places = {name: position for position, name in enumerate(names)}
+    position_of = {name: position for position, name in enumerate(names)}
     distinct, codes = coded(column)
-    return np.array([*(places.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
+    return np.array([*(position_of.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
 
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
-    """Return the positions of the clusters in the order of their labels; a sample without a cluster is a cluster by itself."""
+    """Return each sample's cluster as a number, in the order of cluster labels; a sample without a cluster forms its own."""
     clusters = samples["cluster"]
     if clusters.isna().any():
         clusters = clusters.astype(object).where(clusters.notna(), samples["sample_id"].astype(object))
@@ -259,7 +272,7 @@ def _clusters(samples: pd.DataFrame) -> np.ndarray:
 
 
 def numbers(column: pd.Series) -> np.ndarray:
-    """Return a column as float64 [n], NaN for null. A column of nulls has no type and works too."""
+    """Return a column as float64 [n], NaN for null; a column of nulls, which has no type, gives NaN."""
     if column.dtype == np.float64:
         return column.to_numpy()
     return column.to_numpy(np.float64, na_value=np.nan)
@@ -271,6 +284,8 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
-    """Return the lists of a column in the given order of rows."""
-    lists = pa.array(column, type=pa.list_(kind), from_pandas=True)
-    return (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))
+    """Return the lists of a column as an arrow array, in the order of rows `order`. kind: type of the lists' items."""
+    list_array = pa.array(column, type=pa.list_(kind), from_pandas=True)
+    return (list_array.combine_chunks() if isinstance(list_array, pa.ChunkedArray) else list_array).take(
+        pa.array(order)
+    )

@@ -28,10 +28,20 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import planned_cells
 from mmkv_bench.store.tally import Tally, remembered, tally
 
-_LABEL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "generation")
-_CELL = (*_LABEL, "config")
-_TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that have no answers
-_LATELY = 3600.0  # seconds over which the rate is measured
+_LABEL_COLUMNS = (
+    "cell",
+    "dataset",
+    "method",
+    "budget_entries",
+    "budget_fraction",
+    "protocol",
+    "reading",
+    "seed",
+    "generation",
+)
+_CELL_COLUMNS = (*_LABEL_COLUMNS, "config")
+_EFFICIENCY_PATTERN = r'"scenario": ?"efficiency"'  # in the configuration of cells that have no answers
+_RATE_WINDOW_S = 3600.0  # seconds over which the rate is measured
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class DatasetStatus:
 
     @property
     def planned(self) -> int:
-        """Number of rows that the cells will have."""
+        """Number of answers that all cells (each one method, budget and dataset) will have."""
         return self.cells * self.samples
 
 
@@ -92,60 +102,68 @@ class Status:
 
     @property
     def left(self) -> float | None:
-        """Seconds that the missing answers take at `rate`; None if there is no rate, or nothing is missing."""
+        """Seconds that the missing answers take at `rate`; None if the rate is unknown or nothing is missing."""
         return self.missing / self.rate if self.rate and self.missing else None
 
 
 def status(store: Store) -> Status:
-    """Count a store's rows. Raises StoreError for damaged rows."""
+    """Return the progress of a store, counted from its rows.
+
+    Raises:
+        StoreError: rows are damaged.
+    """
     # Cells are read last: a process writes cells before their rows.
-    counted = tally(store)
+    answer_tally = tally(store)
     metrics = remembered(store, "metrics", ("cell", "n", "answers_digest"))
-    times = store.timings()
-    timings = [times[name].to_pylist() for name in ("status", "phase", "searched")]
-    cells = remembered(store, "cells", _CELL)
+    timing_table = store.timings()
+    timings = [timing_table[name].to_pylist() for name in ("status", "phase", "searched")]
+    cells = remembered(store, "cells", _CELL_COLUMNS)
     refuse_malformed(cells, store.root)
-    cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_TIMED, text) is None))
+    cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_EFFICIENCY_PATTERN, text) is None))
     names = cells["cell"].combine_chunks().cast(pa.string())
     if len(names.unique()) != len(names):
         raise StoreError(
             f"some cells of {store.root} have more than one row in `cells`: the store is damaged; restore it from a copy"
         )
-    counts, n = counted.counts, numbers_of(counted.counts["n"])
-    of_row = places(counts["cell"], names)
-    if (of_row < 0).any():
-        missing = counts["cell"][int(np.flatnonzero(of_row < 0)[0])].as_py()
+    counts, n = answer_tally.counts, numbers_of(answer_tally.counts["n"])
+    row_cells = places(counts["cell"], names)
+    if (row_cells < 0).any():
+        missing = counts["cell"][int(np.flatnonzero(row_cells < 0)[0])].as_py()
         raise StoreError(
             f"cell {missing} of {store.root} has answers but no row in `cells`: the store is damaged; restore it from a copy"
         )
-    answered = np.bincount(of_row, n, len(names)).astype(np.int64)
-    bad = places(counts["status"], texts_of(list(STATUSES[:1]))) < 0
-    failed = np.bincount(of_row[bad], n[bad], len(names)).astype(np.int64)
+    answered = np.bincount(row_cells, n, len(names)).astype(np.int64)
+    is_failed = places(counts["status"], texts_of(list(STATUSES[:1]))) < 0
+    failed = np.bincount(row_cells[is_failed], n[is_failed], len(names)).astype(np.int64)
     scored = np.zeros(len(names), np.int64)
-    of_metric = places(metrics["cell"], names)
-    np.maximum.at(scored, of_metric[of_metric >= 0], numbers_of(metrics["n"])[of_metric >= 0])
+    metric_cells = places(metrics["cell"], names)
+    np.maximum.at(scored, metric_cells[metric_cells >= 0], numbers_of(metrics["n"])[metric_cells >= 0])
     digests = dict(zip(metrics["cell"].to_pylist(), metrics["answers_digest"].to_pylist(), strict=True))
-    answer_digests = counted.digests
+    answer_digests = answer_tally.digests
     for place, name in enumerate(names.to_pylist()):
         if (digest := digests.get(name)) is not None and answer_digests.get(name, (0, digest))[1] != digest:
             scored[place] = 0  # its answers were made again after scoring
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
-    stated = _stated(cells)
-    waiting: dict[str, list[int]] = {}  # dataset -> sample counts of planned cells that no job has begun
-    begun = set(names.to_pylist()) if (planned := planned_cells(store.root)) else set()
+    stated_sizes = _stated(cells)
+    planned_sizes: dict[str, list[int]] = {}  # dataset -> sample counts of planned cells that no job has begun
+    cells_with_rows = set(names.to_pylist()) if (planned := planned_cells(store.root)) else set()
     for cell, (name, samples) in planned.items():
-        if cell not in begun:
-            waiting.setdefault(name, []).append(samples)
+        if cell not in cells_with_rows:
+            planned_sizes.setdefault(name, []).append(samples)
     datasets = []
-    for name in sorted({*dataset, *waiting}):
-        of_dataset, later = dataset == name, waiting.get(name, [])
-        sizes = [*later, int(stated[of_dataset].max(initial=0)), int(answered[of_dataset].max(initial=0))]
-        samples = max(*sizes, _seen(counted, of_dataset[of_row]))
+    for name in sorted({*dataset, *planned_sizes}):
+        of_dataset, planned_sizes_of_dataset = dataset == name, planned_sizes.get(name, [])
+        sizes = [
+            *planned_sizes_of_dataset,
+            int(stated_sizes[of_dataset].max(initial=0)),
+            int(answered[of_dataset].max(initial=0)),
+        ]
+        samples = max(*sizes, _seen(answer_tally, of_dataset[row_cells]))
         rows, scores = answered[of_dataset], scored[of_dataset]
         datasets.append(
             DatasetStatus(
                 dataset=str(name),
-                cells=int(of_dataset.sum()) + len(later),
+                cells=int(of_dataset.sum()) + len(planned_sizes_of_dataset),
                 samples=samples,
                 rows=int(rows.sum()),
                 complete=int((rows >= samples).sum()),
@@ -154,18 +172,30 @@ def status(store: Store) -> Status:
                 stale=int(((rows > 0) & (scores < rows)).sum()),
             )
         )
-    ended = Counter(  # out of memory ends a search for the largest batch
+    passes_by_status = Counter(  # out of memory ends a search for the largest batch
         status
         for status, phase, searched in zip(*timings, strict=True)
         if phase == "total" and not (searched and status == "oom")
     )
-    failures = _failures(counts.take(column_of(np.flatnonzero(bad))), dataset[of_row[bad]])
+    failures = _failures(counts.take(column_of(np.flatnonzero(is_failed))), dataset[row_cells[is_failed]])
     rate, last = _pace(n, numbers_of(counts["first"]) / 1e6, numbers_of(counts["last"]) / 1e6, time.time())
-    return Status(store.root, tuple(datasets), failures, ended, len(counted.running), counted.writers, rate, last)
+    return Status(
+        store.root,
+        tuple(datasets),
+        failures,
+        passes_by_status,
+        len(answer_tally.running),
+        answer_tally.writers,
+        rate,
+        last,
+    )
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:
-    """Count the distinct samples that some cells have answered. own: bool mask over the rows of `found.counts`."""
+    """Return the number of distinct samples that some cells (each one method, budget and dataset) have answered.
+
+    found: the counted answers. own: bool mask over the rows of `found.counts`, those of these cells.
+    """
     digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
     return len(set().union(*(found.sets[digest] for digest in digests)))
 
@@ -173,72 +203,84 @@ def _seen(found: Tally, own: np.ndarray) -> int:
 def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tuple[float | None, float | None]:
     """Return (answers per second in the last hour, time of the newest answer); None for what is unknown.
 
-    n, first, last: for each counted batch of answers, their number and the times of the first and the last answer; the answers
-    are taken as evenly spread between. now: Unix time, in seconds."""
+    n: number of answers in each counted batch. first, last: times of its first and last answer; the others are taken as evenly
+        spread between. now: Unix time [s].
+    """
     if not len(n):
         return None, None
-    start = max(now - _LATELY, first[last > now - _LATELY].min(initial=now))
-    share = np.clip((last - np.maximum(first, start)) / np.maximum(last - first, 1e-6), 0, 1)
-    share[(last == first) & (last >= start)] = 1
+    window_start = max(now - _RATE_WINDOW_S, first[last > now - _RATE_WINDOW_S].min(initial=now))
+    share = np.clip((last - np.maximum(first, window_start)) / np.maximum(last - first, 1e-6), 0, 1)
+    share[(last == first) & (last >= window_start)] = 1
     answers = float((n * share).sum())
-    return (answers / max(now - start, 1.0) if answers else None), float(last.max())
+    return (answers / max(now - window_start, 1.0) if answers else None), float(last.max())
 
 
 def failed_rows(store: Store) -> list[dict[str, Any]]:
-    """Return the failed rows: dataset, sample_id, cell's label and hash, status and message, sorted by dataset and sample."""
+    """Return the failed answers as dicts, sorted by dataset and sample.
+
+    Keys are dataset, sample_id, label and hash of the cell, status and message.
+    """
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()
-    cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _LABEL).to_pylist()}
-    failures = [
+    cells = {row["cell"]: row for row in store.cells({row["cell"] for row in rows}, _LABEL_COLUMNS).to_pylist()}
+    failure_records = [
         {"dataset": cells[row["cell"]]["dataset"], "sample_id": row["sample_id"], "label": label(cells[row["cell"]])}
         | {"cell": row["cell"], "status": row["status"], "error": row["error"]}
         for row in rows
     ]
-    return sorted(failures, key=lambda row: (row["dataset"], row["sample_id"], row["label"]))
+    return sorted(failure_records, key=lambda row: (row["dataset"], row["sample_id"], row["label"]))
 
 
 def label(cell: Mapping[str, Any]) -> str:
-    """Return the name of a stored cell for messages: `snapkv@64 strict seed=1`."""
-    parts = [cell["method"]]
+    """Return the name of a stored cell (one method, budget and dataset) for messages: `snapkv@64 strict seed=1`."""
+    label_parts = [cell["method"]]
     if cell["budget_entries"] is not None:
-        parts[0] += f"@{cell['budget_entries']}"
+        label_parts[0] += f"@{cell['budget_entries']}"
     elif cell["budget_fraction"] is not None:
-        parts[0] += f"@{(Decimal(cell['budget_fraction']) * 100).normalize():f}%"
-    parts += [cell["protocol"]] * (cell["protocol"] != DEFAULT)
-    parts += [cell["reading"]] * (cell["reading"] not in (None, "paper"))
-    parts += asked_at(cell)
-    return " ".join(parts + ([f"seed={cell['seed']}"] if cell["seed"] is not None else []))
+        label_parts[0] += f"@{(Decimal(cell['budget_fraction']) * 100).normalize():f}%"
+    label_parts += [cell["protocol"]] * (cell["protocol"] != DEFAULT)
+    label_parts += [cell["reading"]] * (cell["reading"] not in (None, "paper"))
+    label_parts += asked_at(cell)
+    return " ".join(label_parts + ([f"seed={cell['seed']}"] if cell["seed"] is not None else []))
 
 
 def asked_at(cell: Mapping[str, Any]) -> list[str]:
-    """Return the label's part on the position in a video stream at which the question is asked: `at=0.5`. The list is empty for
-    a cell that asks at the end, or without streams."""
+    """Return the label's part on the position in a video stream at which the question is asked: `["at=0.5"]`.
+
+    The list is empty if the question comes at the end, or without streams.
+    """
     share = (json.loads(cell["generation"] or "{}").get("stream") or {}).get("ask_at")
     return [] if share is None else [f"at={share:g}"]
 
 
 def _stated(cells: pa.Table) -> np.ndarray:
-    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not state it."""
+    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not contain it."""
     configs = cells["config"].combine_chunks()
-    read = [json.loads(text) for text in configs.dictionary.to_pylist()]
+    configurations = [json.loads(text) for text in configs.dictionary.to_pylist()]
     keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))
-    samples_of = {key: _asked(read[key[0]], key[1]) for key in set(keys)}
+    samples_of = {key: _asked(configurations[key[0]], key[1]) for key in set(keys)}
     return np.array([samples_of[key] for key in keys], np.int64)
 
 
 def _asked(config: Mapping[str, Any], dataset: str) -> int:
     node = (config.get("datasets") or {}).get(dataset) or {}
     fixture = (config.get("data") or {}).get("source") == "fixture"
-    stated = str((node.get("about") or {}).get("samples") or "").split(" ")[0]
-    total = node.get("count") or (int(stated) if stated.isdigit() and not fixture else None)
-    chosen = config.get("samples")
-    limit = config.get("limit") if chosen is None else len(chosen) if isinstance(chosen, list) else 1
+    stated_size = str((node.get("about") or {}).get("samples") or "").split(" ")[0]
+    total = node.get("count") or (int(stated_size) if stated_size.isdigit() and not fixture else None)
+    chosen_samples = config.get("samples")
+    limit = (
+        config.get("limit")
+        if chosen_samples is None
+        else len(chosen_samples)
+        if isinstance(chosen_samples, list)
+        else 1
+    )
     return min((number for number in (limit, total) if number is not None), default=0) if total else 0
 
 
 def _failures(counts: pa.Table, datasets: np.ndarray) -> dict[tuple[str, str, str], int]:
-    counted: Counter[tuple[str, str, str]] = Counter()
+    failure_counts: Counter[tuple[str, str, str]] = Counter()
     columns = (counts[name].to_pylist() for name in ("status", "error", "n"))
     for dataset, status, error, n in zip(datasets.tolist(), *columns, strict=True):
-        counted[dataset, status, error or ""] += n
-    return dict(counted.most_common())
+        failure_counts[dataset, status, error or ""] += n
+    return dict(failure_counts.most_common())

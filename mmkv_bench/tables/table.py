@@ -64,7 +64,7 @@ VERDICTS = {
 
 
 def signed(word: str) -> str:
-    """Put a verdict word's sign before it, if it has one."""
+    """Return a verdict word with its sign (such as ✓) before it, or the word alone if it has none."""
     return f"{VERDICTS[word].sign} {word}" if word in VERDICTS else word
 
 
@@ -163,28 +163,30 @@ class Table:
 
     @property
     def entry(self) -> str:
-        """Line of the table in a list of contents."""
+        """Line of this table in a list of contents."""
         return ": ".join(filter(None, (self.title, self.short or self.caption)))
 
     def split_notes(self, how: str = "short") -> tuple[list[str], list[str]]:
-        """Return the texts of the printed notes, the most important first, and of the hidden notes, for one of `NOTES`.
+        """Return (texts of printed notes, texts of hidden notes), the most important first.
 
-        Short notes always include all warnings and meanings of marks, even if these are more than `MOST_NOTES`. `none` returns
-        no notes at all.
+        how: one of `NOTES`. `short` always prints all warnings and meanings of marks, even if these are more than
+            `MOST_NOTES`. `none` returns two empty lists.
         """
         if how == "none":
             return [], []
         notes = sorted(self.notes, key=lambda note: note.rank)
-        needed = sum(note.rank <= Rank.MARK for note in notes)
+        needed_notes = sum(note.rank <= Rank.MARK for note in notes)
         texts = [note.text for note in notes]
-        most = max(MOST_NOTES, needed)
-        if how == "all" or most + 1 == len(texts):  # a line that says "1 more" would take as much space as the note
-            most = len(texts)
-        return texts[:most], texts[most:]
+        shown_count = max(MOST_NOTES, needed_notes)
+        if how == "all" or shown_count + 1 == len(
+            texts
+        ):  # a line that says "1 more" would take as much space as the note
+            shown_count = len(texts)
+        return texts[:shown_count], texts[shown_count:]
 
 
 def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """Return the tables with other names for some rows, wherever a row's name is printed. The tables' records keep the ids.
+    """Return the tables with other names for some rows, wherever a row's name is printed. The csv records keep the old names.
 
     Args:
         names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
@@ -193,26 +195,30 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     Raises:
         ConfigError: no line has that name, or another line has the new name.
     """
-    printed = {row[0].text for table in tables for grid in table.grids for row in grid.cells if row}
-    lines = printed | {text.partition(" (")[0] for text in printed}
-    new: dict[str, str] = {}
+    labels = {row[0].text for table in tables for grid in table.grids for row in grid.cells if row}
+    lines = labels | {text.partition(" (")[0] for text in labels}
+    new_names: dict[str, str] = {}
     for text in names:
         splits = [(text[: at.start()], text[at.end() :]) for at in re.finditer("=", text)]
         line, name = next((split for split in reversed(splits) if split[0] in lines), ("", ""))
         if not line:
-            asked, equals, _ = text.partition("=")
-            advice = nearest(asked, lines) if equals else "write --name <line>=<name>"
+            old_name, equals, _ = text.partition("=")
+            advice = nearest(old_name, lines) if equals else "write --name <line>=<name>"
             raise ConfigError(f"--name {text}: no table has such a line; {advice}")
-        if not name or name in {*printed, *new.values()} - {line}:
+        if not name or name in {*labels, *new_names.values()} - {line}:
             raise ConfigError(
                 f"--name {text}: {'the name is empty' if not name else f'{name} is another line'}; choose another name"
             )
-        new[line] = name
-    return [_renamed(table, new) for table in tables] if new else list(tables)
+        new_names[line] = name
+    return [_renamed(table, new_names) for table in tables] if new_names else list(tables)
 
 
 def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
-    """Replace title and caption by `caption`. Raises ConfigError unless there is exactly one table."""
+    """Return the table with its title and caption replaced by `caption`; None changes nothing.
+
+    Raises:
+        ConfigError: there is not exactly one table.
+    """
     if caption is None:
         return list(tables)
     if len(tables) != 1:
@@ -226,12 +232,12 @@ def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
 def _renamed(table: Table, new: Mapping[str, str]) -> Table:
     any_line = "|".join(map(re.escape, sorted(new, key=len, reverse=True)))
     # Renames a name only before punctuation or these words: "full" in "the full cache" is no line.
-    named = re.compile(rf"(?<![\w-])({any_line})(?=$|[:;,.)]| \(| at | and | by | on )")
+    name_pattern = re.compile(rf"(?<![\w-])({any_line})(?=$|[:;,.)]| \(| at | and | by | on )")
 
     def cell(one: GridCell) -> GridCell:
         line = one.text if one.text in new else one.text.partition(" (")[0]
         return replace(one, text=new[line] + one.text[len(line) :]) if line in new else one
 
     grids = [replace(grid, rows=[[cell(one) for one in row] for row in grid.cells]) for grid in table.grids]
-    notes = [replace(note, text=named.sub(lambda found: new[found[1]], note.text)) for note in table.notes]
+    notes = [replace(note, text=name_pattern.sub(lambda found: new[found[1]], note.text)) for note in table.notes]
     return replace(table, grids=grids, notes=notes)

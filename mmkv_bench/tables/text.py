@@ -13,7 +13,7 @@ _UNITS = {"seconds": ((1.0, "s"), (1e-3, "ms")), "bytes": ((2**30, "GiB"), (2**2
 
 
 def score(value: float | None) -> str:
-    """Format with two decimals, without a minus on zero; "-" for None."""
+    """Format a score with two decimals, without a minus on zero; "-" for None."""
     if value is None:
         return "-"
     text = f"{value:.2f}"
@@ -21,27 +21,27 @@ def score(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Format with two decimals and a sign; zero has no sign."""
+    """Format a number with two decimals and a sign; zero has no sign."""
     return score(value) if float(f"{value:.2f}") <= 0 else f"+{score(value)}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """Format as `[0.71, 0.80]`; "" without an interval."""
+    """Format an interval as `[0.71, 0.80]`; "" if an end is None."""
     return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
 
 
 def ranks_text(ends: Iterable[float], form: str = "") -> str:
-    """Format a rank or an interval of ranks: `2` or `2-5`."""
+    """Format a rank, or an interval of ranks, as `2` or `2-5`. form: format of a single number."""
     return "-".join(dict.fromkeys(format(end, form) for end in ends))
 
 
 def p_value(p: float) -> str:
-    """Format with three decimals; `<0.001` for smaller values."""
+    """Format a p-value with three decimals; smaller ones are `<0.001`."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def number(value: float | None) -> str:
-    """Format with three significant digits, never in powers of ten; whole numbers stay; "-" for None."""
+    """Format a number with three significant digits, never in powers of ten; whole numbers stay whole; "-" for None."""
     if value is None:
         return "-"
     if value == 0 or (value == int(value) and abs(value) < 1e6):
@@ -50,82 +50,98 @@ def number(value: float | None) -> str:
 
 
 def number_span(low: float | None, high: float | None, size: float = 1.0) -> str:
-    """Format as `[0.71, 0.8]` in units of `size`; "" without an interval, or if its ends are equal."""
+    """Format an interval as `[0.71, 0.8]` in units of `size`; "" if an end is None or both are equal."""
     return "" if low is None or high is None or low == high else f"[{number(low / size)}, {number(high / size)}]"
 
 
 def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
-    """Return size and name of the largest unit (s or ms; GiB to B) in which the largest value is at least one.
+    """Return (size, name) of the largest unit (s or ms; GiB to B) in which the largest value is at least one.
 
-    unit: unit of the rows; units other than seconds and bytes stay.
+    unit: unit of the values; units other than seconds and bytes are returned as they are.
     """
     sizes = _UNITS.get(unit)
     if sizes is None:
         return 1.0, unit
-    most = max(values, default=0.0)
-    return next((size for size in sizes if most >= size[0]), sizes[-1])
+    largest_value = max(values, default=0.0)
+    return next((size for size in sizes if largest_value >= size[0]), sizes[-1])
 
 
 # Context that a caption names only if it differs between tables; the value names what must be equal in these tables.
-_WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
-_QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
-_QUIET += ("device", "processor", "lmms_eval")
+_GROUPING_COLUMN_OF = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
+_HIDDEN_COLUMNS = (
+    *_GROUPING_COLUMN_OF,
+    "dtype",
+    "attention",
+    "generation",
+    "numerics_version",
+    "torch",
+    "transformers",
+)
+_HIDDEN_COLUMNS += ("device", "processor", "lmms_eval")
 
 
 def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:
-    """Return axis, model, protocol, reading, sample count, interval kind, and what distinguishes this table from the others."""
+    """Return the caption of a table: kind of budget, model, protocol, reading, number of samples and kind of intervals.
+
+    It also has the settings in which this table differs from the others of `tables`.
+    """
     contexts = [each.context for each in tables]
-    parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
+    caption_parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     if table.mostly_free:
-        parts.append("answers mostly free")
-    parts.append(size_text(table))
+        caption_parts.append("answers mostly free")
+    caption_parts.append(size_text(table))
     if table.metric in CAPS:
-        parts.append(f"a sample counts for {CAPS[table.metric]:g} nats at most")
+        caption_parts.append(f"a sample counts for {CAPS[table.metric]:g} nats at most")
     kinds = sorted({entry.interval for entry in table.entries.values()} - {"none"})
     if intervals and kinds:
-        parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")
-    return "; ".join(parts)
+        caption_parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")
+    return "; ".join(caption_parts)
 
 
 def axis_words(axis: str) -> str:
-    """Describe the unit of a table's budgets."""
+    """Return a text on the unit of a table's budgets, such as "entries kept per KV head"."""
     return AXES[axis] if axis == "none" else f"budget: {AXES[axis]}"
 
 
 def context_words(
     context: Mapping[str, str], readings: Sequence[str], contexts: Sequence[Mapping[str, str]]
 ) -> list[str]:
-    """Return model, protocol, reading, and what distinguishes this context from `contexts`."""
-    parts = [f"model={context['model']}", f"protocol={context['protocol']}"]
+    """Return the caption parts of a context: model, protocol, reading, and the settings in which it differs from `contexts`."""
+    context_texts = [f"model={context['model']}", f"protocol={context['protocol']}"]
     if readings:
-        parts.append(f"reading={' and '.join(readings)}")
+        context_texts.append(f"reading={' and '.join(readings)}")
     if context["limits"]:
-        parts.append(context["limits"])
-    for column in _QUIET:
-        within = _WITHIN.get(column)
-        others = [other for other in contexts if within is None or other[within] == context[within]]
-        if len({other[column] for other in others}) > 1:
+        context_texts.append(context["limits"])
+    for column in _HIDDEN_COLUMNS:
+        grouping_column = _GROUPING_COLUMN_OF.get(column)
+        comparable_contexts = [
+            other for other in contexts if grouping_column is None or other[grouping_column] == context[grouping_column]
+        ]
+        if len({other[column] for other in comparable_contexts}) > 1:
             value = context[column]
-            parts.append(f"{column}={value[:12] if within else value}")
-    return parts
+            context_texts.append(f"{column}={value[:12] if grouping_column else value}")
+    return context_texts
 
 
 def size_text(table: ScoreTable) -> str:
-    """Return `n=500`, or `n=300 to 500` if the cells have different numbers of samples."""
+    """Return the table's number of samples as `n=500`, or `n=300 to 500` if its cells differ."""
     low, high = table.sizes[0], table.sizes[-1]
     return f"n={low}" if low == high else f"n={low} to {high}"
 
 
 def line_label(method: Line) -> str:
-    """Return the method's name for the table. Append `ceiling` if the method cheats, `calibrated` if it reads a calibration, and
-    `tuned` if its parameters are not the defaults."""
+    """Return a method's name for the table, with its properties in parentheses.
+
+    These are `ceiling` if the method reads the full cache's answer, `calibrated` if it reads a calibration, and `tuned` if its
+    parameters are not the defaults.
+    """
     flags = {"ceiling": method.cheats, "calibrated": method.calibrated, "tuned": method.tuned}
-    words = ", ".join(word for word, true in flags.items() if true)
-    if not words:
+    flag_text = ", ".join(word for word, true in flags.items() if true)
+    if not flag_text:
         return method.label
-    return f"{method.label[:-1]}, {words})" if method.label.endswith(")") else f"{method.label} ({words})"
+    return f"{method.label[:-1]}, {flag_text})" if method.label.endswith(")") else f"{method.label} ({flag_text})"
 
 
 def cell_words(label: str, budget: str) -> str:
-    """Describe a cell: `snapkv at 64`."""
+    """Return the name of a table cell: `snapkv at 64`, or only the method without a budget."""
     return f"{label} at {budget}" if budget else label

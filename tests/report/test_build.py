@@ -20,8 +20,8 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.plan.planner import make_plan
 from mmkv_bench.report.build import build_report
 from mmkv_bench.report.cells import Commands
-from mmkv_bench.report.fields import budget_words
 from mmkv_bench.report.folder import Folder
+from mmkv_bench.report.formatting import budget_words
 from mmkv_bench.report.samples import Prompts, pictures_of
 from mmkv_bench.report.scores import ScoreViews
 from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept

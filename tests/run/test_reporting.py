@@ -11,7 +11,7 @@ import pytest
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.store import tracking
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.tracked_rows import tracked_rows
+from mmkv_bench.tables.tracker_rows import tracked_rows
 from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, forked, go, responses

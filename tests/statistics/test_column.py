@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mmkv_bench.statistics.blocks import Samples, blocks, cluster_sums
-from mmkv_bench.statistics.column import compare_column, compare_pairs, holm
+from mmkv_bench.statistics.cluster_sums import Samples, blocks, cluster_sums
 from mmkv_bench.statistics.metric_kinds import METEOR, PERPLEXITY, Pooled
+from mmkv_bench.statistics.paired_tests import compare_column, compare_pairs, holm
 from tests.each import each
 from tools.simulate import APART, CASES, corpus_bleu, f1, nll, power, rates
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mmkv_bench.statistics.column import LARGEST_SHARE, UNSEEN, UNSEEN_OPEN, McNemar, PairedTest
+from mmkv_bench.statistics.paired_tests import LARGEST_SHARE, UNSEEN, UNSEEN_OPEN, McNemar, PairedTest
 
 SHORT = settings(max_examples=25, deadline=None)
 

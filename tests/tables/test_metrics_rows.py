@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.statistics.blocks import Samples
-from mmkv_bench.statistics.column import compare_column
+from mmkv_bench.statistics.cluster_sums import Samples
 from mmkv_bench.statistics.intervals import wilson
+from mmkv_bench.statistics.paired_tests import compare_column
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.metrics import metrics_rows

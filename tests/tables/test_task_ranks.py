@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.statistics.blocks import Samples
-from mmkv_bench.statistics.column import compare_column
+from mmkv_bench.statistics.cluster_sums import Samples
+from mmkv_bench.statistics.paired_tests import compare_column
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.dataset_groups import tables_of_ranks, task_ranks
 from mmkv_bench.tables.formats import markdown as as_markdown

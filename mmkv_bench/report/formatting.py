@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def number(value: Any) -> float | int | None:
-    """Round a number to six digits; whole numbers stay. Return None for null, NaN and infinities."""
+    """Return a number rounded to six digits; whole numbers stay whole. Null, NaN and infinities give None."""
     if value is None or isinstance(value, bool | int):
         return value
     value = float(value)
@@ -26,49 +26,50 @@ def number(value: Any) -> float | int | None:
 
 
 def numbers(values: Iterable[Any]) -> list[float | int | None]:
-    """Apply `number` to each value."""
+    """Return `number` of each value."""
     return [number(value) for value in values]
 
 
 def score(value: float | None) -> str:
-    """Format a score for pages; `-` for None."""
+    """Return a score as text with three decimals, or one from 100 on; `-` for None."""
     return "-" if value is None else f"{value:.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Format an interval as `[0.710, 0.800]`; "" without one."""
+    """Return an interval as text: `[0.710, 0.800]`; "" if an end is None."""
     return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
 
 
 def budget_words(axis: str, budget: str) -> str:
-    """Format a budget as `64 entries` or `20 %`; "" without one."""
+    """Return a budget as text: `64 entries` or `20 %`; "" if there is none. axis: kind of budget."""
     if not budget:
         return ""
     return f"{float(budget) * 100:.4g} %" if axis == "fraction" else f"{budget} entries"
 
 
 def byte_words(count: float) -> str:
-    """Format a number of bytes: `256.0 KiB`."""
-    power = min(3, max(0, math.floor(math.log2(max(count, 1)) / 10)))
-    return f"{count / 1024**power:.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+    """Return a number of bytes as text: `256.0 KiB`."""
+    unit_power = min(3, max(0, math.floor(math.log2(max(count, 1)) / 10)))
+    return f"{count / 1024**unit_power:.{min(unit_power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[unit_power]}"
 
 
 def number_words(value: float) -> str:
-    """Format a number: `1,024` or `63.5`."""
+    """Return a number as text: `1,024` or `63.5`."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
 Field = tuple[str, Any]
 """A text or markup, and its sort key; None comes first."""
-_LINK = (
+_LINK_RENDERER = (
     "function (name, type) { return type !== 'display' ? name : "
     "`<a href=\"%s${name}.html\">${name.split('-')[1].slice(0, 12)}</a>`; }"
 )
-_OF_NOTEBOOKS = ("dt_url", "connected", "display_logo_when_loading")
+_NOTEBOOK_ARGUMENTS = ("dt_url", "connected", "display_logo_when_loading")
 
 
 def text_field(text: str | None, markup: str | None = None) -> Field:
-    """Return a field that sorts in natural order: `m2` before `m10`. markup: displayed instead of the text."""
+    """Return (text, sort key) of a table field that sorts in natural order: `m2` before `m10`. markup: shown instead of the
+    text."""
     return (text or "") if markup is None else markup, _order(text or "")
 
 
@@ -80,10 +81,13 @@ def _order(text: str) -> tuple[Any, ...]:
 def datatable(
     name: str, columns: Mapping[str, Sequence[Field]], filtered: Collection[str] = (), link: str = ""
 ) -> Markup:
-    """Return a table with its data as markup.
+    """Return the HTML of a table that can be sorted, searched and filtered, with its data.
 
-    name: id of the table. columns: header -> one field per line. filtered: headers with a list of values to choose from. link:
-    folder of the pages that the first column names; these names become links."""
+    name: id of the table.
+    columns: header -> one field per row.
+    filtered: headers with a list of values to choose from.
+    link: folder of the pages that the first column names; these names become links.
+    """
     import pandas as pd
     from itables import JavascriptFunction
     from itables.javascript import get_itable_arguments, html_table_from_template
@@ -91,8 +95,8 @@ def datatable(
     frame = pd.DataFrame({str(escape(header)): _ranked(fields) for header, fields in columns.items()})
     if link:
         frame[frame.columns[0]] = frame[frame.columns[0]].astype(str)
-    pages = {"bottomStart": "pageLength", "bottomEnd": "paging"} if len(frame) > 50 else {}
-    lists = [place for place, header in enumerate(columns) if header in filtered]
+    paging_layout = {"bottomStart": "pageLength", "bottomEnd": "paging"} if len(frame) > 50 else {}
+    filtered_columns = [place for place, header in enumerate(columns) if header in filtered]
     arguments = get_itable_arguments(
         frame,
         table_id=name,
@@ -104,24 +108,28 @@ def datatable(
         columnControl=["order"],
         columnDefs=[
             {"targets": "_all", "type": "num", "className": "dt-left"},
-            *([{"targets": 0, "type": "string", "render": JavascriptFunction(_LINK % link)}] if link else []),
-            {"targets": lists, "columnControl": ["order", ["searchList"]]},
+            *([{"targets": 0, "type": "string", "render": JavascriptFunction(_LINK_RENDERER % link)}] if link else []),
+            {"targets": filtered_columns, "columnControl": ["order", ["searchList"]]},
         ],
         ordering={"indicators": False, "handler": False},
-        layout={"topStart": "info", "topEnd": "search"} | dict.fromkeys(("bottomStart", "bottomEnd"), None) | pages,
+        layout={"topStart": "info", "topEnd": "search"}
+        | dict.fromkeys(("bottomStart", "bottomEnd"), None)
+        | paging_layout,
         lengthMenu=[25, 50, 100, 500],
         pageLength=50,
         stateSave=True,
         stateDuration=-1,  # as long as the tab is open, so filters survive when a reader comes back
     )
     arguments["data_json"] = json.dumps(json.loads(arguments["data_json"]), separators=(",", ":"), ensure_ascii=False)
-    plain: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _OF_NOTEBOOKS}
-    return Markup(html_table_from_template(name, "", False, False, plain))  # type: ignore[arg-type]  # noqa: S704
+    options: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _NOTEBOOK_ARGUMENTS}
+    return Markup(html_table_from_template(name, "", False, False, options))  # type: ignore[arg-type]  # noqa: S704
 
 
 def _ranked(fields: Sequence[Field]) -> pd.Categorical:
-    """Convert fields to a categorical column that sorts by their keys. itables then writes each text only once, which keeps
-    the page small."""
+    """Return fields as a categorical column that sorts by their keys.
+
+    itables then writes each text only once, which keeps the page small.
+    """
     import pandas as pd
 
     keys: dict[str, Any] = {}

@@ -30,45 +30,55 @@ class FullCacheGate:
     source: str
 
     def passes(self, value: float) -> bool:
-        """Tell whether the score `value` of `full` is within the tolerance, compared in the printed unit and up to rounding."""
+        """Return True if `value`, the measured score of `full`, is within the tolerance of the expected score.
+
+        Both are compared in the unit that the paper prints, up to rounding.
+        """
         return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
 
 
 def gates_of(config: str) -> bool:
-    """Tell whether a cell's configuration (JSON) states scores that `full` should reach: a list in the model's file, or
-    `gate.expected`."""
+    """Return True if a configuration (JSON) contains expected scores of the full cache.
+
+    These are a list `gates` in the model's file, or the run's `gate.expected`.
+    """
     values = config_of(config)
-    stated = (values.get("gate") or {}).get("expected")
-    return stated is not None or (values.get("model") or {}).get("gates") is not None
+    expected_score = (values.get("gate") or {}).get("expected")
+    return expected_score is not None or (values.get("model") or {}).get("gates") is not None
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
-    """Return the score that `full` should reach on a dataset's metric (the gate), or None if none is stated.
+    """Return the score that the full cache is expected to reach on a dataset's metric; None if no score is configured.
 
-    It is `gate.expected` of the run, or else the entry of the model's file. `gate.expected` is one number, so it applies only to
-    the first metric of a run with one dataset. Fixture data have no gate.
+    `gate.expected` of the run is used first, then the entry in the model's file. `gate.expected` is one number, so it applies
+    only to the first metric of a run with one dataset. Fixture data have no expected score.
     """
     if dataset.endswith(FIXTURE):
         return None
     values = config_of(config)
     gate_node = values.get("gate") or {}
-    printed = _printed(values, dataset=dataset, metric=metric)
+    printed_gate = _printed(values, dataset=dataset, metric=metric)
     if gate_node.get("expected") is None or (dataset, metric) != _of_expected(values):
-        return printed
+        return printed_gate
     tolerance = gate_node.get("tolerance")
     if tolerance is None:
-        tolerance = printed.tolerance / printed.scale if printed else 0.01
+        tolerance = printed_gate.tolerance / printed_gate.scale if printed_gate else 0.01
     return FullCacheGate(float(gate_node["expected"]), float(tolerance), 1.0, "gate.expected")
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """Return the mean score that `full` should reach on a group of datasets (`MileBench T-1`), from the model's file; None if the
-    file states none."""
+    """Return the mean score that the full cache should reach on a group of datasets; None if the model's file has none.
+
+    config: configuration (JSON). group: benchmark and name, such as `MileBench T-1`.
+    """
     return _printed(config_of(config), group=group)
 
 
 def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
-    """Return the gate of the model's file with these keys, in the paper's unit, with the run's own tolerance if it has one."""
+    """Return the expected full-cache score in the model's file whose fields equal `keys`; None without such an entry.
+
+    The score is in the paper's unit. A tolerance of the run replaces that of the file.
+    """
     gates = (values.get("model") or {}).get("gates") or []
     entry = next((gate for gate in gates if all(gate.get(key) == value for key, value in keys.items())), None)
     if entry is None:
@@ -79,18 +89,21 @@ def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
-    """Say in one sentence, for the notes of a table, whether `full` reaches its expected score, and on how many samples.
+    """Return one sentence on whether the full cache reaches its expected score, for the notes of a table.
 
     Args:
-        value: score of `full`; None if there is none (no `full` in the table, or not every sample is ok).
+        value: score of `full`; None if there is no `full`, or a sample of it failed.
+        n: number of its samples.
+        transformers: version of transformers.
     """
     if gate is None:
         return "Full-cache gate not run: no paper prints a full-cache score for this model, dataset and metric."
-    goal = f"{gate.expected:g} +- {gate.tolerance:g} ({gate.source})"
+    expected_text = f"{gate.expected:g} +- {gate.tolerance:g} ({gate.source})"
     if value is None:
-        return f"Full-cache gate not run: full has no score here to compare with {goal}."
+        return f"Full-cache gate not run: full has no score here to compare with {expected_text}."
     word = "passed" if gate.passes(value) else "failed"
-    return f"Full-cache gate {word}: full scores {gate.scale * value:.4g}, expected {goal}; n={n}, transformers {transformers}."
+    scores_text = f"full scores {gate.scale * value:.4g}, expected {expected_text}"
+    return f"Full-cache gate {word}: {scores_text}; n={n}, transformers {transformers}."
 
 
 def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -100,7 +113,7 @@ def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
     return (*datasets, *metrics) if len(datasets) == len(metrics) == 1 else None
 
 
-_READ = (
+_COLUMNS_READ = (
     *("place", "cell", "latest", "method", "base", "reading", "parameters", "tuned", "seed", "config"),
     *("budget_kind", "budget_entries", "budget_fraction", "method_version", "cpu", "weights_file"),
 )
@@ -115,7 +128,11 @@ class SeedGroup:
     seeds: tuple[int | None, ...]
 
     def refuse_twins(self) -> None:
-        """Raise StoreError if two cells have the same seed."""
+        """Check that no two of these cells, which differ only by seed, have the same seed.
+
+        Raises:
+            StoreError: two cells have the same seed.
+        """
         if len(set(self.seeds)) < len(self.seeds):
             raise StoreError(
                 f"Cells {', '.join(sorted(self.cells))} have the same method, parameters, budget and seed, but differ in "
@@ -150,25 +167,28 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        """Collect what the tables of these cells have in common. cells: rows of one context and kind of budget (`axis`)."""
-        every = cells[[name for name in _READ if name in cells]].to_dict("records")
-        rows = [row for row in every if row["latest"]]
+        """Collect what all tables of these cells (each one method, budget and dataset) have in common.
+
+        cells: frame of cells of one context (model, dataset, protocol). axis: their kind of budget, entries or fraction.
+        """
+        all_rows = cells[[name for name in _COLUMNS_READ if name in cells]].to_dict("records")
+        rows = [row for row in all_rows if row["latest"]]
         methods = _methods(rows)
         label_of = {method.variant: method.label for method in methods}
-        by_key: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        rows_by_key: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in rows:
-            by_key.setdefault((label_of[_variant(row)], _budget(row)), []).append(row)
+            rows_by_key.setdefault((label_of[_variant(row)], _budget(row)), []).append(row)
         groups = {}
         for method in methods:
-            for key in sorted(key for key in by_key if key[0] == method.label):
-                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in by_key[key])
-                places, names = (tuple(row[name] for row in by_key[key]) for name in ("place", "cell"))
-                groups[key] = SeedGroup(places, names, seeds)
+            for key in sorted(key for key in rows_by_key if key[0] == method.label):
+                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in rows_by_key[key])
+                cell_positions, names = (tuple(row[name] for row in rows_by_key[key]) for name in ("place", "cell"))
+                groups[key] = SeedGroup(cell_positions, names, seeds)
         configs = [row["config"] for row in sorted(rows, key=lambda row: row["base"] != BASELINE)]
         configs_of: dict[str, dict[str, None]] = {}
         for row in rows:
             configs_of.setdefault(row["parameters"], {})[row["config"]] = None
-        calibrated = [line for line in methods if line.calibrated]
+        calibrated_lines = [line for line in methods if line.calibrated]
         return cls(
             context=dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True)),
             axis=axis,
@@ -178,9 +198,9 @@ class Sweep:
             full=tuple(row["cell"] for row in rows if row["base"] == BASELINE),
             calibrations={
                 line.label: calibration_words(configs_of[line.parameters], calibrations(line.parameters))
-                for line in calibrated
+                for line in calibrated_lines
             },
-            versions=_versions(every, label_of),
+            versions=_versions(all_rows, label_of),
             cpus=dict(Counter(row["cpu"] for row in rows if not missing(row.get("cpu")))),
             random_weights="weights" in cells and bool((cells["weights"] == "random").any()),
             weights_files=tuple(sorted({row["weights_file"] for row in rows if not missing(row.get("weights_file"))})),
@@ -192,7 +212,8 @@ class Sweep:
 
 
 def sweeps(cells: pd.DataFrame) -> Iterator[Sweep]:
-    """Yield the sweeps of these cells, context by context; budgets in entries and in fractions make separate sweeps."""
+    """Yield one `Sweep` per context (model, dataset, protocol) and kind of budget (entries or fraction of the prompt) of the
+    cells."""
     for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
         for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
             yield Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
@@ -218,37 +239,46 @@ def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
 def _versions(
     cells: Sequence[Mapping[str, Any]], label_of: Mapping[tuple[str, str, str | None, str], str]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Map label and budget to the versions of the method's numbers, newest first, for lines with more than one version."""
-    versions: dict[str, dict[str, set[int]]] = {}
+    """Return label -> budget -> versions of the method's code, newest first, for table lines with more than one version."""
+    version_sets: dict[str, dict[str, set[int]]] = {}
     for row in cells:
         version: Any = row.get("method_version")
         if (label := label_of.get(_variant(row))) is not None:
-            by_budget = versions.setdefault(label, {}).setdefault(_budget(row), set())
+            by_budget = version_sets.setdefault(label, {}).setdefault(_budget(row), set())
             by_budget.add(1 if missing(version) else int(version))
     return {
-        label: {budget: tuple(sorted(numbers, reverse=True)) for budget, numbers in versions[label].items()}
+        label: {budget: tuple(sorted(numbers, reverse=True)) for budget, numbers in version_sets[label].items()}
         for label in label_of.values()
-        if label in versions and len(set().union(*versions[label].values())) > 1
+        if label in version_sets and len(set().union(*version_sets[label].values())) > 1
     }
 
 
 def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
-    """Return the table's lines: `full`, `random`, then the others by name.
+    """Return the lines (rows) of a table: `full`, `random`, then the other methods by name.
 
-    The labels of lines with the same name and reading give the parameters in which the lines differ. If the table has both
-    readings, the released lines are labelled.
+    If lines have the same name, their labels contain the parameters in which they differ. If the table has both readings of
+    methods (`paper` and `released`), the labels of the released ones contain it.
     """
     variants = {_variant(row): row for row in cells}
-    values = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
-    mixed = len({reading for _, _, reading, _ in variants if reading}) > 1
+    settings_by_variant = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
+    has_several_readings = len({reading for _, _, reading, _ in variants if reading}) > 1
     lines = []
     for variant, row in variants.items():
         name, base, reading, parameters = variant
-        mine = values[variant]
-        namesakes = [values[other] for other in variants if (other[0], other[2]) == (name, reading)]
-        differing = sorted({key for other in namesakes for key in other | mine if other.get(key) != mine.get(key)})
-        words = [f"{key}={mine.get(key)}" for key in differing]
-        words += ["released"] * (mixed and reading == "released")
-        label = name + (f" ({', '.join(words)})" if words else "")
+        own_values = settings_by_variant[variant]
+        values_of_namesakes = [
+            settings_by_variant[other] for other in variants if (other[0], other[2]) == (name, reading)
+        ]
+        differing = sorted(
+            {
+                key
+                for other in values_of_namesakes
+                for key in other | own_values
+                if other.get(key) != own_values.get(key)
+            }
+        )
+        differing_settings = [f"{key}={own_values.get(key)}" for key in differing]
+        differing_settings += ["released"] * (has_several_readings and reading == "released")
+        label = name + (f" ({', '.join(differing_settings)})" if differing_settings else "")
         lines.append(Line(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
     return tuple(sorted(lines, key=lambda line: (line.base != BASELINE, line.base != "random", line.label)))

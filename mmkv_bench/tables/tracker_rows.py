@@ -14,7 +14,7 @@ from mmkv_bench.tables.rows import config_of, dataset_node, latest, missing, wit
 if TYPE_CHECKING:
     import pandas as pd
 
-_BESIDE = {*MEASURES, PARSE_FAILED}
+_NOT_HEADLINE_METRICS = {*MEASURES, PARSE_FAILED}
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
 """Key of a row -> name of its cost."""
 GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
@@ -22,12 +22,16 @@ GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "gr
 
 
 def tracked_rows(store: Store) -> list[dict[str, Any]]:
-    """Return the rows in the order of the cells; only the latest version of a method has rows.
+    """Return one row per cell (a method, budget, dataset and seed of a model) and headline metric, in the order of the cells.
 
-    A row has the cell's identity (`budget` as a number, entries or a fraction), `score` with its interval and `difference`
-    to full, `answers` and `failures`. It has medians of `ttft_s` and `tpot_s` [s] and the largest `peak_bytes` if the cell
-    ran by itself, otherwise null. `group_prefill_s` and `group_decode_s` [s] are medians, and `group_peak_bytes` is the largest,
-    of the shared runs of the cell. Cells of scenario=efficiency have a row per length and batch, without a score.
+    Only the latest version of a method has rows. Cells of `scenario=efficiency` have a row per prompt length and batch,
+    without a score. The keys of a row:
+
+    cell, ...: identity of the cell; `budget` is a number of entries or a fraction.
+    score, low, high, difference: score, its interval, and the difference to `full`.
+    answers, failures: numbers of answers and of failed ones.
+    ttft_s, tpot_s, peak_bytes: medians [s], and the largest peak, if the cell ran by itself; otherwise null.
+    group_prefill_s, group_decode_s, group_peak_bytes: the same for runs that shared a prefill among methods.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
@@ -40,7 +44,7 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
     scores: dict[str, list[dict[str, Any]]] = {}
     for row in store.metrics(names).to_pylist():
         scores.setdefault(row["cell"], []).append(row)
-    lines = []
+    tracked = []
     for place, row in enumerate(cells.to_dict("records")):
         identity = {"cell": row["cell"]}
         for name in (*IDENTITY, "device"):
@@ -50,37 +54,50 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
         identity["budget"] = None if missing(budget) else float(budget)
         if place in by_cell:
             totals = _totals(by_cell[place])
-            shape: dict[str, Any] = {"prompt_tokens": None, "batch": None}
-            lines += [identity | shape | score | totals for score in _scores(row, scores.get(row["cell"], []))]
+            shape_fields: dict[str, Any] = {"prompt_tokens": None, "batch": None}
+            tracked += [identity | shape_fields | score | totals for score in _scores(row, scores.get(row["cell"], []))]
         for number, prompt in enumerate(passes.shapes):
             if (place, number) in by_shape:
-                shape = {name: prompt[name] for name in ("prompt_tokens", "batch")}
-                lines.append(identity | shape | _NO_SCORE | _totals(by_shape[place, number]))
-    return lines
+                shape_fields = {name: prompt[name] for name in ("prompt_tokens", "batch")}
+                tracked.append(identity | shape_fields | _NO_SCORE | _totals(by_shape[place, number]))
+    return tracked
 
 
 _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "difference"))
 
 
 def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one record per headline metric of the cell: the metrics in its dataset's configuration, or else all metrics that are
-    not measures. Return one record of nulls if there is no score.
+    """Return one dict per headline metric of a cell: metric, score, interval and difference to `full`.
 
-    rows: the cell's `metrics` rows."""
+    Headline metrics are those in the dataset's configuration, or else all metrics that are not measures. Without scores the
+    result is one dict of nulls.
+
+    cell: row of `cells`. rows: the cell's `metrics` rows.
+    """
     if cell.get("weights") == "random":
         return [_NO_SCORE]
-    wanted = dataset_node(config_of(cell["config"]), cell["dataset"]).get("metrics")
-    shown = [row for row in rows if (row["metric"] in wanted if wanted else row["metric"] not in _BESIDE)]
-    return [{name: row["value" if name == "score" else name] for name in _NO_SCORE} for row in shown] or [_NO_SCORE]
+    headline_metrics = dataset_node(config_of(cell["config"]), cell["dataset"]).get("metrics")
+    shown_rows = [
+        row
+        for row in rows
+        if (row["metric"] in headline_metrics if headline_metrics else row["metric"] not in _NOT_HEADLINE_METRICS)
+    ]
+    return [{name: row["value" if name == "score" else name] for name in _NO_SCORE} for row in shown_rows] or [
+        _NO_SCORE
+    ]
 
 
 def _totals(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return counts, medians, and the largest peak; values of shared runs have separate keys (`GROUP_COSTS`)."""
+    """Return numbers of answers and failures, median times and the largest peak of `rows`, all of one cell (one method, budget
+    and dataset).
+
+    Values of runs that shared a prefill have keys of their own (`GROUP_COSTS`).
+    """
     totals: dict[str, Any] = {"answers": len(rows), "failures": int((rows["status"] > 0).sum())}
     for names, shared in ((COSTS, False), (GROUP_COSTS, True)):
-        of = rows[rows["group"] == shared]
+        shared_or_single_rows = rows[rows["group"] == shared]
         for key, name in names.items():
-            values = of[name].dropna()
+            values = shared_or_single_rows[name].dropna()
             total = values.max() if key.endswith("peak_bytes") else values.median()
             totals[key] = float(total) if len(values) else None
     return totals

@@ -25,10 +25,10 @@ _METRICS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "answ
 
 
 def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
-    """Return `samples` without the scores of stale cells. The answers of stale cells then count as not scored.
+    """Return `samples` without the scores of stale cells, whose answers then count as not scored.
 
-    A cell is stale if its answers were made again after scoring, if its metrics were computed from another number of scores, or
-    if it has scores without metrics.
+    A cell (a method, budget, dataset and seed of a model) is stale in three cases: its answers were made again after scoring,
+    its metrics were computed from another number of scores, or it has scores without metrics.
 
     Args:
         samples: per-sample scores of all metrics, or of some. Text columns are dictionary-encoded.
@@ -37,13 +37,17 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
     Raises:
         StoreError: the store has scores without their answers, or metrics that contradict its scores.
     """
-    counted, rows = tally(store), metrics.select(_METRICS).to_pylist()
-    digests, clusters = counted.digests, counted.clusters
-    lost = {row["cell"]: count for row in rows if (count := row["n"] - digests.get(row["cell"], (0, ""))[0]) > 0}
-    if lost:
+    answer_tally, rows = tally(store), metrics.select(_METRICS).to_pylist()
+    digests, clusters = answer_tally.digests, answer_tally.clusters
+    missing_answers = {
+        row["cell"]: count for row in rows if (count := row["n"] - digests.get(row["cell"], (0, ""))[0]) > 0
+    }
+    if missing_answers:
         raise StoreError(
-            f"{store.root} has scores of {sum(lost.values())} answers in {len(lost)} cells (first {min(lost)[:8]}), but not the "
-            "answers; restore the folder responses/, or run the same command again, which makes and scores these answers anew"
+            f"{store.root} has scores of {sum(missing_answers.values())} answers in {len(missing_answers)} cells "
+            f"(first {min(missing_answers)[:8]}), but not the answers; "
+            "restore the folder responses/, or run the same command again, "
+            "which makes and scores these answers anew"
         )
     sums = sums_of(samples)
     scored = {cell for cell, _ in sums}
@@ -56,13 +60,13 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
             stale.add(row["cell"])
         elif (
             row["cell"] not in stale
-            and (total := sums.get((row["cell"], row["metric"]))) is not None
-            and (wrong := total.contradicts(row, clusters[row["cell"]] if n == row["n"] else None))
+            and (score_sum := sums.get((row["cell"], row["metric"]))) is not None
+            and (contradiction := score_sum.contradicts(row, clusters[row["cell"]] if n == row["n"] else None))
         ):
             raise StoreError(
-                f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {wrong}: samples or metrics were changed after "
-                "scoring; restore both folders from a copy, or move both away and run the same command with stage=score, which "
-                "computes both again from the answers"
+                f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {contradiction}: "
+                "samples or metrics were changed after scoring; restore both folders from a copy, "
+                "or move both away and run the same command with stage=score, which computes both again from the answers"
             )
     if not stale:
         return samples
@@ -86,25 +90,28 @@ class Sum:
     parts: np.ndarray | None = None
 
     def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
-        """Describe how these scores contradict the cell's `metrics` row, or how their clusters contradict those of the answers.
-        Return "" if nothing contradicts. clusters: the answers' `Tally.clusters`; None: not compared."""
+        """Return a text on how these sums contradict the cell's `metrics` row; "" if they do not.
+
+        row: the `metrics` row. clusters: hash of the answers' clusters (`Tally.clusters`), compared with that of the scores;
+            None: not compared.
+        """
         if self.ok != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"
         if clusters is not None and self.clusters is not None and self.clusters != clusters:
             return "of samples in samples/ whose clusters differ from those of their answers"
-        stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
-        pooled = aggregate_of(row["metric"])
-        if pooled is None:
-            made = self.value / self.n
+        stored_value = row["value"] if row["value"] is not None else row["value_failures_zero"]
+        aggregator = aggregate_of(row["metric"])
+        if aggregator is None:
+            recomputed_value = self.value / self.n
         elif self.parts is not None:
-            made = float(pooled.function(self.parts))
+            recomputed_value = float(aggregator.function(self.parts))
         else:
             return ""
-        if stated is None or _close(made, stated):
+        if stored_value is None or _close(recomputed_value, stored_value):
             return ""
-        if row["metric"] in CAPS and _close(self.uncapped / self.n, stated):
+        if row["metric"] in CAPS and _close(self.uncapped / self.n, stored_value):
             return ""  # metrics that were written before caps existed
-        return f"{stated:.6g} in metrics/ and {made:.6g} by the scores in samples/"
+        return f"{stored_value:.6g} in metrics/ and {recomputed_value:.6g} by the scores in samples/"
 
 
 Sums = dict[tuple[str, str], Sum]
@@ -112,7 +119,7 @@ Sums = dict[tuple[str, str], Sum]
 
 
 def sums_of(samples: pa.Table) -> Sums:
-    """Sum the scores of each cell and metric, block by block."""
+    """Return (cell, metric) -> sums over its scores (`Sum`). samples: per-sample scores, read block by block."""
     table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
     with_clusters = "cluster" in samples.column_names
     for name in ("sample_id", "cluster") if with_clusters else ():  # their dictionaries may differ from chunk to chunk
@@ -120,18 +127,18 @@ def sums_of(samples: pa.Table) -> Sums:
     sums: Sums = {}
     for batch in table.to_batches(max_chunksize=AT_ONCE):
         cells, metrics = (batch[name].dictionary.to_pylist() for name in ("cell", "metric"))
-        of_cell, of_metric = (batch[name].indices.to_numpy().astype(np.int64) for name in ("cell", "metric"))
+        cell_codes, metric_codes = (batch[name].indices.to_numpy().astype(np.int64) for name in ("cell", "metric"))
         values = batch["value"].fill_null(0).to_numpy(zero_copy_only=False)
-        key = of_cell * len(metrics) + of_metric
+        group_keys = cell_codes * len(metrics) + metric_codes
         columns = {
-            "key": key,
+            "key": group_keys,
             "ok": pc.and_(pc.equal(batch["status"].cast("string"), "ok"), batch["value"].is_valid()),
-            "value": capped(values, metrics, of_metric),
+            "value": capped(values, metrics, metric_codes),
             "uncapped": values,
-            "clusters": clusters_of(batch["sample_id"], batch["cluster"]) if with_clusters else key,
+            "clusters": clusters_of(batch["sample_id"], batch["cluster"]) if with_clusters else group_keys,
         }
-        wanted = [([], "count_all"), *((name, "sum") for name in [*columns][1:])]
-        for row in pa.table(columns).group_by("key").aggregate(wanted).to_pylist():
+        aggregations = [([], "count_all"), *((name, "sum") for name in [*columns][1:])]
+        for row in pa.table(columns).group_by("key").aggregate(aggregations).to_pylist():
             cell, metric = divmod(row["key"], len(metrics))
             total = sums.setdefault((cells[cell], metrics[metric]), Sum())
             total.n, total.ok = total.n + row["count_all"], total.ok + row["ok_sum"]
@@ -139,19 +146,24 @@ def sums_of(samples: pa.Table) -> Sums:
             if with_clusters:
                 total.clusters = ((total.clusters or 0) + row["clusters_sum"]) % 2**64
             if aggregate_of(metrics[metric]) is not None:
-                lists = batch["parts"].take(np.flatnonzero(key == row["key"])).drop_null()
-                if len(lists):
-                    parts = lists.flatten().to_numpy().reshape(len(lists), -1).sum(axis=0)
-                    total.parts = parts if total.parts is None else total.parts + parts
+                parts_per_score = batch["parts"].take(np.flatnonzero(group_keys == row["key"])).drop_null()
+                if len(parts_per_score):
+                    part_sums = parts_per_score.flatten().to_numpy().reshape(len(parts_per_score), -1).sum(axis=0)
+                    total.parts = part_sums if total.parts is None else total.parts + part_sums
     return sums
 
 
 def cells_beside(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the cells whose number of scores differs from the number in their `metrics` row, for at least one metric. Metrics
-    without any score in `sums` are not compared."""
-    read = {metric for _, metric in sums}
-    stated = {(row["cell"], row["metric"]): row["n"] for row in metrics if row["metric"] in read}
-    return {key[0] for key in {*sums, *stated} if (sums[key].n if key in sums else 0) != stated.get(key, 0)}
+    """Return the cells (each one method, budget and dataset) whose number of scores differs from the number `n` in their
+    `metrics` row, for at least one metric.
+
+    Metrics without any score in `sums` are not compared.
+    """
+    metrics_with_scores = {metric for _, metric in sums}
+    stated_counts = {(row["cell"], row["metric"]): row["n"] for row in metrics if row["metric"] in metrics_with_scores}
+    return {
+        key[0] for key in {*sums, *stated_counts} if (sums[key].n if key in sums else 0) != stated_counts.get(key, 0)
+    }
 
 
 def _close(a: float, b: float) -> bool:

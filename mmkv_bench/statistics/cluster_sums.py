@@ -17,8 +17,8 @@ import numpy as np
 
 from mmkv_bench.statistics.metric_kinds import Pooled
 
-_BLOCK = 1 << 20  # largest pairs x clusters of a block
-_ROUNDING = 1e-12  # relative to the largest sum: a smaller difference is only rounding by the order of addition
+_BLOCK_NUMBERS = 1 << 20  # largest pairs x clusters of a block
+_ROUNDING_SHARE = 1e-12  # relative to the largest sum: a smaller difference is only rounding by the order of addition
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,12 @@ class Samples:
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, np.ndarray]:
-        """(distinct rows of `ok`, bool [patterns, n]; position of each method's row among them, int [m])."""
+        """(patterns, of): the distinct rows of `ok`, bool [patterns, n], and the number of each method's row among them, int
+        [m]."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
-        distinct, of = np.unique(self.ok, axis=0, return_inverse=True)
-        return distinct, of.reshape(-1)
+        distinct, pattern_of_method = np.unique(self.ok, axis=0, return_inverse=True)
+        return distinct, pattern_of_method.reshape(-1)
 
     @property
     def rate(self) -> float | None:
@@ -72,14 +73,14 @@ class Samples:
 
     @cached_property
     def bounded(self) -> np.ndarray:
-        """Mask of the methods whose scores are all from 0 to 1, bool [m]; all False unless `rate` is given."""
+        """Mask of the methods whose scores are all from 0 to 1, bool [m]; all False for an unbounded scale."""
         if self.rate is None:
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | ((self.scores >= 0) & (self.scores <= 1))).all(axis=1)
 
     @cached_property
     def binary(self) -> np.ndarray:
-        """Mask of the methods whose scores are all 0 or 1, from independent samples, bool [m]."""
+        """Mask of the methods whose scores are all 0 or 1, bool [m]; all False unless every sample is a cluster by itself."""
         if not self.share or self.aggregator is not None or self.count < len(self.index):
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | (self.scores == 0) | (self.scores == 1)).all(axis=1)
@@ -104,73 +105,81 @@ class Block:
 
 
 def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield the pairs of methods in blocks of bounded size. Pairs without a common sample are left out.
+    """Yield blocks of pairs of methods, with the scores summed by cluster, such that the arrays of a block fit into memory.
 
-    a, b: int [P], positions of both methods of every pair. pairs: positions in `a` and `b` of the pairs to yield."""
-    waiting: list[Block] = []
-    rows = 0
+    Pairs without a common sample are left out.
+
+    a, b: int [P], positions of both methods of every pair. pairs: positions in `a` and `b` of the pairs to yield.
+    """
+    waiting_pieces: list[Block] = []
+    waiting_rows = 0
     for block in _pieces(samples, a, b, pairs):
-        waiting.append(block)
-        rows += len(block.at)
-        if rows * samples.count >= _BLOCK:
-            yield _joined(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield _joined(waiting)
+        waiting_pieces.append(block)
+        waiting_rows += len(block.at)
+        if waiting_rows * samples.count >= _BLOCK_NUMBERS:
+            yield _joined(waiting_pieces)
+            waiting_pieces, waiting_rows = [], 0
+    if waiting_pieces:
+        yield _joined(waiting_pieces)
 
 
 def _joined(parts: Sequence[Block]) -> Block:
     if len(parts) == 1:
         return parts[0]
     sizes = np.concatenate([np.broadcast_to(block.sizes, block.sums.shape) for block in parts])
-    at, sums, n, of_a, of_b = (
+    pair_numbers, sums, n, of_a, of_b = (
         np.concatenate([getattr(block, name) for block in parts]) for name in ("at", "sums", "n", "of_a", "of_b")
     )
-    return Block(at, sums, sizes, n, of_a, of_b, parts[0].log)
+    return Block(pair_numbers, sums, sizes, n, of_a, of_b, parts[0].log)
 
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield blocks in which all pairs have the same common samples (ok for both methods). Without failed samples, one such group
-    holds all pairs, and is split only by size. Arguments as for `blocks`."""
+    """Yield blocks in which all pairs have the same common samples (ok for both methods), split further by size.
+
+    The arguments are those of `blocks`.
+    """
     patterns, pattern = samples.patterns
-    lower, upper = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
-    keys = (lower * len(patterns) + upper)[pairs]
+    lower_pattern, upper_pattern = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
+    keys = (lower_pattern * len(patterns) + upper_pattern)[pairs]
     order = np.argsort(keys, kind="stable")
     for alike in np.split(pairs[order], np.flatnonzero(np.diff(keys[order])) + 1):
         if len(alike) == 0:
             continue
-        common = patterns[lower[alike[0]]] & patterns[upper[alike[0]]]
-        if not common.any():
+        common_samples = patterns[lower_pattern[alike[0]]] & patterns[upper_pattern[alike[0]]]
+        if not common_samples.any():
             continue
-        members, where = np.unique(np.concatenate([a[alike], b[alike]]), return_inverse=True)
-        of_members = _cluster_sums(samples, members, common)
-        of_a, of_b = where[: len(alike)], where[len(alike) :]
-        small = _ROUNDING * np.abs(of_members.sums).max()
-        step = max(1, _BLOCK // samples.count)
-        for start in range(0, len(alike), step):
-            cut = slice(start, start + step)
-            sums = of_members.sums[of_a[cut]] - of_members.sums[of_b[cut]]
-            sums[np.abs(sums) <= small] = 0.0
-            n = np.full(len(sums), int(common.sum()))
-            values = of_members.values[of_a[cut]], of_members.values[of_b[cut]]
-            yield Block(alike[cut], sums, of_members.sizes[None], n, *values, of_members.log)
+        members, member_of = np.unique(np.concatenate([a[alike], b[alike]]), return_inverse=True)
+        of_members = _cluster_sums(samples, members, common_samples)
+        of_a, of_b = member_of[: len(alike)], member_of[len(alike) :]
+        smallest_difference = _ROUNDING_SHARE * np.abs(of_members.sums).max()
+        pairs_at_once = max(1, _BLOCK_NUMBERS // samples.count)
+        for start in range(0, len(alike), pairs_at_once):
+            pair_slice = slice(start, start + pairs_at_once)
+            sums = of_members.sums[of_a[pair_slice]] - of_members.sums[of_b[pair_slice]]
+            sums[np.abs(sums) <= smallest_difference] = 0.0
+            n = np.full(len(sums), int(common_samples.sum()))
+            values = of_members.values[of_a[pair_slice]], of_members.values[of_b[pair_slice]]
+            yield Block(alike[pair_slice], sums, of_members.sizes[None], n, *values, of_members.log)
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
-    """Sum the scores of some methods within every cluster of the column, over the common samples only.
+    """Return the scores of some methods summed within every cluster of the column, over the samples in `common`.
 
-    members: positions of the methods. common: bool [n]. A cluster without a common sample gets 0."""
+    members: positions of the methods. common: bool [n]. A cluster without a sample in `common` gets 0.
+    """
     order = samples.by_cluster[common[samples.by_cluster]]
     index = samples.index[order]
-    present = np.bincount(index, minlength=samples.count) > 0
-    if not present.all():
-        index = (np.cumsum(present) - 1)[index]
-    some = cluster_sums(samples.scores[members].take(order, axis=1), index, int(present.sum()), samples.aggregator)
-    if present.all():
-        return some
+    has_samples = np.bincount(index, minlength=samples.count) > 0
+    if not has_samples.all():
+        index = (np.cumsum(has_samples) - 1)[index]
+    sums_of_present = cluster_sums(
+        samples.scores[members].take(order, axis=1), index, int(has_samples.sum()), samples.aggregator
+    )
+    if has_samples.all():
+        return sums_of_present
     sums, sizes = np.zeros((len(members), samples.count)), np.zeros(samples.count)
-    sums[:, present], sizes[present] = some.sums, some.sizes
-    return ClusterSums(some.values, sums, sizes, some.log)
+    sums[:, has_samples], sizes[has_samples] = sums_of_present.sums, sums_of_present.sizes
+    return ClusterSums(sums_of_present.values, sums, sizes, sums_of_present.log)
 
 
 @dataclass(frozen=True)
@@ -187,33 +196,38 @@ class ClusterSums:
 
 
 def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:
-    """Sum each method's scores within each cluster.
+    """Return each method's scores summed within each cluster.
 
     scores: float64 [m, n], all finite; for a `Pooled` aggregator [m, n, k], as in `Samples`.
-    index: int [n], cluster number of each sample, 0 to count - 1; no cluster is empty. aggregator: None = the mean.
+    index: int [n], cluster number of each sample, 0 to count - 1; no cluster is empty.
+    count: number of clusters.
+    aggregator: function that computes the metric from sums; None: the mean.
     """
-    numbers = np.bincount(index, minlength=count).astype(np.float64)
+    samples_per_cluster = np.bincount(index, minlength=count).astype(np.float64)
     if aggregator is None:
         sums = _by_cluster(scores, index, count)
-        return ClusterSums(sums.sum(axis=1) / len(index), sums, numbers)
-    parts = _by_cluster(scores, index, count)
-    totals = parts.sum(axis=1)
+        return ClusterSums(sums.sum(axis=1) / len(index), sums, samples_per_cluster)
+    part_sums = _by_cluster(scores, index, count)
+    totals = part_sums.sum(axis=1)
     if not aggregator.ratio:
         values = aggregator.function(totals)
-        total = numbers.sum()
-        influence = (total - numbers) * (values[:, None] - aggregator.function(totals[:, None] - parts))
-        influence -= influence.sum(axis=1, keepdims=True) * numbers / total
-        return ClusterSums(values, values[:, None] * numbers + influence, numbers)
+        total = samples_per_cluster.sum()
+        influence = (total - samples_per_cluster) * (values[:, None] - aggregator.function(totals[:, None] - part_sums))
+        influence -= influence.sum(axis=1, keepdims=True) * samples_per_cluster / total
+        return ClusterSums(values, values[:, None] * samples_per_cluster + influence, samples_per_cluster)
     # All methods are scored on the same references and so have the same tokens; otherwise each method counts by its own tokens.
-    tokens = parts[..., 1].mean(axis=0)
-    level = totals[:, :1] / totals[:, 1:2]
-    scale = tokens.sum() / totals[:, 1:2]
-    sums = level * tokens + (parts[..., 0] - level * parts[..., 1]) * scale
+    tokens = part_sums[..., 1].mean(axis=0)
+    level_of_method = totals[:, :1] / totals[:, 1:2]
+    token_scale = tokens.sum() / totals[:, 1:2]
+    sums = level_of_method * tokens + (part_sums[..., 0] - level_of_method * part_sums[..., 1]) * token_scale
     return ClusterSums(aggregator.function(totals), sums, tokens, log=True)
 
 
 def _by_cluster(scores: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
-    """Sum scores over the samples of each cluster: [m, n] -> [m, count], or [m, n, k] -> [m, count, k]. No cluster is empty."""
+    """Return scores summed over the samples of each cluster: [m, n] -> [m, count], or [m, n, k] -> [m, count, k].
+
+    index: int [n], cluster of each sample; no cluster is empty.
+    """
     if (index[1:] < index[:-1]).any():
         order = np.argsort(index, kind="stable")
         index, scores = index[order], scores[:, order]

@@ -36,7 +36,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mmkv_bench.statistics.blocks import Block, Samples, blocks
+from mmkv_bench.statistics.cluster_sums import Block, Samples, blocks
 from mmkv_bench.statistics.intervals import ALPHA
 
 LARGEST_SHARE = 0.1  # largest part of a pair's samples in one cluster; above it nothing is claimed
@@ -67,24 +67,24 @@ class PairedTest:
 
     @cached_property
     def decidable(self) -> np.ndarray:
-        """Mask of the pairs in which no cluster holds more than `LARGEST_SHARE` of the samples, bool [P]."""
+        """Mask of the pairs in which no cluster has more than `LARGEST_SHARE` of the samples, bool [P]; only these are tested."""
         largest = self.sizes.max(axis=1, initial=0.0) * np.ones(len(self.sums))
         return (self._size > 0) & (largest <= LARGEST_SHARE * self._size * (1 + 1e-9))
 
     @cached_property
     def difference(self) -> np.ndarray:
-        """Estimated difference, float64 [P]."""
+        """Estimated difference of each pair, float64 [P]."""
         return self.sums.sum(axis=1) / np.maximum(self._size, np.finfo(float).tiny)
 
     @cached_property
     def error(self) -> np.ndarray:
-        """Standard error of the estimated difference with the unseen clusters, float64 [P]."""
+        """Standard error of the estimated differences, float64 [P], including the variance of clusters that were not seen."""
         squares = (self.sizes**2).sum(axis=1)
         # Summed line by line, so that a pair's numbers do not depend on the number of pairs tested together.
         residuals = ((self.sums - self.difference[:, None] * self.sizes) ** 2).sum(axis=1)
-        count = np.maximum(self.clusters, 2)
-        unseen = self._largest**2 * squares / count * (UNSEEN_OPEN if self.rate is None else UNSEEN)
-        variance = (residuals + unseen) * count / (count - 1)
+        cluster_count = np.maximum(self.clusters, 2)
+        unseen_variance = self._largest**2 * squares / cluster_count * (UNSEEN_OPEN if self.rate is None else UNSEEN)
+        variance = (residuals + unseen_variance) * cluster_count / (cluster_count - 1)
         return np.sqrt(variance) / np.maximum(self._size, np.finfo(float).tiny)
 
     @property
@@ -94,7 +94,7 @@ class PairedTest:
 
     @cached_property
     def p(self) -> np.ndarray:
-        """Two-sided p-values of no difference, float64 [P]; 1 for a pair that is not decidable."""
+        """Two-sided p-values of each pair for no difference, float64 [P]; 1 for a pair that is not decidable."""
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -102,16 +102,20 @@ class PairedTest:
         return np.where(self.decidable, 2 * stdtr(np.maximum(self.clusters - 1, 1), -statistic), 1.0)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """Return the difference [P] whose p-value is alpha: half the width of the interval at level 1 - alpha. NaN for a pair
-        that is not decidable. 0 if two methods are the same on a scale without an end: such a pair proves nothing."""
+        """Return the difference [P] whose p-value is alpha, which is half the width of the interval at level 1 - alpha.
+
+        It is NaN for a pair that is not decidable, and 0 if two methods are equal on an unbounded scale, which proves nothing.
+        """
         from scipy.special import stdtrit
 
         quantile = -stdtrit(np.maximum(self.clusters - 1, 1), np.asarray(alpha) / 2)
         return np.where(self.decidable, quantile * self.error, np.nan)
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends [P] of the intervals at level 1 - alpha, which exclude 0 exactly if p < alpha; NaN for a pair that is
-        not decidable."""
+        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha.
+
+        They are NaN for a pair that is not decidable. An interval excludes 0 exactly if p < alpha.
+        """
         half = self.critical(alpha)
         return self.difference - half, self.difference + half
 
@@ -130,14 +134,17 @@ class McNemar:
 
     @property
     def p(self) -> np.ndarray:
-        """Two-sided p-values float64 [P], twice the smaller tail; 1 if no sample is discordant."""
+        """Two-sided p-values, float64 [P], twice the smaller tail; 1 if no sample is right in exactly one method."""
         from scipy.special import bdtr
 
         return np.minimum(1.0, 2 * bdtr(np.minimum(self.only_a, self.only_b), self.only_a + self.only_b, 0.5))
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ends [P] of the difference's interval at level 1 - alpha, given the number of discordant samples (Clopper
-        and Pearson, 1934). The interval excludes 0 exactly if p < alpha."""
+        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha (Clopper and Pearson, 1934).
+
+        The number of samples that are right in exactly one method is taken as fixed. An interval excludes 0 exactly if p <
+        alpha.
+        """
         from scipy.special import betaincinv
 
         half = np.asarray(alpha) / 2 * np.ones(len(self.n))
@@ -148,16 +155,18 @@ class McNemar:
         return share * (2 * low - 1), share * (2 * high - 1)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """Return the smallest difference [P] with a p-value of at most alpha, given the number of discordant samples; infinite if
-        these are too few."""
+        """Return the smallest difference [P] with a p-value of at most alpha; infinite if too few samples differ.
+
+        The number of samples that are right in exactly one method is taken as fixed.
+        """
         from scipy.special import bdtrik
 
         count = (self.only_a + self.only_b).astype(float)
-        fewest = np.ceil(1 - np.log2(np.asarray(alpha))) * np.ones(len(self.n))
+        fewest_differing = np.ceil(1 - np.log2(np.asarray(alpha))) * np.ones(len(self.n))
         with np.errstate(invalid="ignore"):
-            most = np.floor(bdtrik(np.asarray(alpha) / 2, np.maximum(count, 1), 0.5) + 1e-9)
-        gap = np.where(count >= fewest, count - 2 * np.maximum(most, 0), np.inf)
-        return gap / np.maximum(self.n, 1)
+            most_losses = np.floor(bdtrik(np.asarray(alpha) / 2, np.maximum(count, 1), 0.5) + 1e-9)
+        least_gap = np.where(count >= fewest_differing, count - 2 * np.maximum(most_losses, 0), np.inf)
+        return least_gap / np.maximum(self.n, 1)
 
 
 @dataclass(frozen=True)
@@ -190,41 +199,42 @@ class Column:
 
     @property
     def adjusted(self) -> np.ndarray:
-        """Holm's adjusted p-values [P]."""
+        """p-values of the pairs with Holm's correction over the column [P]."""
         return self._holm[0]
 
     @property
     def level(self) -> np.ndarray:
-        """Significance level of each p-value by Holm's procedure [P]: a pair is separated if p <= level."""
+        """Significance level with which Holm's procedure compares each p-value [P]; a pair is separated if p <= level."""
         return self._holm[1]
 
     @property
     def separated(self) -> np.ndarray:
-        """Mask of the pairs that differ, by Holm's procedure over the column, bool [P]."""
+        """Mask of the pairs that are proven different by Holm's procedure over the column, bool [P]."""
         return self.p <= self.level
 
     @property
     def a_better(self) -> np.ndarray:
-        """Mask of pairs in which `a` scored better than `b`, proven or not, bool [P]."""
+        """Mask of the pairs in which `a` scored better than `b`, proven or not, bool [P]."""
         return (self.difference > 0) != self.falling
 
     @cached_property
     def beats(self) -> np.ndarray:
-        """Proven wins, bool [m, m]: the method of the row is better than the method of the column."""
+        """Proven wins, bool [m, m]: the method of the row is better than the method of the column of this array."""
         return self._beats(np.arange(len(self.p)), ALPHA, len(self.names))
 
     def _beats(self, pairs: np.ndarray, alpha: float, m: int) -> np.ndarray:
-        """Return the proven wins among m methods, bool [names, names]. pairs: positions of all pairs of these methods."""
+        """Return the proven wins among m of the methods, bool [names, names]. pairs: positions of all pairs of these m
+        methods."""
         a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
-        proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
+        is_proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
         wins = np.zeros((len(self.names), len(self.names)), dtype=bool)
-        wins[a, b] = proven & a_better
-        wins[b, a] = proven & ~a_better
+        wins[a, b] = is_proven & a_better
+        wins[b, a] = is_proven & ~a_better
         return wins
 
     @cached_property
     def best(self) -> np.ndarray:
-        """Mask of the methods that no other method is proven better than, bool [m]."""
+        """Mask of the methods to which no other method is proven superior, bool [m]."""
         return np.logical_not(self.beats.any(axis=0))
 
     @cached_property
@@ -234,41 +244,46 @@ class Column:
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """Lowest and highest possible rank of each method, int [m, 2]."""
+        """Lowest and highest possible rank of each method, int [m, 2]; 1 is the best."""
         return _ranks(self.beats)
 
     def ranks_among(self, names: Sequence[str], alpha: float) -> np.ndarray:
-        """Rank the methods `names` among themselves, int [len(names), 2]. All true ranks are within these at 1 - alpha."""
-        places = [self.names.index(name) for name in names]
-        pairs = np.flatnonzero(np.isin(self.a, places) & np.isin(self.b, places))
-        return _ranks(self._beats(pairs, alpha, len(places))[np.ix_(places, places)])
+        """Return the lowest and highest possible rank of the methods `names` among themselves, int [len(names), 2].
+
+        With confidence 1 - alpha all true ranks are within these.
+        """
+        method_numbers = [self.names.index(name) for name in names]
+        pairs = np.flatnonzero(np.isin(self.a, method_numbers) & np.isin(self.b, method_numbers))
+        return _ranks(self._beats(pairs, alpha, len(method_numbers))[np.ix_(method_numbers, method_numbers)])
 
     def intervals(self, pairs: np.ndarray | None = None, alpha: np.ndarray | float | None = None) -> np.ndarray:
-        """Return the ends of the differences' confidence intervals, float64 [len(pairs), 2]; NaN for a pair that is not
-        decidable.
+        """Return the ends of the differences' confidence intervals, float64 [len(pairs), 2]; NaN for an undecidable pair.
 
-        pairs: positions of the pairs; None = all. alpha: one number, or one per pair; None = Holm's level, at which an interval
-        excludes 0 exactly if the pair is separated.
+        pairs: positions of the pairs; None: all.
+        alpha: one number, or one per pair; None: Holm's level, at which an interval excludes 0 exactly if the pair is
+            separated.
         """
         pairs = np.arange(len(self.p)) if pairs is None else np.asarray(pairs)
         alpha = self.level[pairs] if alpha is None else np.broadcast_to(alpha, len(pairs))
         alphas = np.full(len(self.p), np.nan)
         alphas[pairs] = alpha
-        ends = np.full((len(self.p), 2), np.nan)
+        interval_ends = np.full((len(self.p), 2), np.nan)
         for block in blocks(self.samples, self.a, self.b, pairs):
             block_ends = _ends(self.samples, self, block, alphas[block.at])
             if block.log:  # exact for the estimate, and (b, a) is minus (a, b)
                 block_ends = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(block_ends / 2)
-            ends[block.at] = block_ends
-        within = self.samples.bounded[self.a] & self.samples.bounded[self.b]
-        ends[within] = np.clip(ends[within], -1.0, 1.0)
-        return ends[pairs]
+            interval_ends[block.at] = block_ends
+        is_bounded = self.samples.bounded[self.a] & self.samples.bounded[self.b]
+        interval_ends[is_bounded] = np.clip(interval_ends[is_bounded], -1.0, 1.0)
+        return interval_ends[pairs]
 
     @cached_property
     def resolution(self) -> float | None:
-        """Smallest difference that would have separated at least one pair of the column, tested at Holm's first level (alpha /
-        number of pairs). It is on the log scale for perplexity. None if no pair is decidable; infinite if no difference is
-        enough."""
+        """Smallest difference that would have separated at least one pair, at Holm's first level (alpha / number of pairs).
+
+        It is on the log scale for perplexity. It is None if no pair is decidable, and infinite if no difference would be
+        enough.
+        """
         pairs = np.flatnonzero(self.decidable)
         if not len(pairs):
             return None
@@ -288,18 +303,21 @@ def _ranks(beats: np.ndarray) -> np.ndarray:
 
 
 def compare_column(names: Sequence[str], samples: Samples, *, falling: bool = False) -> Column:
-    """Test all pairs of methods. A pair is compared over the samples that are ok in both."""
+    """Test all pairs of methods, each over the samples that are ok in both. falling: smaller values are better."""
     return compare_pairs(names, samples, *np.triu_indices(len(names), 1), falling=falling)
 
 
 def compare_pairs(
     names: Sequence[str], samples: Samples, a: np.ndarray, b: np.ndarray, *, falling: bool = False
 ) -> Column:
-    """Test the given pairs; a pair's numbers do not depend on other pairs. a, b: positions in `names`, int [P]."""
-    count = len(a)
-    n, clusters = np.zeros(count, dtype=int), np.zeros(count, dtype=int)
-    difference, p, decidable = np.full(count, np.nan), np.ones(count), np.zeros(count, dtype=bool)
-    for block in blocks(samples, a, b, np.arange(count)):
+    """Test only the given pairs; a pair's numbers do not depend on the other pairs.
+
+    a, b: positions of both methods in `names`, int [P]. falling: smaller values are better.
+    """
+    pair_count = len(a)
+    n, clusters = np.zeros(pair_count, dtype=int), np.zeros(pair_count, dtype=int)
+    difference, p, decidable = np.full(pair_count, np.nan), np.ones(pair_count), np.zeros(pair_count, dtype=bool)
+    for block in blocks(samples, a, b, np.arange(pair_count)):
         test = _test(samples, block)
         n[block.at], difference[block.at] = block.n, block.of_a - block.of_b
         clusters[block.at], decidable[block.at], p[block.at] = test.clusters, test.decidable, test.p
@@ -325,31 +343,33 @@ def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> 
     """Return the ends [p, 2] of a block's confidence intervals at levels 1 - alpha.
 
     For scores of 0 and 1, each end is the wider of the t interval's and McNemar's, because McNemar takes the number of
-    discordant samples as fixed, although it varies. But whether 0 is inside follows McNemar, as the p-value does."""
+    differing samples as fixed, although it varies. Whether 0 is inside follows McNemar, as the p-value does.
+    """
     test = _test(samples, block)
     low, high = test.ends(alpha)
     binary = _binary(samples, column.a, column.b, block)
-    least, most = _mcnemar(block, binary).ends(alpha[binary])
+    mcnemar_low, mcnemar_high = _mcnemar(block, binary).ends(alpha[binary])
     wide_low, wide_high = low[binary], high[binary]
-    low[binary] = np.where((least > 0) & (wide_low <= 0), least, np.minimum(least, wide_low))
-    high[binary] = np.where((most < 0) & (wide_high >= 0), most, np.maximum(most, wide_high))
+    low[binary] = np.where((mcnemar_low > 0) & (wide_low <= 0), mcnemar_low, np.minimum(mcnemar_low, wide_low))
+    high[binary] = np.where((mcnemar_high < 0) & (wide_high >= 0), mcnemar_high, np.maximum(mcnemar_high, wide_high))
     return np.stack([low, high], axis=1)
 
 
 def holm(p: np.ndarray, alpha: float = ALPHA) -> tuple[np.ndarray, np.ndarray]:
-    """Return Holm's step-down correction of p-values [P]: (adjusted p-values, level that each p-value is compared with).
+    """Return (adjusted p-values, levels) of Holm's step-down correction of p-values [P].
 
-    The k-th smallest of m p-values is compared with alpha / (m - k + 1). The first that fails ends the procedure, and the
-    remaining hypotheses keep that step's level, so an interval at `level` never contradicts the decision.
+    The k-th smallest of m p-values is compared with the level alpha / (m - k + 1). At the first one above its level the
+    procedure ends, and the remaining hypotheses keep that step's level. So an interval at `level` never contradicts the
+    decision.
     """
     m = len(p)
     order = np.argsort(p, kind="stable")
     steps = np.arange(m, 0, -1)
     levels = alpha / steps
-    failed = p[order] > levels
-    if failed.any():
-        first = int(np.argmax(failed))
-        levels[first:] = levels[first]
+    is_retained = p[order] > levels
+    if is_retained.any():
+        first_retained = int(np.argmax(is_retained))
+        levels[first_retained:] = levels[first_retained]
     adjusted, level = np.empty(m), np.empty(m)
     adjusted[order] = np.maximum.accumulate(np.minimum(1.0, steps * p[order]))
     level[order] = levels
