@@ -145,11 +145,13 @@ results: $(STAMP)
 READER = $(BIN)/python -m mmkv_bench launch --processes 2 experiment=reader
 results-reader: $(STAMP)
 	$(BIN)/python -m mmkv_bench fetch model reader
-	$(READER) dataset='[reader_value,reader_row]' limit=60
+	$(READER) dataset=reader_value limit=200
+	$(READER) dataset=reader_row limit=60
 	$(READER) dataset=reader_second limit=40
 	$(READER) model=reader_video dataset=reader_change limit=40
 	$(READER) dataset=reader_value limit=60 protocol=query_agnostic budget=20%
-	$(READER) dataset=reader_row limit=40 protocol=query_agnostic budget=20%
+	$(READER) dataset='[reader_row,reader_second]' limit=40 protocol=query_agnostic budget=20%
+	$(READER) model=reader_video dataset=reader_change limit=40 protocol=query_agnostic budget=20%
 	for data in "reader_value limit=60" "reader_row limit=60" "reader_second limit=40" "reader_change limit=40 model=reader_video"; do \
 		$(READER) protocol=strict budget=20% dataset=$$data \
 			method='[full,oracle,random,snapkv,adakv,keydiff,last_query,mmshift,flashcache]' || exit 1; \
