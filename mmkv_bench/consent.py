@@ -43,13 +43,14 @@ def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
 
 
 def require(path: Path | str, digest: str | None) -> None:
-    """Check that a code file may run. Inside `rows_name_files`, other files than the allowed ones are refused.
+    """Refuse a code file that may not run inside `rows_name_files`, and print the path of one that may, once.
 
-    If the file may run, its path is printed once.
+    Outside of such blocks every file may run.
 
     Args:
         path: the file, or the folder of a task's code.
-        digest: SHA-256 of what would run; None if rows store no checksum of such code, so that it cannot be verified.
+        digest: SHA-256 of what would run; None if rows store no checksum of such code. It cannot be verified then, and is
+            refused.
 
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the file is not one of those allowed.

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Parse a YAML document and return its value. The faster C parser is used if PyYAML has it."""
+    """Parse a YAML document and return its value. The C parser is used if PyYAML has it, because every command waits for
+    this."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()

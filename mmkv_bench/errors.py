@@ -72,7 +72,8 @@ def out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception means that memory ran out.
 
     Python and numpy raise MemoryError, the operating system an OSError with an errno. PyTorch has an exception class for
-    devices; its CPU allocator and its libraries raise a RuntimeError, recognised by its text.
+    devices only; its CPU allocator and its libraries raise a RuntimeError or ImportError. These, and OSErrors of libraries
+    that map files into memory, are recognised by their text.
     """
     if isinstance(error, (MemoryError, OSError)):
         is_mapping_failure = any(words in str(error) for words in _MEMORY_MAP_ERRORS)
@@ -106,7 +107,7 @@ def folded(name: str) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: a similar allowed name, or else the allowed names or their
+    """Return the end of an error message about an unknown name: similar allowed names, or else the allowed names or their
     number."""
     allowed = sorted(allowed)
     if not allowed:
@@ -121,9 +122,11 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def near(name: str, allowed: Iterable[str]) -> list[str]:
-    """Return the allowed names of which `name` may be a misspelling, best first; empty if none is similar.
+    """Return the allowed names of which `name` may be a misspelling.
 
-    A similar name begins with `name`, or has its first letter and most of its other letters.
+    These are names that begin with `name`; else the most similar ones, with most of its letters and the same digits, best
+    first; else names that differ only in their number. The list is empty if no name is similar, or too many are, because a
+    wrong suggestion misleads.
     """
     folded_name, folded_by_name = folded(name), {one: folded(one) for one in allowed}
     names_with_prefix = [

@@ -82,9 +82,13 @@ def replace_json(file: Path, value: Any, indent: int | None = None) -> None:
     """Write a value as JSON to a file. An earlier file is replaced in one step. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}")
-    with os.fdopen(descriptor, "w") as stream:
-        json.dump(value, stream, indent=indent)
-    os.replace(name, file)
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump(value, stream, indent=indent)
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 @cache
@@ -143,7 +147,7 @@ class Checksums:
         return cached_entries if isinstance(cached_entries, dict) else {}
 
     def remembered(self, file: Path) -> str | None:
-        """Return the cached sha256 of a file; None if the file changed since or was never hashed. Raises OSError."""
+        """Return the cached sha256 of a file, or None if none is cached for its present state. Raises OSError."""
         path, state = str(file.resolve()), state_of(file)
         for entry in (self.here.get(path), self.known.get(path)):
             if isinstance(entry, list) and entry[:-1] == list(state):
@@ -169,7 +173,8 @@ class Checksums:
         return checksum
 
     def save(self) -> None:
-        """Write the new checksums to the cache's file. Checksums that other processes wrote are kept."""
+        """Write the new checksums to the cache's file, if it can be written. Checksums that other processes wrote are
+        kept."""
         if self.new:
             with suppress(OSError):
                 replace_json(self.file, self._read() | self.new)

@@ -82,14 +82,12 @@ class Protocol(ABC):
 
     @property
     def needs_questions(self) -> bool:
-        """Tell whether the scores of cache entries depend on other questions about the document than the one that is
-        answered."""
+        """Tell whether scores know other questions about the document than the one that is answered."""
         return self.knows in OF_THE_DOCUMENT
 
     @property
     def apart(self) -> bool:
-        """Tell whether each cell (method at a budget) needs its own prefill, because what it evicts changes the states of
-        later tokens."""
+        """Tell whether each cell needs its own prefill, because what it evicts changes the states of later tokens."""
         return self.streams or self.converses
 
     def serves_all_questions(self, reads_answer: bool) -> bool:

@@ -40,7 +40,7 @@ def known_secrets() -> list[str]:
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
-    """Return the key of the first override whose value is a secret in plain text, or None.
+    """Return the key of the first override whose value contains a secret in plain text, or None.
 
     The caller refuses such an override, because a file of the job would store the secret.
 

@@ -126,6 +126,6 @@ def deferred() -> Iterator[None]:
 
 
 def check_stop() -> None:
-    """Raise `Stopped` if a stop signal has come. Called between samples, where no work is half done."""
+    """Raise `Stopped` if a stop signal has come. Called where rows are stored and no work is half done."""
     if _received:
         raise Stopped(_received[0])

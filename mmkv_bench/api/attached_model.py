@@ -285,7 +285,7 @@ class Attached:
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise before a forward of the text model whose inputs would be compressed wrongly, or not at all."""
+        """Raise UnsupportedError before a forward of the text model whose inputs would be compressed wrongly, or not at all."""
         model_input = kwargs.get("inputs_embeds")
         if model_input is None:
             model_input = args[0] if args else kwargs["input_ids"]

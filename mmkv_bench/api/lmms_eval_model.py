@@ -77,7 +77,7 @@ class MMKV(Respondent):
 
     @cached_property
     def answering(self) -> Answering:
-        """The part of a run that generates answers, for a run of one cell (model, method, budget and dataset)."""
+        """The part of a run that generates answers, for a run of one cell; it loads the model."""
         from mmkv_bench.run.generate import Answering, compiled_step
 
         plan = self.plan

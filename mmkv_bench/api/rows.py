@@ -67,7 +67,7 @@ class StoredRows:
 
     @property
     def names(self) -> list[str]:
-        """Hashes of the selected cells (model, method, budget and dataset each)."""
+        """Hashes of the selected cells."""
         return list(self.cells["cell"])
 
     def __repr__(self) -> str:

@@ -51,7 +51,8 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
 
     Args:
         mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping from
-            kinds of layers to masks, of which the mask of full attention is used. Causal: None, or only padding.
+            kinds of layers to masks, of which the mask of full attention is used. None, or a mask that hides only padding,
+        means causal attention.
         types: int `[B, S or more]`, 0 text, above 0 visual; None: unknown.
         pads: left padding of each row.
 

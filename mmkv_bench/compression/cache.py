@@ -196,8 +196,7 @@ class CompressedLayer(CacheLayerMixin):
 
         Returns:
             Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot i holds
-                token i;
-                None when every stored slot is visible to every query.
+                token i; None when every stored slot is visible to every query.
         """
         positions = self.positions
         if positions is None:
@@ -269,9 +268,8 @@ class CompressedLayer(CacheLayerMixin):
 
         Args:
             index: int64 `[B, Hkv, m]`.
-            right: True if entries move to higher slots (no `index[..., j]` is above j): blocks are copied from the last to the
-                first.
-                False if entries move to lower slots (no `index[..., j]` is below j).
+            right: entries move to higher slots (no `index[..., j]` is above j), so blocks are copied from the last to the first.
+                Otherwise entries move to lower slots (none is below j).
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))
@@ -392,8 +390,8 @@ class CompressedCache(Cache):
     Layers of the model that are not compressed (`states.py`) are in the cache too, at their own indices.
 
     Attributes:
-        query_positions: function `(cache, position_ids) -> position_ids` of a decode policy that reproduces a released
-            code's wrong positions; else None.
+        query_positions: function `(cache, position_ids) -> position_ids` that changes the positions of decoded tokens, or
+            None. Decode policies set it to reproduce wrong positions in a method's released code.
     """
 
     query_positions: Callable[[CompressedCache, Tensor], Tensor] | None = None

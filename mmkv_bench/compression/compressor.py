@@ -221,7 +221,7 @@ class Compressor:
         return "layer" if self.allocator is None else self.allocator.scope
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return the names of settings that cannot be applied as configured to this prompt, as rows store them.
+        """Return the names of what cannot be done as configured for this prompt, as rows store them.
 
         budget: entries per KV head. length: tokens of the prompt. types: token types.
         """

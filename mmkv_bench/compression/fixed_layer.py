@@ -237,12 +237,12 @@ class FixedLayer(CompressedLayer):
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
     """Move a cache to storage of fixed size, so that `torch.compile` traces its decode step once; return the cache.
 
+    All layers get the same kind of mask.
+
     Args:
         pool: lends the storage.
         pads: left padding of each row.
         rounded: round slots up (`bucket`), so that prompts of similar length share storage.
-
-    All layers get the same kind of mask.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"

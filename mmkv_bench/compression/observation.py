@@ -442,7 +442,7 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Return the fallback ``text_over_budget`` if a head keeps more text tokens than the budget; otherwise ().
+    """Return the fallback ``text_over_budget`` if a head has more text tokens stored than the budget; otherwise ().
 
     For methods that keep text before frames.
     """

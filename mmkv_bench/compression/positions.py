@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
-    """Return position ids `[..., rows, count]` of text tokens, equal in all rows, beginning `offset` positions after `last`."""
+    """Return position ids `[..., rows, count]` of text tokens that begin `offset` positions after `last` `[..., 1|rows, 1]`."""
     positions = last + torch.arange(offset, offset + count, device=last.device)
     return positions.expand(*positions.shape[:-2], rows, count)
 

@@ -85,9 +85,9 @@ class Replay:
 
     @torch.no_grad()
     def feed(self, chunk: int, read: Read) -> None:
-        """Feed the context again, `chunk` tokens at a time.
+        """Feed the context to the model again, `chunk` tokens at a time.
 
-        Each chunk follows an instruction to repeat it, and the tokens with which the template ends a user's turn.
+        Fed before each chunk: an instruction to repeat it, then the tokens with which the template ends a user's turn.
         read: function that is called for every layer and chunk with queries and keys.
         """
         start, received = self.words.prefix, self.prompt.received

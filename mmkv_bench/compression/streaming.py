@@ -21,10 +21,10 @@ _SEARCHED = 4096  # largest budget tried in the search for one that holds a meth
 
 
 class StreamLayer(CompressedLayer):
-    """A layer of a stream. All heads have the same number of entries.
+    """A compressed layer of a prompt that is read chunk by chunk (a stream). All heads have the same number of entries.
 
-    Masks cover stored slots, not all tokens seen: every stored slot is older than the current chunk. So a mask grows with the cap
-    and the chunk, and not with the stream.
+    Masks cover stored slots, not all tokens read: every stored slot is older than the current chunk. So a mask's size grows with
+    the largest number of stored entries (the cap) and with the chunk, not with the stream's length.
     """
 
     def copied(self) -> Self:
@@ -188,5 +188,5 @@ def _unfit(compressor: Compressor) -> str | None:
 
 
 def _reduced(compressor: Compressor, cap: int) -> bool:
-    """Tell whether a cap is smaller than the number of entries that the method protects."""
+    """Tell whether a cap is too small for the tokens that the method protects, or for its observation window."""
     return bool({"window_reduced", "protected_reduced"} & {*compressor.fallbacks(cap, _SEARCHED + 1)})

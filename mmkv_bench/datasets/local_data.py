@@ -30,9 +30,9 @@ class LocalFiles:
 
     Attributes:
         kind: `parquet` for parquet parts, `saved` for a folder of `save_to_disk`, `other` for formats that the library
-            `datasets` detects itself (JSON, CSV, text).
+            `datasets` detects itself (JSON, CSV, Arrow, text).
         split: upstream name of the split.
-        files: the files of the split; () for `saved`.
+        files: the files of the split; () unless `parquet`.
     """
 
     folder: Path
@@ -123,7 +123,7 @@ def count_rows(files: Sequence[Path]) -> int:
 def require_readable(files: LocalFiles) -> None:
     """Raise MissingDataError if the rows of a file cannot be read.
 
-    Only the first and the last row group of a parquet file are read, but the whole of a JSON file.
+    Parsed are the first and last row group of a parquet file, JSON files entirely, and the first and last line of JSON Lines.
     """
     import pyarrow.parquet as pq
 
@@ -215,7 +215,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
 
 
 def _named(folder: Path, config: str | None, split: str) -> list[Path]:
-    """Return the files whose names contain the split. Files in the configuration's folder with the exact name come first."""
+    """Return the parquet files named after the split, or else after a synonym; the configuration's folder is tried first."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
     for name in (split, *(word for group in SYNONYMS if split in group for word in group)):

@@ -68,9 +68,9 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 
 
 def fingerprint(name: str, split: str) -> str:
-    """Return the digest (hex) of the first chunk's content, which depends on the generator and not on the limit.
+    """Return the digest (hex) of the first `CHUNK` pages of a split. It changes with the code that draws pages, not with `limit`.
 
-    For frozen pages (stored digest) nothing is drawn here, because `load` refuses pages with another digest."""
+    Of frozen pages it is the stored digest, without drawing: `load` refuses pages with another one."""
     frozen = frozen_digests().get(frozen_name(name, split))
     return frozen[0] if frozen else content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
 

@@ -1,4 +1,4 @@
-"""The pages tasks (drawn documents for the embedded model), with the kinds of question of each task. Imports nothing heavy."""
+"""The pages tasks (drawn documents for the embedded model), with each task's question kinds in order. Imports nothing heavy."""
 
 from __future__ import annotations
 

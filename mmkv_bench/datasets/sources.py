@@ -17,7 +17,10 @@ LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "vid
 
 
 def reads_itself(config: Mapping[str, Any]) -> Any:
-    """Return `metadata.read` of a task's YAML: the function that loads data which `datasets` cannot load; None if unset."""
+    """Return `metadata.read` of a task's YAML, the loader of data that `datasets` cannot load; None if there is none.
+
+    In a plain configuration it is text.
+    """
     metadata = config.get("metadata")
     return metadata.get("read") if isinstance(metadata, Mapping) else None
 

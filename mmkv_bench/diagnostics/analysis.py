@@ -180,7 +180,7 @@ def measurements(
 ) -> dict[str, dict[str, str]]:
     """Return label of a method -> columns (name -> value) that identify an analysis's rows; "" for rows without a method.
 
-    The column `measurement` is the hash of the others. It covers the model, the prompts and one method, but not the other
+    The column `measurement` is the hash of all other columns. It covers the model, the prompts and one method, but not the other
     methods or the samples, so numbers stay valid when methods or samples are added.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES

@@ -131,7 +131,7 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
 
     Code outside of this package is named by its content (a file's checksum, a package's version), never by its path.
     Two marks are added for tables: `READS_ANSWER` if the scorer reads the full cache's answer (the method is a ceiling), and
-    `OVER_BUDGET` if the paper's own formula may exceed the budget.
+    `OVER_BUDGET` if the paper's own formula may exceed the budget (not under `reading=released`).
     A parameter that was added after the method's first rows is left out at its default.
     A parameter that only half precision uses is left out if the model has another precision.
 

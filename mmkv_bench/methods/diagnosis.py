@@ -144,7 +144,7 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
     """Return the instruction to declare a need (a field of `Needs`) that a scorer or allocator reads undeclared.
 
-    If a parameter of the class has the needed number as its value, the instruction names this parameter.
+    If a parameter that the code uses there has the needed number or more as its value, the instruction names this parameter.
 
     Args:
         need: the field of `Needs`.

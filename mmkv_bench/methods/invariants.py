@@ -159,8 +159,8 @@ def nothing_is_remembered(
     """the same prompt keeps the same entries, whatever ran before and whatever torch drew
 
     Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    disturb: function that is called between two selections; None: another prompt is selected from. needs: statistics to gather;
-    None: the method's.
+    disturb: function that is called between two selections; None: another prompt is selected from. needs: statistics to gather
+    for the second and third selection; None: the method's.
     """
     disturb = disturb or partial(_another_prompt, made)
     for problem in problems or toy_layers.problems():
@@ -316,7 +316,7 @@ def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
 
 @cache
 def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
-    """Return (model, facts, decoding rules, tokenizer, pages) of the embedded model, with `PAGES` encoded pages."""
+    """Return (model, facts of its family, decoding rules, tokenizer, `PAGES` encoded pages) of the embedded model."""
     quiet_transformers()
     loaded = load_model(Model(name="tiny", device="cpu"), resolve_path("pkg://mmkv_bench/tiny/weights"))
     pages = []

@@ -45,7 +45,7 @@ class OwnFileReadError(ConfigError, PermissionError):
 
 # ---------------------------------------------------------------- the text
 def settings_prefix(method: str) -> str:
-    """Return the prefix of a method's settings on the command line, for example `methods.custom.`."""
+    """Return the prefix of a method's settings on the command line: `methods.custom`, or `variants.<name>`."""
     return f"methods.{CUSTOM}" if method == CUSTOM else f"variants.{method}"
 
 

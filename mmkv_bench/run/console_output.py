@@ -133,7 +133,7 @@ def wrapped(lines: Sequence[str], width: int | None) -> str:
 
 
 def columns(stream: TextIO) -> int | None:
-    """Return the width of a terminal in columns, or None for other streams."""
+    """Return the width of a terminal in columns, or None for other streams, whose lines are not wrapped."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -186,8 +186,7 @@ _SOURCE_NOTES = {"documented": " as documented", "unknown": ", an unknown number
 
 
 def schedule(plan: Plan, coverage: Coverage) -> str:
-    """Return the text of `mmkv-bench plan`: the model, and one table per group of datasets with equal counts of cells
-    (methods at their budgets) and rows.
+    """Return the text of `mmkv-bench plan`: the model, and one table per group of datasets with equal counts.
 
     coverage: which rows of the plan are stored.
     """
@@ -206,7 +205,7 @@ def schedule(plan: Plan, coverage: Coverage) -> str:
 
 
 def schedule_document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
-    """Return `schedule` as data for JSON: datasets with their cells (methods at their budgets) and counts of rows, and notes."""
+    """Return `schedule` as data for JSON: datasets with their cells and counts of rows, and notes."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
@@ -288,7 +287,7 @@ class Report:
         judge: str | None = None,
         stopped: Mapping[str, str] | None = None,
     ) -> None:
-        """Print what a run prints at its end: tables, notes, failures, and with `json=true` one JSON document.
+        """Print the report.
 
         Args:
             generated: dataset to number of samples answered by this run.
@@ -296,7 +295,8 @@ class Report:
             failed: number of the run's rows that are failures.
             seconds: duration of the run.
             judge: a line about the judge.
-            stopped: dataset to the reason why it was not finished.
+            stopped: dataset (after the word `scoring`, if it failed while being scored) to the reason why it was not
+                finished.
         """
         if not any(generated.values()) and not scored and not stopped:
             print(self._idle())
@@ -350,7 +350,8 @@ class Report:
         ]
 
     def _reason(self) -> str:
-        """Return the most frequent error message of the run's failed rows, with its number of rows."""
+        """Return a clause with the most frequent failure (status and message) and, if there are others, its number of
+        rows."""
         rows = self.store.responses([cell.cell for cell in self.cells], ("status", "error"))
         failures = rows.filter(pc.not_equal(rows["status"], "ok")).to_pylist()
         reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)
@@ -414,9 +415,9 @@ class Report:
         )
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells (methods at their budgets) in which some measure has no metric with a value for every sample.
+        """Return the cells in which no metric of a measure has a value for every sample.
 
-        metrics_of: cell to metrics.
+        metrics_of: cell to the measure's metrics.
         """
         complete_cells = {
             row["cell"]
@@ -426,8 +427,7 @@ class Report:
         return [cell for cell in metrics_of if cell not in complete_cells]
 
     def _tables(self) -> str:
-        """Return the score tables of this run's cells (methods at their budgets) as text, without scores per kind of
-        question."""
+        """Return the score tables of this run's cells as text. Scores per kind of question are left out; rows have them."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.rows import frames

@@ -68,8 +68,7 @@ class Dispatcher:
             self._done.add(key)
 
     def again(self, owner: int) -> bool:
-        """Wait until a process dies and frees samples, or no other process is at work. Return whether samples were freed
-        since the last call.
+        """Wait until samples are freed or no other process is at work. Return whether samples were freed since the last call.
 
         owner: the process that asks.
         """
@@ -131,7 +130,8 @@ class SampleQueueClient:
             self._pipe.send_bytes(json.dumps(["done", dataset, sample]).encode())
 
     def again(self) -> bool:
-        """Wait until another process dies or none is at work. Return whether a process died and left samples without answers."""
+        """Wait until a process dies and leaves samples without answers, or no other is at work. Return whether there are such
+        samples."""
         return self._pipe is not None and self._asked(self._pipe, "again")
 
     def close(self) -> None:

@@ -163,20 +163,19 @@ class Answering:
         self._document: DocumentPrompts | None = None  # of the last sample, if its dataset has several questions
 
     def pending(self, sample_id: str) -> int:
-        """Return the number of cells (methods at their budgets) that lack a row for this sample."""
+        """Return the number of cells that lack a row for this sample."""
         return sum(sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def wants(self, sample: SampleRef) -> bool:
-        """Tell whether a sample is in this run's selection (limit, ids and shard) and lacks a row in some cell (method at a
-        budget)."""
+        """Tell whether a sample is in this run's selection (ids and shard) and lacks a row in some cell."""
         is_selected = bool(chosen([sample], self.config.selection))
         return is_selected and self.pending(sample.sample_id) > 0
 
     @property
     def asks_groups(self) -> bool:
-        """Tell whether all questions about a document must be known together.
+        """Tell whether a cell needs all questions about a document.
 
-        This is so if a cell compresses a document once for several questions, or is compared with such a cell.
+        It does if it compresses a document once for several questions, or is compared with such a cell.
         """
         return any(cell.rule.cuts for cell in self.cells)
 
@@ -186,11 +185,9 @@ class Answering:
             self._engine = None
 
     def __call__(self, request: Request) -> str:
-        """Answer one request with every cell (method at a budget) that lacks a row for it, and commit the rows.
+        """Answer one request with every cell that lacks a row for it, and commit the rows.
 
-        Return one answer's text for lmms-eval's loop.
-
-        lmms-eval does not score that text, because scoring reads the stored rows.
+        Return one answer's text for lmms-eval's loop, which does not score it, because scoring reads the stored rows.
         """
         pending_cells = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
         specs = [self.specs[cell.cell] for cell in pending_cells]
@@ -210,7 +207,7 @@ class Answering:
         return rows[0]["answer"] or ""
 
     def _results(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
-        """Yield lists of results that can be committed together, one result per cell (method at a budget).
+        """Yield lists of results that can be committed together, one result per cell.
 
         Cells that share a prefill are in one list. Other cells get a list each, so an interrupted sample keeps its finished
         cells. An exception becomes the status of the cells that have no result yet.
@@ -264,7 +261,8 @@ class Answering:
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
         """Encode the request's prompt.
 
-        If a cell (method at a budget) compresses a document once for several questions, the prompt includes all of them.
+        If a cell compresses a document once for several questions, all questions about it are encoded too, as the prompt's
+        `document`.
         """
         asked_document, device = request.document, self.loaded.device
         if asked_document is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
@@ -331,10 +329,7 @@ class Answering:
     def _of_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
-        """Answer an encoded prompt with every cell (method at a budget) in `specs`.
-
-        Yield lists of results, one result per cell, that can be committed together.
-        """
+        """Answer an encoded prompt with the cells `specs`. Yield lists of results that can be committed together."""
         rules = self._within_context(self._rules_for(request), prompt)
         for results in self._generated(prompt, specs, rules, extras):
             if rules is not self._rules_for(request):
@@ -451,7 +446,7 @@ def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, 
 def prompt_row(
     request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None, rendered: str | None
 ) -> dict[str, Any]:
-    """Return a sample's row of the table `prompts`, which stores the question for reports.
+    """Return a sample's row of the table `prompts`.
 
     dataset: the dataset's name in rows.
     fingerprint: checksum of the model.
@@ -489,7 +484,8 @@ def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) 
     """Return where each visual token is in the prompt and in its picture: six numbers per token, in one flat list.
 
     The numbers are: index in the prompt, number of the image, and the box's top, bottom, left and right. The last five are -1
-    for a token that shows no part of an image. Return None if the family's rule is unknown or the prompt has videos.
+    for a token that shows no part of an image. Return None if the family's rule is unknown, or the prompt has videos or no
+    images.
     """
     from mmkv_bench.families.registry import token_boxes
 

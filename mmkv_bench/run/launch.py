@@ -71,7 +71,8 @@ def launch(
     run: Sequence[str] = RUN,
     seen: Sequence[str] | None = None,
 ) -> int:
-    """Run one configuration in several processes of this machine, then score it. Return the exit code.
+    """Run one configuration in several processes of this machine, then score it unless `stage=generate`. Return the exit
+    code.
 
     Args:
         overrides: as for a run.
@@ -196,7 +197,8 @@ def workers(
 
 
 def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
-    """Start processes, distribute samples to them, and wait until all have ended. Return exit codes of failed processes.
+    """Start processes, distribute samples to them, and wait until all have ended. Return those that failed, with their exit
+    codes.
 
     Exit codes are negative for a signal. Each line that a process writes to stderr is shown with the process's name in front.
     Ctrl-C, or a remembered stop signal (`signals.deferred`), ends all processes and is raised again.

@@ -60,7 +60,7 @@ class Inputs:
             self.look()
 
     def look(self) -> None:
-        """Check that no file has changed since the run began.
+        """Check that no file has changed since this object was made.
 
         If one has, the rows since the last check become failed rows, and this and all later checks raise an error.
 
@@ -104,9 +104,7 @@ class Inputs:
 
 
 def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str, Any], times: bool = False) -> None:
-    """Refuse to add rows to cells (methods at their budgets) whose rows come from another kind of machine.
-
-    The cells' hashes do not cover the machine.
+    """Refuse to add rows to cells that were begun on another kind of machine, because no hash covers the machine.
 
     Args:
         own: device, cpu and versions of this process (`provenance.collect`).
@@ -137,7 +135,7 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 
 
 def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel) -> None:
-    """Refuse to add rows to cells (methods at their budgets) whose stored `prompt_format` differs from the loaded model's.
+    """Refuse to add rows to cells whose stored `prompt_format` differs from the loaded model's.
 
     No hash covers the format.
 

@@ -10,10 +10,10 @@ from typing import Any, Self, TextIO
 
 
 class Progress:
-    """A progress display that counts the finished samples of a run.
+    """A progress display that counts finished samples, answers or cells.
 
     Args:
-        total: number of samples to do, without those of earlier runs.
+        total: number to do, without those of earlier runs.
         label: name of the dataset, such as `pages_walk`.
         stream: destination, stderr by default; stdout stays for results.
         every: seconds between lines if the stream is not a terminal.
@@ -34,7 +34,7 @@ class Progress:
         return self
 
     def advance(self, samples: int = 1) -> None:
-        """Add a number of finished samples to the count, and show the progress."""
+        """Add to the count, and show the progress."""
         self.count += samples
         self._last = time.monotonic()
         if self._bar is not None:
@@ -107,7 +107,7 @@ def waiting(what: str, stream: TextIO | None = None, log: bool = False) -> Itera
 
     Args:
         stream: destination, stderr by default; stdout stays for results.
-        log: whether to write the text to a stream that is no terminal.
+        log: whether to write the text to a stream that is no terminal, as a sign that a run has begun.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

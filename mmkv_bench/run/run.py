@@ -129,7 +129,7 @@ def carry_out(plan: Plan) -> int:
 
 
 def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
-    """Read the stored rows of a plan's cells (methods at their budgets).
+    """Read the stored rows of a plan's cells.
 
     Return a reader that caches them, and which answers are stored.
 
@@ -142,8 +142,7 @@ def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
 
 # ---------------------------------------------------------------------- before work
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
-    """Refuse to mix rows with and without a shared prefill in one cell (method at a budget): answers are equal, but times and
-    memory are not."""
+    """Refuse to mix rows with and without a shared prefill in one cell: answers are equal, but times and memory are not."""
     if plan.stage == "score":
         return
     wanted_scope, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
@@ -291,11 +290,11 @@ def _generate(
 def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
     """Run a block that works on one dataset.
 
-    If the run has other datasets, an error in this one's data or scorer is written into `stopped` (dataset to reason) instead
-    of raised.
+    If the run has other datasets, an error in this one's data or scorer is written into `stopped` instead of raised.
 
     parts: the run's datasets.
-    label: the block's dataset.
+    label: the error's key in `stopped`: the dataset, after the word `scoring` while it is scored.
+    stopped: label to reason.
     """
     try:
         yield
@@ -310,7 +309,7 @@ def _score(
 ) -> int:
     """Score the answers of the cells `stale`, whose scores are missing or outdated. Return the number of newly scored cells.
 
-    stopped: filled by this function: dataset that could not be scored to the reason.
+    stopped: filled by this function: `scoring <dataset>` to the reason why the dataset could not be scored.
     """
     newly_scored = 0
     for part in parts:

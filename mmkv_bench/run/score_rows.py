@@ -59,10 +59,8 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Split the cells (methods at their budgets), in order, into blocks of about `AT_ONCE` answers.
-
-        Yield each block; its answers are in memory until the next.
-        """
+        """Split the cells, in order, into blocks of about `AT_ONCE` answers. Yield each block while its answers are in
+        memory."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
         for block in _some(cells, self._room, AT_ONCE):
             self._held = None  # free memory before the next block is read
@@ -70,7 +68,7 @@ class Answers:
             yield block
 
     def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
-        """Split a block of cells (methods at their budgets), in order, into pieces of about `ROWS_AT_ONCE` answers.
+        """Split the block that `blocks` yielded last, in order, into pieces of about `ROWS_AT_ONCE` answers.
 
         Yield each piece with its response rows.
         """
@@ -79,7 +77,10 @@ class Answers:
             yield part, self._held.of(*(cell.cell for cell in part))
 
     def of(self, cell: str) -> dict[str, Answer]:
-        """Map each sample id to the cell's answer, in the order of the documents. The cell must be in the current block."""
+        """Map each sample id of a cell to the cell's answer, in the order of the documents.
+
+        A cell outside of the current block is read from the store.
+        """
         from mmkv_bench.evaluation.samples import Answer
 
         rows_of_cell = self._held.of(cell) if self._held is not None and cell in self._held.places else None
@@ -158,8 +159,7 @@ class SampleRows:
         self._tables.append(kept_rows)
 
     def table(self) -> pa.Table:
-        """Return all rows added so far as one table, grouped by cell (method at a budget) in the order in which the cells
-        were added."""
+        """Return all rows added so far as one table, grouped by cell in the order in which the cells were added."""
         rows = pa.concat_tables(self._tables)
         cell_place_of_row = pc.index_in(rows["cell"], value_set=rows["cell"].unique()).to_numpy()
         return rows.take(np.argsort(cell_place_of_row, kind="stable"))

@@ -48,7 +48,7 @@ def unscored(
     specs: Mapping[str, TaskSpec] | None = None,
     undigested: bool = False,
 ) -> list[str]:
-    """Return the hashes of the cells (methods at their budgets) whose answers must be scored.
+    """Return the hashes of the cells whose answers must be scored.
 
     A cell must be scored if one of these holds: it was never scored; its answers or samples differ from the scored ones; its
     metrics contradict its scores per sample; its scorer's code or files changed; the judge has not judged it.
@@ -85,8 +85,7 @@ def unscored(
 def _otherwise_scored(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
-    """Return the cells (methods at their budgets) whose stored scores belong to other answers than the stored ones, or to
-    another version of the scorer.
+    """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer.
 
     metrics: the cells' rows of the table `metrics`.
     specs, undigested: as in `unscored`.
@@ -111,8 +110,7 @@ def _otherwise_scored(
 
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield pairs of tables for the cells `names` (methods at their budgets): their answers and their scores, each with cell,
-    sample and status.
+    """Yield pairs of tables for the cells `names`: their answers and their scores, each with cell, sample and status.
 
     If there are many rows, each pair has some of the cells.
     """
@@ -126,8 +124,8 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
 
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
-    """Return the cells (methods at their budgets) whose answered samples differ from the scored ones: a (sample, status) pair
-    is in only one of the tables."""
+    """Return the cells whose answered samples differ from the scored ones: a (sample, status) pair is in only one of the
+    tables."""
     all_rows = pa.concat_tables([answered, scored])
     key = keys(all_rows, all_rows.column_names)
     differing_keys = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
@@ -158,8 +156,7 @@ def score_dataset(
     judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
-    """Score answers of a dataset that have no current score, then compute the metrics of all of its cells (methods at their
-    budgets).
+    """Score the dataset's answers that have no current score, then compute the metrics of all of its cells.
 
     Metrics of all cells are computed again because some are differences to `full`.
 
@@ -167,7 +164,8 @@ def score_dataset(
         spec: the task.
         cells: this run's cells of the task.
         after: called after each scored cell.
-        judge: answers the scorers' questions; None asks no judge, and an earlier judge's scores stay.
+        judge: answers the scorers' questions; None asks nobody. An earlier judge's scores stay if this judge gives none
+            (`_keep_judged`).
         stale: hashes of the cells to score, if known; None computes them by `unscored`.
 
     Returns:
@@ -250,7 +248,7 @@ class _Scored:
                 self._keep(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Drop the rows of the previous cells (methods at their budgets), and read the stored score rows of these cells."""
+        """Drop the rows of the previous cells, and read the stored score rows of these cells."""
         cell_names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in cell_names if name in self._stale]))
@@ -266,10 +264,7 @@ class _Scored:
         self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE_COLUMNS}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
-        """Add the scores of a cell (method at a budget) from one pass of the scorer.
-
-        A stored judge's scores stay if this pass has none.
-        """
+        """Add a cell's scores from one pass of the scorer. A stored judge's scores stay if this pass has none."""
         name = cell.cell
         for metric, value in (scores.aggregate or {}).items():
             self.aggregates[name, metric] = value
@@ -294,9 +289,9 @@ class _Scored:
     ) -> None:
         """Keep stored scores of a judged metric that a new scoring pass would lose.
 
-        A stored score stays if its sample has none in this pass. If this pass had another judge than the stored scores, all
-        stored scores stay and samples without one stay unjudged, so that scores of two judges are never averaged. The new
-        judge's verdicts are cached, so a later pass asks only for the missing ones.
+        A stored score stays if its sample has none in this pass (a stored `ok` answer never changes). If this pass had
+        another judge than the stored scores, all stored scores stay and samples without one stay unjudged, so that scores of
+        two judges are never averaged. The new judge's verdicts are cached, so a later pass asks only for the missing ones.
 
         known, stored: the metric's stored row of the table `metrics`, and its stored rows of `samples`.
         rows: (sample, metric) to the rows of this pass; changed in place.

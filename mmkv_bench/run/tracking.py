@@ -54,9 +54,9 @@ _SUMMARY_KEYS = ("model", "dtype", "attention", "device", "dataset", "method", "
 
 
 def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
-    """Show the results of all rows in the result folder as one summary run, shared by all processes and attempts.
+    """Show the results of all rows in the result folder as one summary, shared by all runs, processes and attempts.
 
-    worked: whether this run generated or scored something. If not, an existing summary is updated but none is made.
+    worked: whether this run generated or scored something. If not, nothing is written unless the folder has wandb runs.
     """
     if not (worked or (store.root / "wandb").is_dir()):
         return
@@ -82,15 +82,16 @@ log = logging.getLogger(__name__)
 class DatasetTracker:
     """Sends the running numbers of one dataset to a tracker.
 
-    Keys under the dataset's name are means of each sample over all cells (methods at their budgets), and the largest memory
-    peak of a shared prefill.
-    Keys under `<dataset>/<cell>/` are `answers` and `failures` in the store, and metrics as means over this process's
-    answers. A cell with its own prefill also has the means of `ttft_s` and `tpot_s` and the largest memory peak; times of a
-    shared prefill belong to no single cell.
+    Keys under `<dataset>/`: running means over samples, each sample counting with its mean score over all cells (methods at
+    their budgets); the same of its number of failures; and the largest memory peak.
+
+    Keys under `<dataset>/<cell>/`: `answers` and `failures` in the store, and metrics as means over this process's answers. A
+    cell with its own prefill also has the means of `ttft_s` and `tpot_s` and the largest memory peak; times of a shared
+    prefill belong to no single cell.
 
     Args:
         coverage: the stored rows when the run began.
-        todo: number of samples that this process will answer.
+        todo: number of samples with missing answers.
         scores: scores of single answers; None shows no scores.
     """
 
@@ -117,10 +118,7 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add the rows of one sample.
-
-        Numbers per cell (method at a budget) are sent from time to time, and with the last sample.
-        """
+        """Add one sample's rows. Numbers per cell are sent from time to time, and with the last sample."""
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP_COLUMNS}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
@@ -139,7 +137,7 @@ class DatasetTracker:
         self._track.log(shown_values)
 
     def close(self) -> None:
-        """Send the numbers of samples added since the last time, if there are any."""
+        """Send the numbers per cell since the last report. There are some if another process had the last samples."""
         if self._new:
             self._score()
             self._track.log(self._cells)

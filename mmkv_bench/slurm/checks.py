@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 from collections.abc import Mapping
@@ -44,17 +43,18 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
 
 
 def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
-    """Return the number of processes of a job: one per requested GPU, or one if the model takes all GPUs.
+    """Return the number of processes of a job: one per requested GPU, or one if the model takes all GPUs or runs on the CPU.
 
-    launcher: the settings `hydra.launcher` of the run.
+    launcher: the settings `hydra.launcher` of the model's jobs.
     """
     return 1 if model.device_map is not None or model.device == "cpu" else max(1, gpus_of(launcher))
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
     """Return the number of GPUs per node that a job requests, in either of Slurm's spellings. launcher: `hydra.launcher`."""
-    gpu_match = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher["gres"] or ""))
-    return max(int(launcher["gpus_per_node"] or 0), int(gpu_match[1] or 1) if gpu_match else 0)
+    requests = [request.split(":") for request in str(launcher["gres"] or "").split(",")]
+    counts = [int(fields[-1]) if fields[-1].isdigit() else 1 for fields in requests if fields[0] == "gpu"]
+    return max(int(launcher["gpus_per_node"] or 0), sum(counts))
 
 
 def check_here() -> None:

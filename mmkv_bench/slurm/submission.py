@@ -86,7 +86,7 @@ class Executor(SlurmExecutor):
 def _sent(script: Path) -> str:
     """Submit a script by sbatch. Return the id of the job or array.
 
-    Raise ConfigError if sbatch refuses the script, or prints no id and squeue has no job with this script.
+    Raise ConfigError if sbatch refuses the script (with its message), or prints no id and squeue has no job with this script.
     """
     sbatch_result = ask(["sbatch", str(script)], SUBMIT_S)
     if sbatch_result is not None and sbatch_result.returncode:
@@ -152,10 +152,10 @@ def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
 def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
     """Return submitit's parameters for the settings `slurm`: setup lines (modules first, then the user's) and flags of srun.
 
-    Jobs in a container image lack squeue and scontrol. They get lines, run outside the image, that queue the job again.
+    Jobs in a container image lack squeue and scontrol. Lines that run outside the image queue them again.
 
     given: the parameters from `hydra.launcher`.
-    attempts: how often a job may be queued again.
+    attempts: see `_again`.
     """
     modules = [shlex.quote(str(name)) for name in slurm.modules]
     environment_lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
@@ -175,9 +175,11 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
 
 
 def _again(attempts: int) -> list[str]:
-    """Return script lines that run after the job and decide whether to queue it again. attempts: how often this may happen.
+    """Return script lines that run after the job and decide whether to queue it again.
 
     A task of an array is named by array and index, because the array's id alone would queue all its tasks.
+
+    attempts: how often a job that exits with `REQUEUE` may be queued again. After `ASK` only Slurm's answer decides.
     """
     return [
         "code=$?",
@@ -222,6 +224,7 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
 
     Raises:
         ConfigError: Slurm refuses an array (with its message). Arrays accepted before stay queued.
+        MMKVError: the jobs' files cannot be written.
     """
     accepted_arrays: list[str] = []
     accepted_jobs = 0

@@ -239,7 +239,7 @@ def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str
 
 
 def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
-    """Group jobs by what they request from Slurm. Return (request, jobs) per group; each group becomes one array."""
+    """Group jobs by what they request from Slurm, because an array has one request. Return (request, jobs) per group."""
     group_by_request: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
     for piece in todo:
         launcher_of_model, _ = requests[piece.model]
@@ -248,7 +248,7 @@ def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Map
 
 
 def _cells(run: Run) -> dict[str, tuple[str, int]]:
-    """Map the hash of each cell (method at a budget) of a run to (dataset, number of samples)."""
+    """Map the hash of each cell of a run to (dataset, number of samples)."""
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 

@@ -38,11 +38,11 @@ _IDENTITY_COLUMNS = [column.name for column in CELL_COLUMNS if column.identity a
 
 
 def superseded(store: Store, cells: pa.Table) -> set[str]:
-    """Return the hashes of outdated cells (a cell is one model x dataset x method x budget configuration).
+    """Return the hashes of outdated cells.
 
-    A cell is outdated if `store` has the same configuration under a newer `method_version`, and if that newer cell has scores
-    and an answer to every sample that the older cell answered. Cells whose columns had a secret removed are never outdated,
-    because two of them may look equal and differ in the secret.
+    A cell is outdated if `store` has the same configuration under a newer `method_version`, with scores and with a row for
+    every sample of the older cell. Cells whose columns had a secret removed are never outdated, because two of them may look
+    equal and differ in the secret.
 
     cells: the whole table `cells`, one row per cell.
     """
@@ -82,13 +82,14 @@ def pack(store: Store, slim: bool = False) -> int:
     The new files are small enough to publish. Reading them gives the same rows, and later writes add files beside them.
 
     Args:
-        slim: set to null the values of response rows that `schema.SLIM` lists. They cannot be restored.
+        slim: set to null the values of response rows that `schema.SLIM` lists, as in rows in git. Only running the cells
+            again restores them.
 
     Returns:
         The number of outdated cells (see `superseded`) whose rows were dropped.
 
     Raises:
-        StoreError: samples are still in journals, the files of running writers.
+        StoreError: samples are still in journals.
     """
     store.check_version()
     store.remove_stale_files()
@@ -120,10 +121,7 @@ def _pack(store: Store, slim: bool) -> int:
 
 
 def _pack_diagnostics(store: Store) -> None:
-    """Rewrite the table `diagnostics` as few files.
-
-    Rows are grouped by measurement, because they belong to no cell (one model, dataset, method and budget).
-    """
+    """Pack the table `diagnostics`. Its rows belong to no cell, so the rows of one measurement are stored together."""
     old_files = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
@@ -149,15 +147,11 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Tell whether the table (in `files`) has too many rows to be read whole.
-
-        Such a table is packed a few cells (each one model, dataset, method and budget) at a time.
-        """
+        """Tell whether the table (in `files`) has too many rows to be read whole. It is then packed a few cells at a time."""
         return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > ROWS_AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
-        """Return the table's rows of some cells (each one model, dataset, method and budget), without the rows of dropped
-        cells.
+        """Return the table's rows of some cells, without the rows of dropped cells.
 
         names: hashes of the cells; None returns all.
         """
@@ -196,8 +190,8 @@ class _Packing:
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
         """Yield a function from cell hashes (adjacent in the packing order) to their rows.
 
-        Files of `responses` that are not packed mix cells, so their rows are first regrouped by cell in a temporary file. All
-        other files already store one cell after another.
+        Files of `responses` that are not packed mix cells, so their rows are first regrouped by cell in a temporary file.
+        Packed files, and most score files, already store one cell after another.
 
         before: the table's present files.
         """

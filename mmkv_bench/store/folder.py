@@ -42,8 +42,7 @@ EMPTY = (
 
 
 class StoreFolder:
-    """The folder of a result store: its files, journals (rows of running writers) and locks. The subclass `Store` adds the
-    tables."""
+    """The folder of a result store: its files, journals and locks. The subclass `Store` adds the tables."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -55,7 +54,7 @@ class StoreFolder:
         """Check that rows can be written to this folder and that `need_bytes` are free.
 
         Raises:
-            ConfigError: the folder cannot be written, or its disk is full.
+            ConfigError: the folder cannot be written, or fewer bytes are free.
             StoreError: the store has another schema version.
         """
         check_folder(self.root, need_bytes)
@@ -64,7 +63,7 @@ class StoreFolder:
     def prepare(self) -> None:
         """Create the store's folders and its version file `store.json`, before the first write.
 
-        Raises StoreError if the store has another schema version.
+        Raises StoreError if the store has another schema version or the disk refuses.
         """
         with disk_errors("preparing the result folder", self.root):
             for folder in ("journal", *SCHEMAS):
@@ -80,8 +79,7 @@ class StoreFolder:
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
-        """Write the rows of a journal (file of one writer) as a parquet file, and remove the journal. Return the number of
-        samples.
+        """Write the rows of a journal as parquet files, and remove the journal. Return the number of samples.
 
         This process must hold the lock of the journal.
         """
@@ -103,10 +101,9 @@ class StoreFolder:
         return len(records)
 
     def next_time(self) -> datetime:
-        """Return a commit time: now, or a moment after the latest commit that this process has seen if the clock is behind
-        it.
+        """Return the current time, or a moment after the latest commit that this process has seen, whichever is later.
 
-        The newest row of a cell and sample counts, so commit times must grow even if the machines' clocks differ.
+        So the newest row wins even if clocks differ.
         """
         commit_time = datetime.now(UTC)
         if self._latest is not None:
@@ -187,7 +184,8 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return the current rows of the table `cells`, `samples` or `metrics`: the rows that no other file replaces.
+        """Return the current rows of the table `cells`, `samples` or `metrics`: rows that no other file replaces (see
+        `score_files.py`).
 
         Args:
             cells, metrics: if given, only rows of these cells (hashes) and metrics are returned.
@@ -211,17 +209,16 @@ class StoreFolder:
         return sorted((self.root / "journal").glob("*.jsonl"))
 
     def pending_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every response row that is still in a journal, a file of a running or killed writer."""
+        """Yield every response row that is still in a journal."""
         for path in self.journals():
             yield from self.journal_rows(path)
 
     def journal_rows(self, path: Path) -> list[dict[str, Any]]:
-        """Return the response rows of a journal (one writer's file); none if it has been published as a parquet file
-        meanwhile."""
+        """Return the response rows of a journal; none if it has been published meanwhile."""
         return [row for record in self.records(path) for row in record["rows"]]
 
     def records(self, path: Path) -> Sequence[Mapping[str, Any]]:
-        """Return the records of a journal (one writer's file); none if it has been published as a parquet file meanwhile."""
+        """Return the records of a journal; none if it has been published meanwhile."""
         try:
             content = journal.read(path)
         except FileNotFoundError:
@@ -256,8 +253,7 @@ class Writer:
         self._folder: os.stat_result | None = None  # the store's folder at the first commit
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Store the rows of ONE sample (one question), one row per cell (one model, dataset, method and budget), or none of
-        them.
+        """Store the rows of ONE sample, one row per cell, or none of them.
 
         When this returns, the rows survive kill -9 and power failure.
 
@@ -301,7 +297,7 @@ class Writer:
             self.publish()
 
     def _add(self, rows: list[dict[str, Any]], prompt: dict[str, Any] | None) -> None:
-        """Append one record to the journal (this writer's file): the checked rows of a sample, and its row of `prompts`.
+        """Append one record to the journal: the checked rows of a sample, and its row of `prompts`.
 
         Raises FileNotFoundError if the result folder is gone, else StoreError.
         """
@@ -322,8 +318,8 @@ class Writer:
     def publish(self) -> None:
         """Write the samples in the journal as a parquet file. Without unpublished samples, do nothing.
 
-        Raises StoreError if the disk refuses; the samples then stay in the journal. The message differs if the journal is
-        gone.
+        Raises StoreError if the disk refuses; the samples then stay in the journal. If the journal itself is gone, the
+        message says so.
         """
         if self._journal is None or os.getpid() != self._process:
             return

@@ -25,11 +25,11 @@ from mmkv_bench.store.files import canonical_json, checksum, locked, new_locked,
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a journal (a writer's file of records).
+    """The content of a journal.
 
     records: the records, one per sample.
     data: the bytes of the intact lines.
-    torn: number of bytes of a damaged last line.
+    torn: number of bytes of a damaged last line; 0 without one.
     """
 
     records: list[dict[str, Any]]
@@ -59,8 +59,10 @@ def read(path: Path) -> Content:
 
 
 def _parse(raw: bytes) -> tuple[Content, int | None]:
-    """Parse a journal's bytes. Return its content and the number of the first damaged line before the last line, None without
-    one."""
+    """Parse a journal's bytes. Return its content, and the number of the first damaged line.
+
+    The number is None if no line or only the last is damaged.
+    """
     records: list[dict[str, Any]] = []
     line_start = 0
     while line_start < len(raw):
@@ -125,7 +127,7 @@ class Journal:
 
 
 def claim(path: Path) -> int | None:
-    """Take over a journal whose writer has died. Return its open, locked file descriptor, which the caller closes.
+    """Take over an abandoned journal. Return its open, locked file descriptor, which the caller closes.
 
     Return None if the writer lives, another process has claimed the journal, the file is gone, or the file system has no
     locks.

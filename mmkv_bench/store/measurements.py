@@ -29,7 +29,7 @@ PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
 
 
 def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Return the path of the file that stores the rows of one timed pass (one batch, prefilled and decoded).
+    """Return the path of the file that stores the rows of one timed pass.
 
     Raises:
         StoreError: no rows, or rows of several passes.
@@ -69,7 +69,7 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
 def file_of_sample(root: Path, rows: pa.Table) -> Path:
     """Return the path of the file for one sample's rows of the table `diagnostics`.
 
-    Rows of the same sample and the same measurements get the same path, so a new measurement replaces the earlier one.
+    It depends on analysis, sample and measurements, so measuring the same again replaces the earlier file.
 
     Raises:
         StoreError: no rows, or rows of several samples or analyses.

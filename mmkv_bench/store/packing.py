@@ -17,10 +17,7 @@ from mmkv_bench.store.parts import codes_of, opened, readable, sealed
 
 
 def counted(path: Path) -> dict[str, int]:
-    """Return the number of rows of each cell (one model, dataset, method and budget) in a parquet file, by cell hash.
-
-    Raises FileNotFoundError, StoreError.
-    """
+    """Map each cell in a parquet file to its number of rows. Raises FileNotFoundError, StoreError."""
     rows_by_cell: dict[str, int] = {}
     with readable(path), opened(path, ["cell"]) as file:
         for group in range(file.num_row_groups):
@@ -59,10 +56,9 @@ ALWAYS_DROPPED = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
-    """Return rows of `responses` with the values set to null that `schema.SLIM` lists, mainly times, memory peaks and
-    fidelity.
+    """Return rows of `responses` without the values that `schema.SLIM` lists. Rows in git are stored in this form.
 
-    Running the cells again restores these values. Rows in git are stored in this form.
+    Running the cells again restores the values.
 
     rows: all columns, one row per cell and sample.
     """
@@ -135,10 +131,8 @@ def is_packed(path: Path) -> bool:
 
 
 def alike(cells: pa.Table) -> list[str]:
-    """Return the hashes of all cells in the table `cells`, ordered so that neighbours have equal dataset, method and budget.
-
-    A cell is one model x dataset x method x budget configuration.
-    """
+    """Return the hashes of all cells in the table `cells`, sorted by `ALIKE`, so that neighbours agree in dataset, method and
+    budget."""
     cell_columns = cells.select(ALIKE).combine_chunks()
     return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
@@ -151,7 +145,7 @@ def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Return rows sorted by cell (one model, dataset, method and budget), cells in the order of the list `order`.
+    """Return rows sorted by cell, cells in the order of the list `order`.
 
     Rows of one cell keep their order. Rows of cells that are missing from `order` come last.
     """
@@ -164,7 +158,7 @@ def packed(
 ) -> list[bytes]:
     """Return `rows` as the contents of parquet files of at most `largest` bytes.
 
-    A cell (one model, dataset, method and budget) with more bytes gets one larger file.
+    A cell is never split, so a larger cell gets one larger file.
 
     rows: sorted so that the rows of one cell are adjacent.
     together: the column whose values are never split between files, by default the cell.
@@ -197,8 +191,8 @@ def packed(
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
     """Return the keyword arguments for pyarrow that set the encoding of each column.
 
-    Integers and times get BYTE_STREAM_SPLIT, because their upper bytes hardly differ. Other columns with repeated values get
-    dictionaries.
+    Integers and times get BYTE_STREAM_SPLIT, because their upper bytes hardly differ; so do floats that rarely repeat. Other
+    repeated values get dictionaries.
     """
     dictionary_columns, byte_split_columns = [], []
     for field in schema:

@@ -188,8 +188,7 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
-    """Return (start, end) of slices that have about `rows` rows each and do not split a cell (one model, dataset, method and
-    budget).
+    """Return (start, end) of slices that have about `rows` rows each and do not split a cell.
 
     codes: the number of each row's cell, sorted.
     """

@@ -33,11 +33,11 @@ _ANSWER_ROOMS = (
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
-    """Return what made a row: the columns git_commit, git_dirty, torch, transformers, versions, device, driver and cpu of
-    `cells`.
+    """Return where rows come from: the columns git_commit, git_dirty, torch, transformers, versions, device, driver and cpu
+    of `cells`.
 
-    Unknown values are None. The exceptions are torch and transformers, which must not be null and become "none". For cpu no
-    heavy package is imported.
+    Unknown values are None, except torch and transformers, which must not be null and become "none". For cpu no heavy package
+    is imported.
 
     device: where the model runs ("cpu", "cuda", "cuda:1").
     """
@@ -146,7 +146,7 @@ def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
 
 
 def _cpu(report: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the processor's name from `report`, None if it is missing.
+    """Return the processor's name from `report`, else the kind of machine; None if that is unknown, too.
 
     Family and model are appended where `report` has them, because hypervisors shorten names (`AMD EPYC`).
     """

@@ -125,7 +125,7 @@ def place(address: str) -> PublishLocation:
     address: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
 
     Raises:
-        ConfigError: the address has none of these forms.
+        ConfigError: the address has none of these forms, or names a folder that does not exist.
     """
     url_parts = urlsplit(address)
     if url_parts.scheme in ("http", "https") and url_parts.hostname:
@@ -170,8 +170,8 @@ def fetch(
         The number of files fetched, and the number of files that were in `out` already.
 
     Raises:
-        ConfigError: `out` has other files, or files with other content.
-        StoreError: a file is missing, damaged or cannot be read or written.
+        ConfigError: `out` has other rows, cannot be written, or has not enough space.
+        StoreError: the manifest or a file is missing, cannot be read or written, or does not match its checksum.
     """
     manifest_address = f"{source.shown}/{MANIFEST}"
     manifest_bytes = b""
@@ -338,8 +338,10 @@ def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
 
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
-    """Turn exceptions of `requests` in the block into a StoreError. Their text is dropped, because it has the request's
-    secrets."""
+    """Turn exceptions of `requests` in the block into a StoreError.
+
+    Their text is dropped, because it contains the whole address and the request's secrets.
+    """
     import requests
     from urllib3 import exceptions
 

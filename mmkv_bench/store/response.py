@@ -41,7 +41,7 @@ _seconds = partial(_column, unit="seconds")
 
 @dataclass
 class Response:
-    """The answer of one cell (model x dataset x method x budget) to one sample (question): a row of `responses`.
+    """The answer of one cell to one sample: the columns of `responses` that generation fills.
 
     The fields' types are the columns' types.
     """
@@ -229,7 +229,8 @@ def unpack_kept(text: str) -> np.ndarray:
 
 
 def digest_of_kept(bits: np.ndarray) -> str:
-    """Return the digest (16 hex digits) of a mask of kept entries, as in the column `kept_digest`.
+    """Return the digest (16 hex digits) of a mask of kept entries, computed as in `generation/result.py` for the column
+    `kept_digest`.
 
     bits: bool [layers, KV heads, tokens].
     """

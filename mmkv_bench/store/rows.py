@@ -223,8 +223,7 @@ def digested(table: str, rows: pa.Table) -> pa.Table:
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if a row does not match its own digest, which shows that a program changed values and made a new
-    checksum."""
+    """Raise StoreError if a row does not match its own digest. This finds files that were edited and given a new checksum."""
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
@@ -277,8 +276,7 @@ _HALF_DTYPES = ("bfloat16", "float16")
 def processor(device: str | None, cpu: str | None, dtype: str, times: bool = False) -> str:
     """Return the CPU model if results of a run depend on it, else "".
 
-    Timings always depend on it. Answers depend on it only on a CPU in half precision, where the CPU's instructions decide the
-    last digits.
+    On a CPU, timings always depend on it, and answers in half precision, where the CPU's instructions decide the last digits.
 
     times: whether the results are timings.
     """
@@ -286,8 +284,7 @@ def processor(device: str | None, cpu: str | None, dtype: str, times: bool = Fal
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
-    """Raise StoreError if a new row and the stored row of one cell (one model, dataset, method and budget) differ in a column
-    that the cell's hash covers."""
+    """Raise StoreError if a new row and the stored row of one cell differ in a column that the cell's hash covers."""
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
         if REDACTED in f"{old}{new}":  # only one row may be redacted: the other process may not have known the secret

@@ -68,7 +68,7 @@ class SchemaColumn:
 
 
 def _generated() -> Iterator[SchemaColumn]:
-    """Yield a `SchemaColumn` for each field of `Response`, in order: the columns of `responses` that generation fills."""
+    """Yield the columns of `responses` that generation fills, in order: one for each field of `Response` but `cell`."""
     field_types = get_type_hints(Response)
     for one in fields(Response)[1:]:
         attributes = {key: value for key, value in one.metadata.items() if key != "counted"}

@@ -52,7 +52,7 @@ def is_batch(path: Path) -> bool:
 
 
 def batch_files(root: Path, table: str) -> list[Path]:
-    """List the batch files of a table, the newest first. A batch file has the scores that one scoring run wrote together.
+    """List the batch files of a table (scores that were written together), the newest first.
 
     A file in `metrics/` counts only if `samples/` has a file of the same name.
     """
@@ -61,10 +61,9 @@ def batch_files(root: Path, table: str) -> list[Path]:
 
 
 def cells_of_batch(root: Path, name: str) -> set[str]:
-    """Return the cells (each one model, dataset, method and budget) whose earlier scores are replaced by the batch file
-    `name` (scores that were written together).
+    """Return the cells whose scores the batch files `name` replace, including cells that have no scores left.
 
-    Cells that have no scores any more are included. Raises FileNotFoundError, StoreError.
+    Raises FileNotFoundError, StoreError.
     """
     path = root / "samples" / name
     with parts.readable(path):
@@ -143,10 +142,10 @@ class GrowingScoreFile:
                 yield rows
 
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
-        """Yield, for each metric, its rows and the set of their cells (each one model, dataset, method and budget).
+        """Yield, for each metric, its rows and the set of their cells.
 
-        If a metric has many rows, they are split by cell into several yields, each with the rows of the cells `beside` added.
-        Text columns are dictionary-encoded. `schema_version` and `dataset` are left out.
+        If a metric has many rows, they are split by cell into several yields. The rows of the cells `beside` are added to
+        each, but not to its set. Text columns are dictionary-encoded. `schema_version` and `dataset` are left out.
         """
         text_columns = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         column_names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
@@ -220,7 +219,7 @@ def current_rows(
     read: Read,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """Return the current rows of `cells`, `samples` or `metrics`: the rows that no newer file replaces.
+    """Return the current rows of `cells`, `samples` or `metrics`: the rows that no other file hides.
 
     columns: names of columns, with `cell` among them.
     cells, metrics: if given, only rows of these cells and metrics.
@@ -265,10 +264,8 @@ def current_rows(
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
-    """Return the rows of the file of a single cell (one model, dataset, method and budget).
-
-    Raises StoreError if the rows are of another cell, because the file was renamed.
-    """
+    """Return the rows of a single cell's file. Raises StoreError if they belong to another cell, because the file was
+    renamed."""
     rows = read(table, partial(_there, path), columns, None)
     if other_cells := _cell_names(rows) - {path.stem}:
         raise StoreError(

@@ -91,9 +91,9 @@ class Store(StoreFolder):
         return Writer(self, safe_name("worker", worker), publish_every)
 
     def done(self, cells: Iterable[str], retry: Collection[str] = ()) -> dict[str, set[str]]:
-        """Map each cell (hash) to the ids of the samples that it has answered.
+        """Map each cell (hash) to the ids of the samples that have a response row, failures included.
 
-        retry: failure statuses of answers that do not count, because they will be made again.
+        retry: failure statuses whose rows do not count, because those samples will be answered again.
 
         Raises ConfigError if `retry` has a word that is not a failure status.
         """
@@ -110,7 +110,7 @@ class Store(StoreFolder):
     def responses(
         self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return rows of `responses`, the newest per cell (one model, dataset, method and budget) and sample, sorted by both.
+        """Return rows of `responses`, the newest per cell and sample, sorted by both.
 
         cells: hashes of cells; None returns all.
         columns: names of columns; None returns all.
@@ -131,7 +131,7 @@ class Store(StoreFolder):
         return rows.select(selected_columns)
 
     def counts(self, table: str) -> dict[str, int]:
-        """Count, per cell (one model, dataset, method and budget), the rows of `responses` or `samples` in parquet files.
+        """Count the rows of `responses` (files and journals) or `samples` per cell.
 
         The count is an upper bound, because replaced rows count too. Only one column of one row group is in memory at a time.
         """
@@ -147,9 +147,7 @@ class Store(StoreFolder):
     # Cells and scores
 
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store rows that describe new cells (each one model, dataset, method and budget).
-
-        For a cell that is already stored, the first row stays.
+        """Store rows of new cells. If a cell is stored already, its first row stays.
 
         Secrets in `config`, `model`, `parameters` and `generation` are redacted, but the cells' hashes must be computed from
         the unredacted values. Raises StoreError if a stored row with the same hash differs in a column that the hash covers.
@@ -173,7 +171,7 @@ class Store(StoreFolder):
     def cells(
         self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Return rows of the table `cells`, one per cell (one model, dataset, method and budget).
+        """Return rows of the table `cells`, one per cell.
 
         cells: hashes of cells; None returns all.
         columns: names of columns; None returns all.
@@ -206,8 +204,7 @@ class Store(StoreFolder):
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
     ) -> None:
-        """Replace the rows of `samples` and `metrics` for all cells (each one model, dataset, method and budget) in `blocks`,
-        in one step.
+        """Replace the rows of `samples` and `metrics` for all cells in `blocks`, in one step (see `score_files.py`).
 
         All rows together may exceed memory.
 
@@ -274,8 +271,10 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the rows of one timed pass. They replace the rows of an earlier pass with the same cell, length, batch and
-        repeat number."""
+        """Store the rows of one timed pass.
+
+        They replace the rows of an earlier pass with the same cell, length, batch, kind of prefill and repeat number.
+        """
         stamped_values = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked_rows = [check("timings", row, stamped_values) for row in rows]
         self.prepare()
@@ -342,8 +341,7 @@ _KEY_COLUMNS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", 
 
 
 def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
-    """Replace the scores of some cells (each one model, dataset, method and budget). A cell without new rows loses its
-    scores.
+    """Replace the scores of some cells. A cell without new rows loses its scores.
 
     tables: `samples` and `metrics` to their new, checked rows.
     cells: hashes of the cells.
@@ -366,7 +364,7 @@ def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
 
 
 def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION_STAMP) -> pa.Table:
-    """Check rows of `table` by the rules of `rows.check`, and return them with all columns. Nullable columns may be missing.
+    """Check rows of `table` by the rules of `rows.check`, and return them with all columns. Nullable columns may be left out.
 
     stamps: values of the columns that the store fills.
 

@@ -65,7 +65,7 @@ def _as_in_tables(budget: str) -> str:
 
 
 def primary_of(root: Path) -> PrimaryEndpoint | None:
-    """Return the primary endpoint named in the store at `root`, or None."""
+    """Return the primary endpoint named in the store at `root`; None if it names none or `root` has no store."""
     try:
         stored_mark = json.loads((root / MARK).read_bytes())
         endpoint_text = stored_mark.get(_KEY)
@@ -79,9 +79,10 @@ def primary_of(root: Path) -> PrimaryEndpoint | None:
 
 
 def name_primary(root: Path, words: str) -> None:
-    """Write the primary endpoint into `store.json` of a store. words: as `PrimaryEndpoint.parse` takes it.
+    """Write the primary endpoint into `store.json` of a prepared store. words: as `PrimaryEndpoint.parse` takes it.
 
-    Raises StoreError if the store already names another endpoint, or the disk refuses.
+    Raises StoreError if the store already names another endpoint (a changed endpoint would not be primary), or the disk
+    refuses; ConfigError as `PrimaryEndpoint.parse`.
     """
     endpoint = PrimaryEndpoint.parse(words)
     with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
@@ -107,8 +108,6 @@ def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> No
     """Add cells that submitted jobs will answer to the store's list of planned cells. Raises StoreError if it cannot be
     written.
 
-    A cell is one model x dataset x method x budget configuration.
-
     cells: hash -> (dataset, number of samples).
     """
     store.prepare()
@@ -117,10 +116,7 @@ def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> No
 
 
 def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
-    """Remove these cells (each one model, dataset, method and budget) from the list of planned cells.
-
-    Raises StoreError if the folder cannot be written.
-    """
+    """Remove these cells from the list of planned cells. Raises StoreError if the folder cannot be written."""
     if (store.root / _PLANNED).exists():
         with store.locked():
             planned = planned_cells(store.root).items()

@@ -61,7 +61,7 @@ _SETS_FIELD = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest,
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of a store's answers, per cell and status.
+    """Counts of a store's answers, per cell, status and error message.
 
     Attributes:
         counts: table with the columns of `COUNTS`. Each sample of a cell is counted once.
@@ -76,27 +76,20 @@ class Tally:
     writers: int
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
-        """Sum columns of `counts` per cell (one model, dataset, method and budget).
-
-        Return the cells, and one array of sums per column.
-        """
+        """Return the cells, and for each column of `counts` its sum per cell."""
         cells = coded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
 
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
-        """Map each cell (one model, dataset, method and budget) to (number of its answers, digest of its answers).
-
-        See `digests_of_cells`.
-        """
+        """Map each cell to (number of its answers, digest of its answers). See `digests_of_cells`."""
         cell_names, (n_answers, low, high) = self._sums("n", "low", "high")
         return {name: (int(n_answers[at]), digest_text(low[at], high[at])) for at, name in enumerate(cell_names)}
 
     @property
     def clusters(self) -> dict[str, int]:
-        """Map each cell (one model, dataset, method and budget) to a digest of which samples it answered and to which
-        clusters (page, image, document) they belong."""
+        """Map each cell to a digest of its samples and their clusters: the sum of `clusters_of`, modulo 2^64."""
         cell_names, (cluster_digests,) = self._sums("clusters")
         return dict(zip(cell_names, cluster_digests.view(np.uint64).tolist(), strict=True))
 
@@ -122,10 +115,7 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
 
 def tally(store: Store) -> Tally:
-    """Count the answers of a store per cell (one model, dataset, method and budget) and status.
-
-    Raises StoreError for damaged files.
-    """
+    """Count the answers of a store. Raises StoreError for damaged files."""
     store.check_version()
     # Journals first: a journal published between the two reads is then left out, because its part has the same name.
     pending_rows, living_journals = {}, set()
@@ -166,9 +156,7 @@ def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
 
 
 def counted(rows: pa.Table) -> pa.Table:
-    """Count answers per cell (one model, dataset, method and budget), status and error message.
-
-    Return a table with the columns `COUNTS` and `_SETS`.
+    """Count answers per cell, status and error message. Return a table with the columns `COUNTS` and `_SETS_FIELD`.
 
     rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
     """
@@ -233,7 +221,7 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _digests(names: list[str]) -> np.ndarray:
-    """Return a 128-bit digest of each name, uint64 [names, 2]. The sum of digests identifies a set of names."""
+    """Return a digest of each name, uint64 [names, 2]. Different sets of names practically never have the same sum."""
     return np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:16] for name in names), "<u8").reshape(-1, 2)
 
 
@@ -251,7 +239,7 @@ def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
 
 
 def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
-    """Return the cells (each one model, dataset, method and budget) for which two files have an answer to the same sample.
+    """Return the cells for which two files have an answer to the same sample.
 
     files: file number of each row of `counts`.
     sets: digest of a set to its sample ids.
@@ -280,7 +268,7 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
 def answer_digests(rows: pa.Table) -> np.ndarray:
     """Return a digest of each answer, uint64 [rows, 2]. The sum over a cell's answers is the cell's digest.
 
-    rows: columns `_ANSWER` (sample, status and answer), dictionary-encoded or not.
+    rows: columns `_ANSWER_COLUMNS`, dictionary-encoded or not.
     """
     sample, status, answer = (coded(rows[name]) for name in _ANSWER_COLUMNS)
     sample_digests = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
@@ -298,10 +286,7 @@ def digest_text(low: Any, high: Any) -> str:
 
 
 def digests_of_cells(rows: pa.Table) -> dict[str, str]:
-    """Map each cell (one model, dataset, method and budget) to a digest of its answers (32 hex digits).
-
-    rows: columns `cell` and `_ANSWER` (sample, status and answer).
-    """
+    """Map each cell to a digest of its answers (32 hex digits). rows: columns `cell` and `_ANSWER_COLUMNS`."""
     if not rows.num_rows:
         return {}
     cells = coded(rows["cell"])
@@ -409,7 +394,7 @@ def _vanishing(folder: Path) -> StoreError:
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
-    """Write the index: the rows computed from each file and the file's state.
+    """Write the index: the rows computed from each file and the file's state. A small store gets no index.
 
     Files that changed only just now are left out, because another change might not show in their state (see `file_state`).
     """

@@ -74,7 +74,8 @@ class RunningMeans:
 
 
 class WandbTracker:
-    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends; the run goes on.
+    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends. A slow wandb
+    delays nobody.
 
     Raises:
         ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
@@ -138,7 +139,8 @@ class WandbTracker:
             self._messages.put(message)
 
     def finish(self, failed: bool = False) -> bool:
-        """End the open run and the wandb process. Log a warning for each fault. Return whether there was no fault."""
+        """End the open run and the wandb process. Log a warning for each fault. Return True if a process was open and had no
+        fault."""
         process = self._process
         if process is None:
             return False
@@ -327,7 +329,8 @@ def main(folder: str, patience_s: str) -> None:
     """Run the wandb process: apply messages from stdin until it is closed, then print what went wrong.
 
     The process ignores the signals that stop jobs, because the run ends it. `patience_s` seconds after stdin was closed it
-    stops whatever wandb is still doing. It exits by `os._exit`, because wandb would delay a normal exit.
+    kills itself and whatever wandb is still doing. It exits by `os._exit`, because at a normal exit wandb would wait for its
+    own process.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -13,6 +13,7 @@ import torch
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.file_state import replace_json
 from mmkv_bench.forecast import device_speed
 from mmkv_bench.forecast.device_speed import DeviceSpeed
 from tests.cli.setting import CHECKOUT
@@ -129,3 +130,10 @@ def test_a_plan_takes_the_only_measured_device_of_the_kind_that_computes(tmp_pat
             assert main([*way, *words]) == 0
             shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("device "))
             assert shown.split(None, 1)[1].partition(":")[0] == (speed.slug if speed else "unknown"), way
+
+
+def test_what_cannot_be_written_as_json_leaves_the_file_and_its_folder_as_they_were(tmp_path):
+    replace_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(TypeError):
+        replace_json(tmp_path / "a.json", {"a": object()})
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"] and (tmp_path / "a.json").read_text() == '{"a": 1}'

@@ -206,3 +206,17 @@ def test_a_dry_sweep_opens_no_data_and_counts_the_prefills_of_comma_lists(tmp_pa
         assert "unset" not in said and "prefills   20 prompts in 4 runs\n           5 with lists" in said
         assert "'method=[snapkv,mmshift]' 'budget=[64,128]'\n" in said
     assert not any(tmp_path.iterdir())
+
+
+def test_gpus_of_a_job_are_counted_in_every_spelling_of_gres():
+    for gres, gpus in {
+        "gpu": 1,
+        "gpu:4": 4,
+        "gpu:a100": 1,
+        "gpu:a100:4": 4,
+        "lustre:1,gpu:2": 2,
+        "gpu:a:1,gpu:b:2": 3,
+        None: 0,
+    }.items():
+        assert checks.gpus_of({"gres": gres, "gpus_per_node": None}) == gpus, gres
+    assert checks.gpus_of({"gres": None, "gpus_per_node": 8}) == 8

@@ -70,7 +70,7 @@ class Allocator(ABC):
     def summary_key(self, budget: int, length: int) -> Hashable | None:
         """Return the parameters on which ``summary`` depends at this budget and length; None if the allocator reads only scores.
 
-        Methods whose allocators have the same type and key share one summary per layer.
+        Cells whose allocators have the same type and key share one summary per layer.
         """
         return None
 
@@ -86,7 +86,7 @@ class Allocator(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return the names of settings that cannot be applied as configured; see ``Scorer.fallbacks``."""
+        """Return names of what cannot be done as configured; see ``Scorer.fallbacks``."""
         return ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ class HeadScores(Allocator):
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the entries per KV head of these layers together, averaged over their heads and rounded up."""
+        """Return the sum of these layers' caps divided by the number of KV heads, rounded up because caps differ by head."""
         if self.scores == "uniform":
             return super().allowance(budget, candidates, layers, n_layers)
         caps = self.model_caps(budget, candidates, n_layers)

@@ -192,7 +192,7 @@ def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[
 
 
 def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
-    """Return the kept entries of every layer. Each evicted count is rounded separately, halves to the even number.
+    """Return the number of kept entries of every layer. Each evicted count is rounded separately, halves to the even number.
 
     shares: exact entries of each layer. n: candidates. least: smallest result.
     """

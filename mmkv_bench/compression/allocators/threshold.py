@@ -15,8 +15,8 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 class Threshold(Allocator):
     """An allocator that grants the budget to the highest scores of the whole model, in any layer and head; no head has a floor.
 
-    The ``C * Hkv * L`` highest scores of the L layers stay (equal scores: lower layer, then head, then token, first),
-    so that a head may keep everything or nothing. Scores of different layers must have one scale.
+    With a budget of C entries per KV head, the ``C * Hkv * L`` highest scores of the L layers stay, so a head may keep everything
+    or nothing. Equal scores stay in the order of layer, head and token. Scores of different layers must have one scale.
 
     Args:
         layerwise: the ``C * Hkv`` highest scores of each layer stay; layers do not compete.

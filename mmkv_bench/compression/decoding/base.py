@@ -101,7 +101,7 @@ class DecodePolicy(ABC):
         return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:
-        """Return the names of settings that cannot be applied with `entries` per KV head; see ``Scorer.fallbacks``."""
+        """Return names of what cannot be done as configured with `entries` per KV head; see ``Scorer.fallbacks``."""
         return ()
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ class QuantisedLayer(CompressedLayer):
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values `[1, Hkv, n, D]`; return all of them for attention, dequantised, `[1, Hkv, stored, D]` each."""
+        """Append keys and values `[1, Hkv, n, D]`; return all stored ones, dequantised, `[1, Hkv, stored, D]` each."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
         if self._before and self.seen >= self.acts_from:
@@ -219,7 +219,10 @@ class QuantisedLayer(CompressedLayer):
         return padding_position_bytes + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes of packed entries that attention reads to decode a token. Their unpacked copies do not count."""
+        """Return the bytes of packed and full-precision entries that attention reads to decode a token.
+
+        Unpacked copies do not count.
+        """
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:

@@ -159,9 +159,9 @@ class RetrievalLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run attention with the static heads while chunks of the dynamic heads are copied, then with the dynamic heads.
+        """Run an attention kernel on the layer, see `CompressedLayer.attention`.
 
-        The two overlap if the device can overlap copies and computation.
+        If the device can overlap copies and computation, static heads attend while the dynamic heads' chunks are copied.
         """
         pages = self.pages
         stream = None if pages is None else devices.at(self.device).lane()
@@ -185,7 +185,7 @@ class RetrievalLayer(CompressedLayer):
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """Run attention with only the dynamic heads or only the static heads, without copying keys or values.
 
-        Returns a mapping: first head -> output, for each run of neighbouring heads of this kind.
+        Returns first head -> (output, attention weights or None), for each run of neighbouring heads of this kind.
         """
         visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
         outputs = {}

@@ -11,8 +11,8 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     """Return float64 scores that order the entries by (score, breaker). Entries that are equal in both stay equal.
 
     Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps of float64,
-    in the order of ``breaker``. Such steps move an entry past other scores only if these are as near (1e-16 of the score for each
-    entry). Every other score is returned bit for bit.
+    in the order of ``breaker``. An entry moves by at most as many steps as there are entries, each about 1e-16 of the score, so
+    it passes another score only if that is so near. Every other score is returned bit for bit.
 
     Args:
         score: float64, 0 or more; all entries are ordered together, whatever the shape.

@@ -100,7 +100,7 @@ def scaled(
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """Return the kept fraction ``R_l`` of every layer for one prompt (its global prefix configuration), and the halvings.
+    """Return the kept fraction ``R_l`` of every layer for one prompt, its global prefix configuration.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``.

@@ -26,7 +26,7 @@ class Reducer(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return the names of settings that cannot be applied as configured; see ``Scorer.fallbacks``."""
+        """Return names of what cannot be done as configured; see ``Scorer.fallbacks``."""
         return ()
 
     @abstractmethod

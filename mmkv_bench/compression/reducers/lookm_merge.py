@@ -97,7 +97,11 @@ class LookMMerge(Reducer):
     def _filtered(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (sources, destinations, weights) of the tokens that the released filter lets pass, ``[Hkv, f]`` each."""
+        """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, after the released code's filter.
+
+        The filter passes the evicted tokens whose cosine to their nearest kept key, averaged over heads, reaches the mean of all.
+        rows, valid: as of `_evicted`. cosine, slot, weight ``[Hkv, e]``: of the nearest kept key.
+        """
         if not bool(valid.all()):
             counts = valid.sum(-1).tolist()
             raise UnsupportedError(
@@ -142,9 +146,10 @@ class LookMMerge(Reducer):
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the evicted candidates, int64 ``[Hkv, e]`` ascending, and a mask of the valid ones.
+    """Return the positions below n that are evicted, int64 ``[Hkv, e]`` ascending, and which are valid, bool ``[Hkv, e]``.
 
-    Some heads may evict fewer than e.
+    Some heads may evict fewer than e; a head that keeps nothing has no valid ones.
+    index: kept positions, int64 ``[Hkv, C]``. real: False where a head's row of ``index`` is only padded.
     """
     is_kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     is_kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own

@@ -71,7 +71,7 @@ class Scorer(ABC):
     def key(self, budget: int, length: int) -> tuple[object, ...]:
         """Return the parameters on which scores depend, at this budget [entries per KV head] and prompt length [tokens].
 
-        Methods whose scorers have equal type and key (and, when ``stochastic``, equal seed) share one score. So the key includes
+        Cells whose scorers have equal type and key (and, when ``stochastic``, equal seed) share one score. So the key includes
         every parameter that changes a score, and the budget only if it does.
         """
 
@@ -93,7 +93,7 @@ class Scorer(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return names, such as ``window_reduced``, of settings that cannot be applied at this budget and length.
+        """Return names of what cannot be done as configured at this budget and length, such as ``window_reduced``.
 
         Rows store these names.
 

@@ -71,7 +71,7 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the press, or a press inside it, may draw random numbers: its Python module calls `torch.rand...`."""
+        """True if the press, or a press inside it, may draw random numbers: the source of its module has `torch.rand`."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 

@@ -222,7 +222,7 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results: 2 if the anchor breaks ties between votes in float64, else 1."""
+        """Return the version of the results: 2 if the anchor breaks ties in float64 (in float32 it may be too small), else 1."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -236,7 +236,7 @@ class MMShiftScorer(Scorer):
         return states + (self._global_mean(obs) if self.centring == "global" else mean)
 
     def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
-        """Return mu and sigma of the proxies' hidden states, float32 ``[]`` or ``[E]``.
+        """Return mu and sigma of the prompt's hidden states, from which proxies are drawn: float32 ``[]`` or ``[E]``.
 
         If groups draw from different tokens, there is one row per proxy: ``[N, 1 or E]``.
         """

@@ -43,14 +43,14 @@ class Selector(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return the names of settings that cannot be applied as configured; see ``Scorer.fallbacks``."""
+        """Return names of what cannot be done as configured; see ``Scorer.fallbacks``."""
         return ()
 
     @abstractmethod
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
-        """Return which tokens of the whole prompt are kept independently of their scores: bool ``[T]``.
+        """Return which tokens of the WHOLE prompt, its last one included, are kept whatever their scores: bool ``[T]``.
 
-        The last token is included. The result is on the CPU, or on the device of ``types``.
+        The result is on the CPU, or on the device of ``types``.
 
         Args:
             length: T, tokens of the prompt.
