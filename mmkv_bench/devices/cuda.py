@@ -79,8 +79,8 @@ class AllocatorCounters(Counters):
 class SideStream(DeviceStream):
     """A second CUDA stream of a device, shared by all callers of `Cuda.lane`.
 
-    Its work starts after the earlier work of the main stream. So memory that is freed inside the block is written again only
-    after the main stream has read it.
+    The work of a `with` block of `Cuda.lane` runs on it. That work starts after all earlier work of the main stream, so memory
+    freed in the block is overwritten only after the main stream has read it.
     """
 
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}

@@ -127,9 +127,10 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the largest batch that fits, for each cell, length and kind of prefill, and its ratio to full's.
+    """Return the largest batch that fits, for each cell, length and kind of prefill, and its ratio to that of the full cache.
 
-    Null unless a batch with one sequence more ran out of memory.
+    Both are null unless a batch with one sequence more ran out of memory.
+    baselines: cell -> the cell with the full cache that it is compared with.
     """
     import pandas as pd
 

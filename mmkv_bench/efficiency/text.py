@@ -196,7 +196,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
 
 
 def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
-    """Return a sentence if a measured time is shorter than its hardware limit allows."""
+    """Return one sentence if some measured time is shorter than the hardware limit allows, else nothing."""
     highest_by_name = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
     exceeding_values = [f"{name} {value:.2f}" for name, value in highest_by_name.items() if value > _EXCESS_TOLERANCE]
     if not exceeding_values:

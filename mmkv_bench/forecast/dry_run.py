@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class Kernels(TorchFunctionMode):
-    """Replaces kernels that behave differently with fake tensors (which have a shape but no values) than on a real device.
+    """Replaces two calls that allocate other memory with fake tensors (a shape but no values) than on a real device.
 
-    A device's fused attention kernel allocates its output and one number per query row, but no scores. With fake tensors
-    torch would use plain products with T x T scores, which fit on no device. `torch.tensor(numbers, device=...)` makes the
-    tensor on the host and moves it.
+    Fused attention: allocates what a device's kernel allocates, the output and one number per query row. Torch would allocate
+    T x T scores for fake tensors.
+    `torch.tensor(numbers, device=...)`: makes the tensor on the host and moves it.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -97,8 +97,8 @@ def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
 class DryPeaks(Peaks):
     """Memory peaks by phase of a dry run, whose fake tensors have no values.
 
-    Values are made up in selection, reduction and decoding, which read values. They are not made up in scoring, which reads
-    none and runs only some of its blocks.
+    Selection, reduction and decoding read values, so they get made-up ones. Scoring reads none. Of its blocks of queries only the
+    first and the last two are run: the others differ only in the number of keys (`tiles.py`).
     """
 
     def __init__(self, counters: Counters, made_up: FakeValuesMode):
@@ -162,11 +162,11 @@ class DryModel:
         reserve: int = 32,
         chunk: int = 0,
     ) -> dict[str, int]:
-        """Run one prompt with a method. Map each phase (prefill, decode, ...) to its peak memory [bytes].
+        """Run one prompt with a method. Return phase (prefill, decode, ...) -> peak memory [bytes].
 
         Args:
             compressor, budget: the method and its budget.
-            types: token types, int `[1, T]`, 0 text, 1 image, 2 video; a tensor with values.
+            types: token types, int `[1, T]`, 0 text, 1 image, 2 video; a real tensor, no fake one without values.
             inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower
                 runs.
             reserve: see `one_pass.run`.
@@ -204,8 +204,8 @@ def dry_model(config: Any, dtype: str, attention: str, kind: str) -> Iterator[Dr
 
 
 def prompt_types(tokens: int, visual: int) -> Tensor:
-    """Return the token types of a made-up prompt: a few words, an image of `visual` tokens, a question. int64 `[1, tokens]`,
-    with values."""
+    """Return the token types of a made-up prompt (a few words, an image of `visual` tokens, a question): a real tensor, int64
+    `[1, tokens]`."""
     with _disable_current_modes():
         types = torch.zeros(1, tokens, dtype=torch.int64)
         image_start = min(tokens // 10, tokens - visual)

@@ -181,7 +181,8 @@ def encode(
         frames: most frames of a video, None = 32.
         video_max_pixels: most pixels of one frame, for processors whose own limit is for the whole video.
         share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
-        context: text after which a prompt without media is cut, for protocols that cut; "" for none.
+        context: for protocols that split a prompt into context and question: the text at whose end a prompt without media is
+            split; "" for none.
         shared: made with this processor; reuses the processed media of an earlier prompt with the same media.
         replays: fill `words`, because a scorer will feed the context again (`Needs.replay`).
 

@@ -200,11 +200,13 @@ class ForkMeasures:
     def forks(
         self, forks: Sequence[Fork], cache: CompressedCache | None, gather: Callable[[], CompressedCache]
     ) -> None:
-        """Measure a batch of forks before it is decoded.
+        """Measure fidelity and likelihood of a batch of forks (cells that continue one prefill), before it is decoded.
+
+        The measures are written into the forks' results.
 
         Args:
-            cache: the forks' reduced entries, one row each; None if decode policies act on them.
-            gather: function that returns another copy of the forks' entries, which policies may change.
+            cache: the forks' reduced entries, one row each; None if decode policies act on the entries.
+            gather: function that returns a copy of the forks' entries, which decode policies may change.
         """
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
         # A batch that failed while decoding comes again in halves: earlier measurements stay.

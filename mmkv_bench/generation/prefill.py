@@ -197,7 +197,7 @@ def prefill(
     meter: Meter,
     reserve: int,
 ) -> Prefilled:
-    """Run the model over the prompt once and score each layer for all cells.
+    """Run the model over the prompt once and score each layer for all cells. Return the full cache with the scores.
 
     Args:
         session: open on the model; afterwards it observes nothing.

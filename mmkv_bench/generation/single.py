@@ -227,7 +227,7 @@ def run_alone(
     """Answer one prompt with one cell, without sharing anything with other cells; return the result.
 
     An error becomes the result's status. `measured` of the result is `own`.
-    compile_config: see `generate_alone`; the row of a cell that is decoded eagerly records this.
+    compile_config: see `generate_alone`. If the cell cannot be compiled, it is decoded eagerly, and its row says so.
     """
     if protocol_named(cell.protocol).streams:
         with Session(model, None, attention=attention, packs=False) as session:

@@ -323,7 +323,7 @@ class Source:
 
 
 def shaped() -> tuple[str, ...]:
-    """Return the names of the models in conf/model whose files have a shape and processor settings."""
+    """Return the names of the models whose file in conf/model states the model's shape (layers, heads, sizes) and processor."""
     return tuple(name for name in options("model") if content("model", name).get("shape"))
 
 

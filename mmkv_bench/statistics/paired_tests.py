@@ -102,9 +102,9 @@ class PairedTest:
         return np.where(self.decidable, 2 * stdtr(np.maximum(self.clusters - 1, 1), -statistic), 1.0)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """Return the difference [P] whose p-value is alpha, which is half the width of the interval at level 1 - alpha.
+        """Return each pair's difference whose p-value is alpha, float64 [P]: half the width of the interval at level 1 - alpha.
 
-        It is NaN for a pair that is not decidable, and 0 if two methods are equal on an unbounded scale, which proves nothing.
+        NaN for a pair that is not `decidable`. 0 for methods with equal scores on an unbounded scale; such a 0 proves nothing.
         """
         from scipy.special import stdtrit
 

@@ -311,6 +311,10 @@ def fidelity_tables(
 
     A row is a method at a budget, a column a metric.
 
+    Args:
+        datasets, protocols, readings: names to which the tables are limited; None: all. A reading is a method's variant: its
+            paper's text or its released code.
+
     Raises:
         ConfigError: the rows have no fidelity metric.
     """

@@ -41,6 +41,8 @@ def draw(seed: int, number: int) -> Case:
     base += [text for text in (dice.choice(choices) for choices in _DIMENSIONS) if text]
     if any("," in text for text in base if text.startswith("dataset=")):
         base = [text for text in base if not text.startswith("dataset.")]  # of which of them, it would not say
+    if "dataset=pages_questions" in base:  # a limit that ends within a document is refused: four questions each
+        base[1] = "limit=4"
     if dice.random() < 0.6:
         return Case((*base, dice.choice(dice.choice(MISTAKES)).replace("<method>", methods[0])), "invalid")
     kind = dice.random()
