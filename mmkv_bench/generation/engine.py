@@ -241,7 +241,8 @@ class Engine:
         """Return the numbers of the waiting questions that are answered together with the current one.
 
         There are as many as fill a batch, with `cells` rows each. An interruption then loses no more than a batch. There are none
-        if each question has a compression or a reference answer of its own, or if layers keep a window or a recurrent state.
+        if each question has a compression or a reference answer of its own, or if layers keep a window or a recurrent state: all
+        rows of such layers must have been fed equally many tokens.
         """
         answers_separately = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
         return () if answers_separately else document.waiting[: -(-self.fork_batch // cells) - 1]

@@ -51,7 +51,7 @@ class Fork:
 
     @property
     def chosen(self) -> list[Tensor]:
-        """`index` of a fork that evicts entries; not for one that borrows the full cache."""
+        """`index` of a fork with entries of its own; not for one that borrows the full cache."""
         assert self.index is not None, "a fork that keeps everything borrows the full cache"
         return self.index
 

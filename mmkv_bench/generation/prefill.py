@@ -56,7 +56,8 @@ def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
 class Recording:
     """Listener of a shared prefill. It stores each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
 
-    An error of a scorer or allocator ends only the cells that use it: the exception is stored under the key of its score.
+    An error of a scorer or allocator ends only the cells that use it: the exception is stored under the key of its score
+    or summary.
     """
 
     def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths], now: Callable[[], float]):
@@ -99,7 +100,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
-        """Measure the block's time. An error in it ends only the cells whose score has this `key`."""
+        """Measure the block's time. An error in it ends only the cells whose score or summary has this `key`."""
         start = self.now()
         try:
             yield

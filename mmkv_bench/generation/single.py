@@ -48,7 +48,7 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 
 class _Watch(LogitsProcessor):
-    """Stopping criterion that records the time of each decode step and ends a generation past its deadline.
+    """Logits processor that records the time of each decode step and ends a generation past its deadline.
 
     Logits are not changed.
     """

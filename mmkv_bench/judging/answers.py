@@ -363,7 +363,7 @@ class JudgeAnswers:
         """Return the stored answer to a question.
 
         Raises:
-            JudgeError: there is none. The question is noted for the next `fetch`.
+            JudgeError: there is none. The question is noted for the next `fetch`, unless there is no judge or it failed before.
         """
         if self._endpoint is None:
             raise JudgeError("no judge was asked (judge=none)")

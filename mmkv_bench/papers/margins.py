@@ -178,7 +178,7 @@ def _questions(dataset: str, metric: str) -> int:
 def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
     """Return (name, gap) of the number from which a cell's number must stay distinguishable; ("", None) without one.
 
-    For the paper's method this is the strongest baseline, for a baseline the paper's method.
+    For the paper's method this is the strongest baseline, for a baseline the paper's method, for a difference 0.
 
     number: the cell's printed number. relative: gaps are on the log scale.
     """

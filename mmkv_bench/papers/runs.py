@@ -64,7 +64,10 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
 
 
 def commands(addresses: Iterable[Address]) -> list[str]:
-    """Return the commands that measure several numbers, each command once. One command serves all budgets of a diagnostic."""
+    """Return the commands that measure several numbers, each command once.
+
+    Methods and budgets of one diagnostic share a command.
+    """
     groups: dict[tuple[object, ...], list[Address]] = {}
     for one in addresses:
         key: tuple[object, ...] = (command(one),)

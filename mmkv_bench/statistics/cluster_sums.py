@@ -80,7 +80,10 @@ class Samples:
 
     @cached_property
     def binary(self) -> np.ndarray:
-        """Mask of the methods whose scores are all 0 or 1, bool [m]; all False unless every sample is a cluster by itself."""
+        """Mask of the methods whose scores are all 0 or 1, bool [m].
+
+        All False for amounts, for pooled metrics, and unless every sample is a cluster by itself.
+        """
         if not self.share or self.aggregator is not None or self.count < len(self.index):
             return np.zeros(len(self.scores), dtype=bool)
         return (np.isnan(self.scores) | (self.scores == 0) | (self.scores == 1)).all(axis=1)

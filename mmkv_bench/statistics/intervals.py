@@ -157,7 +157,8 @@ Cell = tuple[np.ndarray, np.ndarray]
 def intervals(
     cells: Sequence[Cell], dataset: str, aggregator: Pooled | None = None, share: bool = True
 ) -> list[Interval]:
-    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the bootstrap over clusters.
+    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the percentile bootstrap
+    over clusters.
 
     A cell is here one method at a budget, with scores of samples. Without samples it has no interval, and with a single
     cluster it has no bootstrap interval.

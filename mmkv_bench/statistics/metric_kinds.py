@@ -93,7 +93,8 @@ def lower_is_better(metric: str) -> bool:
 
 
 def is_share(metric: str) -> bool:
-    """Return True if a sample's score is a share of 1, so that 0 and 1 are failure and success; False for an amount."""
+    """Return True if a sample's score is a share of 1, so that 0 and 1 are failure and success; False for an amount, whose values
+    may be 0 or 1 by coincidence."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 

@@ -114,12 +114,14 @@ class Audits:
     def unscored(self, cell: int) -> int:
         """Return the number of answers of one cell (a method at a budget, with one seed) that have no score of any metric.
 
+        One metric would not tell, because a dataset may score each kind of question with another metric.
+
         cell: position of the cell in the sheet's list of cells.
         """
         return int(self._unscored[cell])
 
     def audit(self, cells: Sequence[int], metric: str) -> Audit:
-        """Count the facts of the answers that have a score of `metric`, and return them summed over `cells`.
+        """Return the `Audit` of the answers that have a score of `metric`, over all `cells`.
 
         cells: positions of cells that differ only by seed. Failed answers are left out.
         """
@@ -172,7 +174,7 @@ class Audits:
 def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (facts, excess) of the answers in `block`, one row per answer.
 
-    facts: float64 [answers, len(_SUMS)], one column per name in `_SUMS`; a fact is 0 where a column that it needs is null.
+    facts: float64 [answers, len(_SUMS)], one column per name in `_SUMS`; a condition is 0 where a column that it needs is null.
     excess: kept / allowed entries - 1 of each answer; NaN without a budget.
     order: int [answers], the rows of `block` to use, in this order.
     """
@@ -213,7 +215,9 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """List all fallbacks (replacements that a method reported, such as another scorer) of the answers in `order`.
+    """List all fallbacks (replacements that a method reported, such as another scorer) of the answers in `order`, as arrays.
+
+    A Python object per row would be slow.
 
     Return (distinct names, number of the name of each fallback, position in `order` of the answer of each fallback).
     """
@@ -230,8 +234,8 @@ def free_share(answers: pd.DataFrame, name: str) -> float | None:
     An answer without any other token counts as coming wholly from the prefill.
 
     Args:
-        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Any method of the table would give the same
-            share.
+        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Those of `full` are the same for every method
+            of a table.
         name: name of the protocol.
     """
     free_tokens = protocol(name).from_prefill

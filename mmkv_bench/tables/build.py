@@ -143,7 +143,7 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """Return one sentence on whether `full` reaches the score that a paper prints for it; None if no such score is configured."""
+    """Return the sentence of the full-cache gate; None if no configuration of these cells has an expected score."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))

@@ -69,16 +69,15 @@ class Pair:
 
     @property
     def turned(self) -> Pair:
-        """Return the same pair with a and b exchanged."""
+        """The same pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
         return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
 
 
 def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
-    """Collect the scores of several cells (each one method, budget and dataset) in one array [cells, samples]; NaN where a
-    cell lacks a sample.
+    """Join the scores of several cells of one sheet into one array over all samples that any of the cells has.
 
-    scores: one item per cell, all of one sheet. The samples are all that any of the cells has.
+    Its shape is [cells, samples], or [cells, samples, parts] for a pooled metric; NaN where a cell has no valid score.
     """
     sample_ids, clusters = scores[0].samples, scores[0].clusters
     same_samples = all(np.array_equal(cell.samples, sample_ids) for cell in scores)
@@ -102,7 +101,8 @@ def columns(table: ScoreTable) -> dict[str, Column]:
     """Run paired tests between the competing methods of a table, and return budget -> tested column.
 
     The key is "" if the table has no budgets. Three kinds of table cells are left out: cells over their budget, cells with
-    quantised or offloaded entries, and cells with samples that were requested by id.
+    quantised or offloaded entries, whose size the number of entries does not tell, and cells with samples that were requested
+    by id.
     """
     columns_of = {}
     for budget in table.budgets or ("",):
@@ -137,7 +137,7 @@ def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -
 def every_pair(table: ScoreTable) -> list[Pair]:
     """Return all pairs of table lines (methods) at every budget, in the table's order, including pairs that do not compete.
 
-    A line without a budget is paired with the others at every budget.
+    A line without a budget is paired with the others at every budget. Pairs without common samples are left out.
     """
     pairs_of_budgets = []
     for budget in table.budgets or ("",):
@@ -190,7 +190,8 @@ def narrowed(
 ) -> list[ScoreTable]:
     """Return copies of the tables with only the given methods and budgets; tables without any of them are left out.
 
-    Lines without a budget stay. Bold and ranks stay those of the whole tables.
+    Lines without a budget stay. Bold and ranks stay those of the whole tables, because choosing lines afterwards must not change
+    a verdict.
 
     Args:
         methods: names or labels of table lines; None: all.
@@ -239,7 +240,9 @@ def _names(line: Line) -> set[str]:
 
 
 def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Return all pairs of table lines (methods) at every budget, with `asked`, the p-value corrected over only these pairs.
+    """Return all pairs of table lines (methods) at every budget, with the p-value `asked`.
+
+    It is corrected over only these pairs at the same budget.
 
     against: name or label of a line. Then only pairs with this line are returned, as its score minus the other's.
     """

@@ -256,8 +256,8 @@ def _versions(
 def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
     """Return the lines (rows) of a table: `full`, `random`, then the other methods by name.
 
-    If lines have the same name, their labels contain the parameters in which they differ. If the table has both readings of
-    methods (`paper` and `released`), the labels of the released ones contain it.
+    If lines have the same name and reading, their labels contain the parameters in which they differ. If the table
+    has both readings of methods (`paper` and `released`), the labels of the released ones contain it.
     """
     variants = {_variant(row): row for row in cells}
     settings_by_variant = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}

@@ -151,8 +151,10 @@ def _intervals(
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
-    """Return one text per failed measurement of the cost: table line, prompt length, batch and status. The figure has no such
-    points."""
+    """Return one text, in a list, that names failed cells with line, length, batch and status; [] without failures.
+
+    The figure has no points for them.
+    """
     failure_texts = [
         f"{line_label(method)} {budget} at {table.shape['prompt_tokens']} x {table.shape['batch']}: {entry.failed}"
         for table in tables
@@ -242,7 +244,7 @@ def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int 
     wanted: (command-line flag, key of `CostTable.shape`) -> value to keep; None if the user gave no value.
 
     Raises:
-        ConfigError: the user gave no value, and the passes have several.
+        ConfigError: the user gave no value and the passes have several, or no pass has the value.
     """
     passes = list(tables)
     for (flag, name), value in wanted.items():
@@ -303,7 +305,7 @@ def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], sou
 
 
 def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
-    """Return the points, cheapest first, with `best` set for those on the Pareto front. Equal points are all best."""
+    """Return the points, cheapest first, with `best` set for those on the Pareto front and those equal to them."""
     rate = -1.0 if cost.unit == "tokens/s" else 1.0  # for a rate, more is better
     sign = -1.0 if falling else 1.0
     marked_points: list[Point] = []

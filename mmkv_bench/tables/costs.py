@@ -109,7 +109,7 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Return the readings (versions of methods) in the table: `paper` as the paper's text, before `released` as its code."""
+        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does)."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
@@ -244,7 +244,7 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
     """Return the tables of costs for one context (model, dataset, protocol) and kind of budget.
 
-    There is one table for answers, or one per prompt length and batch for timed passes.
+    There is one table for answers, or one per shape of the prompt for timed passes.
 
     part: costs of all cells. rows: the costs of this context's cells.
     """
@@ -277,7 +277,7 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
 
 
 def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_pass: bool) -> list[CostEntry]:
-    """Return the median cost of each of `count` table lines, in the order of the line numbers in column `line` of `rows`.
+    """Return the `CostEntry` of one cost for each of `count` table lines, ordered by the number in the column `line` of `rows`.
 
     rows: costs at one prompt shape. full: line number of `full`; None without it.
     """

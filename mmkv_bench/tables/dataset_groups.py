@@ -303,7 +303,7 @@ class TaskRanks:
 def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
     """Return the ranks of methods over several tasks, one item per family of tasks and budget.
 
-    A family is a set of tables that differ only in the dataset. A budget needs at least two methods that all tasks have.
+    A family is a set of tables that differ only in the dataset. A budget needs two methods that compete on at least two tasks.
     """
     all_ranks = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
     return [ranks for ranks in all_ranks if len(ranks.tables) > 1]

@@ -74,7 +74,7 @@ class Option:
 
     @property
     def known(self) -> dict[str, Estimate]:
-        """Return the estimates of this option that are not None, by name."""
+        """The estimates that are not None, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Estimate)}
 
     def over(self, other: Option | None) -> Option:
@@ -118,7 +118,7 @@ class ScoreLoss:
 
     @property
     def title(self) -> str:
-        """Return dataset and metric as a title."""
+        """Dataset and metric, as a title."""
         return f"{self.dataset} {self.metric.replace('_', ' ')}"
 
 

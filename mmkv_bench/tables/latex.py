@@ -163,7 +163,8 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
 def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridCell:
     """Return the row's cell at `column` for a grid that is reduced to the columns `part`.
 
-    The cell's span is cut to these columns. If an earlier cell spans the first of them, that cell is returned.
+    The cell's span is cut to these columns. If an earlier cell spans the first of them, that cell is returned,
+    so that its text is not lost.
     """
     if column not in part:
         return row[column]
@@ -177,8 +178,8 @@ def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
     """Group the grids that are typeset in one tabular: grids whose columns are among the first grid's columns."""
     groups: list[list[Grid]] = []
     for grid in grids:
-        starts_group = bool(groups and grid.heading and not grid.groups and grid.labels == groups[-1][0].labels)
-        if starts_group and set(grid.header) <= set(groups[-1][0].header):
+        may_join = bool(groups and grid.heading and not grid.groups and grid.labels == groups[-1][0].labels)
+        if may_join and set(grid.header) <= set(groups[-1][0].header):
             groups[-1].append(grid)
         else:
             groups.append([grid])

@@ -30,7 +30,7 @@ def metrics_rows(
     reasons: Mapping[str | tuple[str, str], str | None] | None = None,
     judges: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one `metrics` row per cell (a method, budget, dataset and seed of a model) and metric, in the order of `cells`.
+    """Return one `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
 
     The column `difference` is the cell's score minus that of the `full` cell of the same context (model, dataset, protocol),
     over the samples ok in both. It is null for `full` itself, and if `cells` has no such `full` cell.
@@ -86,8 +86,8 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
     """Return one dict per item of `scores`: n, n_ok, value, its interval, and `value_failures_zero`.
 
     value: the score; null, like its interval, unless every sample is ok.
-    value_failures_zero: the score with failed samples counted as 0. It is null if smaller values are better, if an answer was
-        not judged, or if a pooled metric has no parts for a failed sample.
+    value_failures_zero: the score with failed samples counted as 0. It is null if smaller values are better (0 would
+        flatter a failure), if an answer was not judged, or if a pooled metric has no parts for a failed sample.
     """
     aggregator = aggregate_of(metric)
     for cell in scores:

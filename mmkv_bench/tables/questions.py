@@ -98,7 +98,7 @@ def tables_with_scores(
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return one row per question, method, budget and seed, with the scores under all protocols side by side.
+    """Return one row per question, metric, method, budget and seed, with the scores under all protocols side by side.
 
     Columns:
     - those of `LINE`, `cluster` (the document) and `sample_id`;

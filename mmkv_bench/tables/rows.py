@@ -95,6 +95,7 @@ class ReadOnce:
         """Return a reader of only the rows that tables of `metrics` need.
 
         In a large store it skips the fidelity metrics that are not in `metrics`, because they are most of the scores.
+        All other metrics are always read.
         """
         fidelity_metrics = set(FIDELITY).intersection(metrics)
         return ReadOnce(self.store, self.names, self._further, fidelity_metrics) if self.large else self
@@ -154,7 +155,7 @@ class AnswerBlocks:
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
     """Return `responses` rows as a frame. It has the column `chosen` only if some samples were requested by id.
 
-    rows: all answers of each cell that occurs.
+    rows: all answers of each of its cells, because `chosen` depends on the other answers of the cell.
     """
     is_apart = audit.chosen_apart(store, rows)
     answers = frame(rows.select(RESPONSE_COLUMNS))
@@ -211,9 +212,9 @@ def frames(rows: ReadOnce) -> Rows:
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
-    """Return the store's table `cells` as a frame.
+    """Return the store's table `cells` as a frame. Cells of one run share one string `config`, because it is long.
 
-    names: hashes of cells (each one method, budget and dataset) to return; None: all.
+    names: hashes of the cells to return; None: all.
     """
     table = store.cells(names, coded=True)
     for number, field in enumerate(table.schema):
@@ -333,10 +334,9 @@ _LINE_COLUMNS = ("method", "base", "reading", "parameters", "budget_kind", "budg
 
 
 def latest(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells (each one method, budget and dataset) with the newest `method_version` among cells that are otherwise
-    alike.
+    """Mask the cells with the newest `method_version` among cells that are otherwise alike.
 
-    Tables show only these.
+    A new version of a method corrects its numbers, so tables show only the newest.
 
     cells: frame with the column `limits` (`with_limits`).
     """

@@ -132,7 +132,8 @@ def _method(line: Line) -> tuple[Hashable, ...]:
 def calibrations(parameters: str) -> dict[str, str]:
     """Return name -> checksum of the calibration files that a method read; empty if it read none.
 
-    parameters: the method's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was not read.
+    parameters: the method's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was not read,
+    because that variant of the method works without.
     """
     calibration_node = json.loads(parameters).get("calibration")
     return dict(calibration_node) if isinstance(calibration_node, Mapping) else {}
@@ -206,7 +207,7 @@ class Entry:
 
     @property
     def headline(self) -> float:
-        """Return the printed score of a table cell whose samples are all ok."""
+        """Printed score (`value`) of a table cell whose samples are all ok."""
         assert self.value is not None, "only a complete cell has a headline"
         return self.value
 
@@ -266,7 +267,7 @@ class ScoreTable:
 
     @property
     def cells(self) -> list[tuple[Line, str, Entry]]:
-        """Return every table cell once, line by line: (method, budget, entry)."""
+        """Every table cell once, line by line: (method, budget, entry)."""
         methods_and_budgets = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
         return [
             (line, at, self.entries[line.label, at])
@@ -276,9 +277,9 @@ class ScoreTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Return the readings (versions of methods) in the table: `paper` as the paper's text, before `released` as its code.
+        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does).
 
-        The result is empty for a table of only `full`.
+        Empty for `full` alone.
         """
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 

@@ -31,7 +31,7 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
     score, low, high, difference: score, its interval, and the difference to `full`.
     answers, failures: numbers of answers and of failed ones.
     ttft_s, tpot_s, peak_bytes: medians [s], and the largest peak, if the cell ran by itself; otherwise null.
-    group_prefill_s, group_decode_s, group_peak_bytes: the same for runs that shared a prefill among methods.
+    group_prefill_s, group_decode_s, group_peak_bytes: medians [s], and the largest peak, of the cell's shared runs.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
