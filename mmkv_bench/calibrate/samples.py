@@ -52,7 +52,8 @@ class PromptSamples:
 
     Attributes:
         described: description for the artefact.
-        each: function (loaded, take, without) that calls `take` with each sample, in order, except the ids in `without`.
+        each: function (loaded, take) that calls `take` with each sample, in order. That of a dataset's questions also takes
+            `without`, ids of samples to leave out.
         settings: options that selected the samples of a dataset, and the data's checksum.
         ids: ids of the samples, if known before a model is loaded.
         prompt: settings that affect the prompts.

@@ -176,7 +176,7 @@ def filled(model: str, gates: Any) -> Any:
 
     A gate is the score of the full cache on a dataset as a paper prints it.
 
-    gates: a list of gates, each with dataset, metric and table.
+    gates: a list of gates; the key `printed` names the table of a gate without a score.
 
     Raises:
         ConfigError: a table lacks the score that a gate names.
@@ -215,8 +215,8 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], float]]:
-    """Return the full cache's scores in a paper's table as tuples: the paper's name of the model, dataset and metric or
-    group, number."""
+    """Return the full cache's scores in a paper's table as tuples (the paper's name of the model, its dataset and metric
+    or its group, the number)."""
     file = folder / f"{table}.csv"
     if not file.is_file():
         raise ConfigError(

@@ -51,7 +51,7 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         name: the method's name, used as `base` if the file has none.
-        document: the content of the method's file as plain data, with parts in any of the short forms above.
+        document: the content of the method's file as plain data, with parts in any form that the module's docstring lists.
 
     Raises:
         ConfigError: a part or parameter that does not exist, or a parameter without a value.

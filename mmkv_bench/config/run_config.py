@@ -114,7 +114,7 @@ def settle(config: Container) -> None:
 
     Relative interpolations are kept: a method's parts refer to its parameters, which its reading (the paper's text or the
     released code) may still change. Those inside a part of a variant are not checked here, because they refer to keys of
-    its base.
+    its base; `methods.node.under_reading` checks them after the variant is merged with its base.
 
     Raises:
         ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a value

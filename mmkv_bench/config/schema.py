@@ -177,7 +177,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Logger:
-    """Settings of the tracker, which shows running means and the final table."""
+    """Settings of the tracker, which gets running means and the final table in addition to the rows."""
 
     kind: str = _key("none", "none or wandb", ("none", "wandb"))
     mode: str = _key("offline", "wandb mode; online checks first that the server answers", ("offline", "online"))

@@ -169,7 +169,7 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
 def _model(place: str) -> Iterator[Override]:
     """Yield the overrides that choose a model by its location (a folder, a GGUF file, or a hub id).
 
-    If a file of `conf/model` has this location, that file is chosen, with its name and gates.
+    If exactly one file of `conf/model` has this location, that file is chosen, with its name and gates.
     """
     models_of_path = [name for name in options("model") if content("model", name).get("path") == place]
     if len(models_of_path) == 1:
@@ -315,7 +315,10 @@ def _share(text: str) -> float | None:
 
 
 def _minutes(text: str) -> str:
-    """Convert a time in Slurm's notation (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) to minutes, rounded up."""
+    """Convert a time in Slurm's notation (`90`, `90:00`, `1:30:00`, `1-12`, `1-12:00:00`) to minutes, rounded up.
+
+    Return text; `<minutes>` for other input.
+    """
     time_match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if time_match is None:
         return "<minutes>"

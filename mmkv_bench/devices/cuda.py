@@ -48,7 +48,8 @@ def _cuda() -> Any:
 
 @cache
 def _has_triton() -> bool:
-    """Tell whether Triton is installed together with the C compiler that builds its launchers.
+    """Tell whether Triton is installed together with the C compiler that builds its launchers, searched for as Triton
+    does.
 
     Without them, attention statistics are computed by blocks of rows in torch instead of Triton's kernels.
     """
@@ -244,8 +245,8 @@ def nvidia_smi(query: str, identity: str) -> list[str] | None:
 def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
     """Return the ids of other processes that compute on a device; None if they are unknown.
 
-    This process also computes on the device. If its id is missing from the list, a container hides or renumbers processes, so
-    nothing is known.
+    This process has a context on the device, since it asked CUDA for its name. If its id is missing from the list, a container
+    hides or renumbers processes, so nothing is known.
 
     lines: output of `nvidia_smi`, one process per line.
     process: id of this process.

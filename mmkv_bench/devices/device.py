@@ -78,7 +78,8 @@ class Device:
 
     @classmethod
     def here(cls) -> torch.device:
-        """Return the torch device that this process uses, with its index if there may be several devices."""
+        """Return the torch device that this process uses. If there may be several, its index is included, because some torch
+        functions need it."""
         import torch
 
         return torch.device("cpu")
@@ -141,7 +142,7 @@ class Device:
         """Drop the recorded graphs of compiled steps whose storages were freed. On the host there are none."""
 
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Return an empty tensor in host memory to which the device can copy while it computes (pinned on CUDA)."""
+        """Return an empty tensor in host memory; the device can copy to and from it while it computes (pinned on CUDA)."""
         import torch
 
         return torch.empty(*shape, dtype=dtype)
@@ -159,7 +160,8 @@ class Device:
 
     # ------------------------------------------------------------------ random numbers
     def forked_random(self) -> AbstractContextManager[None]:
-        """Return a context manager whose block may seed torch's global generators. At its end their state is restored."""
+        """Return a context manager whose block may seed torch's global generators of host and device. At its end their
+        state is restored."""
         import torch
 
         return torch.random.fork_rng([])

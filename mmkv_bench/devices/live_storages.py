@@ -51,7 +51,7 @@ class LiveStorages(TorchDispatchMode, Counters):
         return operation_result
 
     def storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        """Return the storage of a tensor; None if it is not on the counted device."""
+        """Return the storage of a tensor; None if it is not on the counted kind of device."""
         return tensor.untyped_storage() if tensor.device.type == self.place.type else None
 
     def add(self, values: Iterable[Any]) -> None:

@@ -37,7 +37,7 @@ SCHEMES = {TEXT: 1, IMAGE: 1, VIDEO: 1}
 
 
 def kind_of(dataset: str) -> str:
-    """Return the kind of prompts (text, image or video) that a cell (method at a budget) of this scenario reads.
+    """Return the kind of prompts (text, image or video) that a cell of this scenario reads.
 
     dataset: dataset name of the cell.
     """
@@ -45,10 +45,10 @@ def kind_of(dataset: str) -> str:
 
 
 class PassId(NamedTuple):
-    """Identifies one pass: one cell (method at a budget) on a batch of `batch` prompts of `tokens` tokens each.
+    """Identifies one pass: one cell on a batch of `batch` prompts of `tokens` tokens each.
 
     repeat: number of the timed pass; None for the pass that counts memory.
-    prefill: whether the batch's prompts are prefilled together or one by one; None for one prompt.
+    prefill: how the batch's prompts are prefilled (`together`, `one_by_one`); None for one prompt.
     """
 
     cell: str
@@ -59,10 +59,7 @@ class PassId(NamedTuple):
 
     @property
     def shape(self) -> PassId:
-        """Return the pass of the same cell (method at a budget), length and batch that counts memory.
-
-        It is equal for all repeats.
-        """
+        """Return the pass of the same cell, length and batch that counts memory. It is equal for all repeats."""
         return self._replace(repeat=None)
 
 
@@ -92,7 +89,7 @@ class EfficiencyPlan(Plan):
     room: int | None = None
 
     def shape(self, cell: str, tokens: int, batch: int) -> PassId:
-        """Return the pass that counts the memory of a cell (method at a budget) at this length and batch size."""
+        """Return the pass that counts the memory of a cell at this length and batch size."""
         return PassId(cell, tokens, batch, prefill=self.pass_config.batch_prefill if batch > 1 else None)
 
     @property
@@ -151,7 +148,7 @@ class EfficiencyPlan(Plan):
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
         """Return all passes (one batch, prefilled and decoded) known so far, in the order in which they run.
 
-        No pass is timed before all searches for a largest batch have ended.
+        No pass is timed before all searches for a largest batch have ended and their results are confirmed (see `unconfirmed`).
 
         outcomes: pass to its status.
         """
@@ -176,7 +173,7 @@ class EfficiencyPlan(Plan):
         return [*dict.fromkeys([*memory_passes, *timed_passes])]
 
     def cell(self, name: str) -> Cell:
-        """Return the cell (method at a budget) with the hash `name`."""
+        """Return the cell with the hash `name`."""
         return next(cell for cell in self.cells if cell.cell == name)
 
     @property
@@ -286,7 +283,8 @@ def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
 
 
 def _refuse_others(config: RunConfig) -> None:
-    """Raise ConfigError for settings that only affect runs with datasets."""
+    """Refuse settings that only affect runs with datasets, and protocols that are not timed. Raises ConfigError or
+    UnsupportedError."""
     if list(config.datasets) != ["pages"]:
         raise ConfigError(
             f"scenario=efficiency takes no dataset but got dataset={','.join(map(str, config.datasets))}: its "
@@ -305,7 +303,8 @@ def _refuse_others(config: RunConfig) -> None:
 
 
 def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Return the memory that the largest batch may use [bytes]: `limit`, or else the memory of the device. None without both.
+    """Return the memory that the largest batch may use [bytes]: `limit`, or else the memory of the device. None without a limit
+    and a search.
 
     A search on the CPU without a limit, and a limit above the device's memory, are refused.
 
@@ -327,7 +326,7 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """Refuse a cell (method at a budget) whose decode policy cannot act in a batch. way: how batches are prefilled."""
+    """Refuse a cell whose method cannot act in a batch that is prefilled in this way. way: `together` or `one_by_one`."""
     policy = cell.compressor.decoding
     if cell.compressor.needs.replay and way == TOGETHER:
         raise UnsupportedError(
@@ -349,8 +348,7 @@ def _refuse_policy(cell: Cell, way: str) -> None:
 
 
 def _refuse_method(cell: Cell) -> None:
-    """Refuse a cell (method at a budget) whose method has no meaningful latency, or needs visual tokens that its prompts
-    lack."""
+    """Refuse a cell whose method has no meaningful latency, or needs visual tokens that its prompts lack."""
     compressor = cell.compressor
     if compressor.needs.answer:
         raise UnsupportedError(
@@ -402,8 +400,8 @@ def _profiled(
 
 
 def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
-    """Return the prompt lengths without default ones beyond the model's context. Lengths chosen by the user stay, to be
-    checked later."""
+    """Return the prompt lengths without default ones beyond the model's limits. Lengths chosen by the user stay;
+    `_refuse_long` checks them."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     longest_prompt = min(
@@ -427,10 +425,11 @@ def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: 
 
 
 def _remedy(name: str, most: int, answer: int, shortest: int) -> str:
-    """Return the end of an error message: what to change if a prompt and its answer exceed the model's context.
+    """Return the end of an error message: what to change if a prompt and its answer exceed a limit.
 
-    most: tokens that the model allows.
-    answer: tokens of the answer.
+    name: name of the limit.
+    most: tokens that the limit allows.
+    answer: tokens of the answer that count against it.
     shortest: length of the shortest prompt.
     """
     if most - answer >= SHORTEST:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
     """Return the work of the missing passes, for a forecast: one workload for every kind of prompts, length and batch size.
 
+    A workload without missing passes is empty.
+
     todo: the missing passes (one batch each, prefilled and decoded).
     """
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
@@ -34,7 +36,7 @@ def notes_of(plan: EfficiencyPlan) -> list[str]:
 
 
 def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
-    """Return the text of `mmkv-bench plan`: a summary of the passes, and the number of tokens that they read.
+    """Return the text of `mmkv-bench plan`: a summary of the passes, the tokens that they read, and the weights.
 
     todo: the missing passes (one batch each, prefilled and decoded).
     """
@@ -104,6 +106,6 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
 
 
 def _warm(todo: Sequence[PassId]) -> int:
-    """Return the number of prompt tokens that warm-up passes read: one extra pass for each cell (method at a budget), length
-    and batch that is timed."""
+    """Return the number of prompt tokens that warm-up passes read: one extra pass for each cell, length and batch that
+    is timed."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

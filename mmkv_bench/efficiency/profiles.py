@@ -67,7 +67,7 @@ class Profile:
 
 
 def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
-    """Return a cell (method at a budget) that divides its budget among layers and heads as a stored row of the same method
+    """Return a cell that divides its budget among layers and heads as a stored row of the same method
     did, and that division.
 
     Call `refuse_unprofiled` before.
@@ -90,7 +90,7 @@ def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Pro
 
 
 def refuse_unprofiled(cell: Cell) -> None:
-    """Raise UnsupportedError for a cell (method at a budget) whose method cannot repeat a stored division of the budget."""
+    """Raise UnsupportedError for a cell whose method's stored rows do not determine how it divides the budget."""
     decoding = cell.compressor.decoding
     if decoding is not None and decoding.retrieves:
         raise UnsupportedError(

@@ -208,7 +208,7 @@ def _tail(loaded: LoadedModel, kind: str, count: int) -> int:
 
 
 def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[int]:
-    """Return the token ids of a message in the chat template, with one marker per medium."""
+    """Return the token ids of a message in the chat template, with markers for media."""
     messages = [{"role": "user", "content": [*media, {"type": "text", "text": text}]}]
     return list(loaded.tokenizer(rendered(loaded.processor, messages))["input_ids"])
 

@@ -266,7 +266,7 @@ class _Passes:
         )
 
     def _distinct(self, unit: PassId) -> int | None:
-        """Return how many prompts of a pass are prefilled; the others are copies. None prefills all.
+        """Return how many prompts of a pass are prefilled besides the last; the others are copies. None prefills all.
 
         Copies are used only while a search tries a batch size.
         """
@@ -316,7 +316,10 @@ class _Passes:
             ) from error
 
     def _whole(self, cell: Cell, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return the prompt of `tokens` tokens with the index `number`. It is made once and kept on the host."""
+        """Return the prompt of `tokens` tokens with the index `number`.
+
+        It is made once and kept on the host, where it takes no device memory. Media repeat after `DISTINCT_PROMPTS` sequences.
+        """
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         prompt_kind = kind_of(cell.dataset)
@@ -342,7 +345,7 @@ def _spec(cell: Cell) -> CellSpec:
 
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the numbers of one pass that a tracker shows: its times [s], or its peak memory [bytes].
+    """Return the numbers of one pass that a tracker shows: its times [s] or its peak memory [bytes], and whether it failed.
 
     label: prefix of the numbers' names.
     rows: the pass's rows of the table `timings`.

@@ -105,7 +105,8 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
 def _on_the_line(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
     """Return the largest batch whose extrapolated peak memory is within the limit.
 
-    The peak is extrapolated by a line through the peaks of two batches. None if the line does not rise.
+    The peak is extrapolated by a line through the peaks of two batches. None if the line does not rise, or a
+    peak or the limit is unknown.
 
     peaks: number of sequences to peak bytes.
     """

@@ -35,7 +35,7 @@ _SAME_TIME_TOLERANCE = 0.05  # maximum relative difference of medians for two st
 def summary_lines(
     rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
-    """Summarise timed passes: return one line per cell (method at a budget), prompt length, batch and kind of prefill, sorted
+    """Summarise timed passes: return one line per cell, prompt length, batch and kind of prefill, sorted
     by length, batch and cell.
 
     Args:
@@ -129,7 +129,8 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     """Return the largest batch that fits, for each cell, length and kind of prefill, and its ratio to that of the full cache.
 
-    Both are null unless a batch with one sequence more ran out of memory.
+    Both are null unless a batch with one sequence more ran out of memory. The largest is 0 if one sequence did.
+
     baselines: cell -> the cell with the full cache that it is compared with.
     """
     import pandas as pd
@@ -157,7 +158,7 @@ def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
-    """Return the quartiles of each column over the repeats of a line: `<column>_low`, `<column>_median`, `<column>_high`."""
+    """Return the quartiles of each column over the rows of a line: `<column>_low`, `<column>_median`, `<column>_high`."""
     lines = values.groupby(level=LINE_COLUMNS)
     quantiles = [lines.quantile(share).add_suffix(f"_{name}") for name, share in _QUARTILES.items()]
     return quantiles[0].join(quantiles[1:])
@@ -206,14 +207,14 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Find out whether the decode steps of a cell (method at a budget) are bound by kernel launches.
+    """Find out whether the decode steps of a cell are bound by kernel launches.
 
     Return lines with `launch_bound` and `launch_unknown`.
 
     The steps of the shortest and the longest prompt at one batch are compared. If the quartiles of the step times overlap and
-    the medians differ by at most `_ALIKE`, a step's time does not depend on its bytes: it is bound by launches. If the
-    quartiles overlap but the medians differ more, this is unknown. It is also unknown with few repeats, because their steps
-    were measured close in time.
+    the medians differ by at most `_SAME_TIME_TOLERANCE`, a step's time does not depend on its bytes: it is bound by launches.
+    If the quartiles overlap but the medians differ more, this is unknown. It is also unknown with few repeats, because their
+    steps were measured close in time.
 
     read: bytes that a step of each line reads.
     """

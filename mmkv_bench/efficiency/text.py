@@ -73,7 +73,7 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return a sentence about the memory of sliding windows and recurrent states at a prompt length.
+    """Return a clause about the memory of sliding windows and recurrent states at a prompt length; "" for a model without.
 
     It states their share in the state of all layers, and the share of this state that each budget leaves.
     """
@@ -90,8 +90,7 @@ def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
 
 
 def _table(lines: list[dict[str, Any]]) -> list[str]:
-    """Return the text of one length and batch: a table of times, a table of memory peaks, and one line per failed cell
-    (method at a budget)."""
+    """Return the text of one length and batch: a table of times, one line per failed cell, and a table of memory peaks."""
     finished_lines = [line for line in lines if line["status"] == "ok"]
     failed_lines = [f"  {line['label']}: {line['status']}: {line['error']}" for line in lines if line["status"] != "ok"]
     if not finished_lines:
@@ -124,8 +123,7 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
 
 
 def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
-    """Return one line of text per cell (method at a budget) and length: the largest batch that fits, its times, and those of
-    `full`."""
+    """Return one line of text per cell and length: the largest batch that fits, its times, and those of `full`."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]

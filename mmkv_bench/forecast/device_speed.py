@@ -93,7 +93,8 @@ def folder() -> Path:
 
 
 def stored() -> dict[str, DeviceSpeed]:
-    """Map the short name of each measured device to its stored speed, sorted. Unreadable files are left out."""
+    """Map the short name of each measured device to its stored speed, sorted. Files that are unreadable
+    or of another version are left out."""
     speed_files = sorted(folder().glob("*.json"))
     return {file.stem: speed for file in speed_files if (speed := _read(file)) is not None}
 

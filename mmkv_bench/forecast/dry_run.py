@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Kernels(TorchFunctionMode):
-    """Replaces two calls that allocate other memory with fake tensors (a shape but no values) than on a real device.
+    """Replaces calls that behave differently with fake tensors (a shape but no values) than on a real device.
 
     Fused attention: allocates what a device's kernel allocates, the output and one number per query row. Torch would allocate
     T x T scores for fake tensors.

@@ -444,8 +444,10 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Group cells by budget and scope (when a method compresses). Return (budget, scope, methods' names) per group, `full`
-    first."""
+    """Group cells by budget and scope (when a method compresses), without those of methods that quantise.
+
+    Return (budget, scope, methods' names) per group, `full` first.
+    """
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted`
@@ -489,7 +491,7 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
 
 
 def _uncounted(cells: Sequence[Cell]) -> list[str]:
-    """Return sentences about cells (methods at their budgets) whose memory does not follow from their budget alone."""
+    """Return sentences about cells whose memory does not follow from their budget alone."""
     quantising_methods = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
     decode_evicting_methods = dict.fromkeys(
         cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises

@@ -88,8 +88,9 @@ def count_peaks(
     reserve: int = 32,
     tell: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> tuple[list[CellPeaks], list[str]]:
-    """Count memory peaks in dry runs: one for every different cell (method at a budget), prompt length and batch size. Return
-    peaks and notes.
+    """Count the memory peaks of every different cell at each prompt length and batch size. Return peaks and notes.
+
+    There is one dry run per cell and prompt. The peaks of a batch are computed from those of one sequence.
 
     Args:
         plan, forecast: the plan and its forecast.

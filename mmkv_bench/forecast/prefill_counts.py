@@ -53,7 +53,7 @@ def questions_per_document(part: DatasetShare) -> float | None:
 
 
 def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
-    """Count the prefills and replays that `samples` samples of a dataset need.
+    """Count the prefills, streams, replays and turns that `samples` samples of a dataset need.
 
     The samples are assumed to include all questions of each document.
     """

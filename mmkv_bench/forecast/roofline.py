@@ -280,7 +280,7 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
     """Return the roofline of timed rows, from a stored measurement of their device; None without one, or with several
-    devices."""
+    rooflines."""
     rooflines = set(stored_rooflines(store, rows).values())
     return rooflines.pop() if len(rooflines) == 1 else None
 
@@ -295,7 +295,7 @@ def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline 
 
 
 def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
-    """Return the rooflines of timed cells (methods at their budgets), by the values of the columns `_KEY` (model, device,
+    """Return the rooflines of timed cells, by the values of `_KEY_COLUMNS` (model, device,
     ...).
 
     A cell is included if its model's shape is on this machine and its device was measured before. No connection is made, and

@@ -34,15 +34,15 @@ _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity only if
 
 @dataclass(frozen=True)
 class DatasetIdentity:
-    """What a dataset adds to the identity of a cell (one model x dataset x method x budget configuration).
+    """What a dataset adds to the identity of a cell.
 
     Attributes:
         fingerprint: checksum of the content.
         prompt: what shapes a prompt (lmms-eval task, prompt texts, version).
         generation: generation settings.
         context: `context_key` of the dataset. Part of the identity only if the protocol cuts the prompt.
-        questions: `questions_key` of the dataset. Part of the identity only if the protocol cuts the prompt; with such a key
-            `query_agnostic` compresses once per document.
+        questions: `questions_key` of the dataset. Part of the identity only if the protocol cuts the prompt, because
+            with such a key `query_agnostic` compresses once per document.
     """
 
     fingerprint: str
@@ -54,7 +54,7 @@ class DatasetIdentity:
 
 @dataclass(frozen=True)
 class Identity:
-    """Facts about model files and datasets that cells' hashes cover in addition to the configuration.
+    """Facts outside the configuration that planning needs.
 
     Attributes:
         model_fingerprint: checksum of weights, configuration and processor files.
@@ -77,7 +77,7 @@ class Identity:
 class Cell:
     """One cell: a model, dataset, method, budget, protocol, reading and seed, with the objects that run it.
 
-    Its fields are the identity columns of its row in the table `cells`.
+    All fields but `compressor`, `budget` and `calibrations` are the identity columns of its row in the table `cells`.
     """
 
     cell: str
@@ -115,8 +115,8 @@ class Cell:
         return {key: value for key, value in self.__dict__.items() if key not in excluded_fields}
 
     def told(self) -> dict[str, Any]:
-        """Return what the cell adds to the configuration in its row: the samples that calibrated its method, and the bytes of
-        a budget given in bytes."""
+        """Return what the cell adds to the configuration in its row: the data behind its method's calibrations, and the bytes
+        of a budget given in bytes."""
         calibration_values = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
         budget_bytes = None if self.budget is None else self.budget.in_bytes
         return calibration_values if budget_bytes is None else {**calibration_values, "budget_in_bytes": budget_bytes}
@@ -128,7 +128,7 @@ class Cell:
 
     @property
     def stream(self) -> protocols.StreamSettings:
-        """Return the cell's settings for protocol=stream, by default those without a stream."""
+        """Return the cell's settings for protocol=stream; the defaults if it has none."""
         return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
 
     @property
@@ -144,7 +144,7 @@ class Cell:
 def stored_rows(
     cells: Iterable[Cell], resolved: Mapping[str, Any], provenance: Mapping[str, Any], prompt_format: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return rows of the table `cells`, one per cell (method at a budget), to be stored by a run.
+    """Return rows of the table `cells`, one per cell, to be stored by a run.
 
     resolved: the run's configuration (`RunConfig.resolved`).
     provenance: the result of `identity.provenance`.
@@ -164,7 +164,7 @@ class Method:
 
     plain: the effective node (see `build.identity_form`), with the checksums of the calibrations that were used.
     decoding: text of a decode policy that the user set.
-    calibrations: checksum -> the samples of that calibration.
+    calibrations: checksum -> description of the samples of that calibration.
     """
 
     name: str
@@ -246,8 +246,8 @@ def expand(
     Returns:
         Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and `ask_at` of a
         stream.
-        Notes: one sentence per pair of spellings or names that are the same cell, and one per method that reading=released
-            does not change.
+        Notes: one sentence per pair of spellings or names that are the same cell, per method that reading=released does not
+            change, and per budget in bytes.
 
     Raises:
         ConfigError: two cells with one name, a method that cannot be built.
@@ -297,7 +297,7 @@ def build_methods(
     dtype: str | None = None,
     lacking: list[str] | None = None,
 ) -> list[Method]:
-    """Build the compressors of a run's methods. Raises the errors of `expand`.
+    """Build the methods of a run. Raises the errors of `expand`.
 
     calibrations: the model's calibration artefacts. None builds methods that can be checked but not run.
     lacking: see `expand`.

@@ -32,8 +32,8 @@ UNKNOWN = "unknown"
 
 
 def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
-    """Return the facts that cells' hashes cover besides the configuration: checksums of the model and of the datasets, and
-    the dtype.
+    """Return everything that planning needs besides the configuration: checksums of model and datasets, dtype, versions, bytes
+    of the model's state.
 
     Datasets other than pages are opened for their checksums.
 
@@ -115,7 +115,7 @@ def _installed() -> dict[str, str]:
 
 
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
-    """Return what a dataset adds to the identity of its cells (methods at their budgets).
+    """Return what a dataset adds to the identity of its cells.
 
     The number of samples is not part of it, so a run with a larger `limit` reuses stored rows.
 
@@ -153,7 +153,7 @@ def usable_device(model: Model, dtype: str) -> str:
 def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
     """Return the dtype in which a model will be loaded.
 
-    `auto` is the dtype in the model's configuration, or else that of its first stored weight.
+    `auto` is the dtype in the model's configuration, or else that of its first stored weight; float32 for a GGUF file.
 
     config: from `Source.described`.
     path: folder or hub id; None for random weights.

@@ -35,8 +35,7 @@ COLUMNS = ("cell", "sample_id", "status", "measured")
 
 @dataclass(frozen=True)
 class DatasetShare:
-    """The part of a plan that one dataset has: its task, its cells (methods at their budgets), and the ids of its samples in
-    this run.
+    """One dataset's part of a plan: its task, its cells, and the ids of its samples within limit and shard, in order.
 
     Attributes:
         name: name in the configuration.
@@ -95,7 +94,7 @@ class Coverage:
         return is_answered
 
     def done(self, part: DatasetShare) -> dict[str, set[str]]:
-        """Map each cell (method at a budget) of a dataset to the ids of the samples whose answers are stored.
+        """Map each cell of a dataset to the ids of the samples whose answers are stored.
 
         Rows with a status in `retry` do not count.
         """
@@ -107,15 +106,15 @@ class Coverage:
         return int(self.answered(part).sum())
 
     def missing(self, part: DatasetShare) -> int:
-        """Return the number of samples of a dataset that lack an answer in at least one cell (method at a budget)."""
+        """Return the number of samples of a dataset that lack an answer in at least one cell."""
         return int((~self.answered(part)).any(0).sum())
 
     def left(self, part: DatasetShare) -> int:
-        """Return the number of answers of a dataset that are not stored yet, one per cell (method at a budget) and sample."""
+        """Return the number of answers of a dataset that are not stored yet, one per cell and sample."""
         return int((~self.answered(part)).sum())
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
-        """Map each of these cells (methods at their budgets) to its number of answers with status ok.
+        """Map each of these cells to its number of answers with status ok.
 
         Cells without any are left out.
         """
@@ -200,7 +199,7 @@ class Plan:
 
     @property
     def names(self) -> list[str]:
-        """Hashes of the cells (methods at their budgets)."""
+        """Hashes of the cells."""
         return [cell.cell for cell in self.cells]
 
     @cached_property
@@ -245,7 +244,7 @@ class Plan:
         return Coverage(plan_rows, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Return the number of samples that lack an answer in some cell (method at a budget).
+        """Return the number of samples that lack an answer in some cell.
 
         After a split run it is 0 unless a process failed.
         """

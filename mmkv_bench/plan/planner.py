@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def make_plan(config: RunConfig) -> Plan:
     """Return the plan of a validated configuration.
 
-    The model's files are read, but weights are not loaded. Data are opened if their checksum is not known otherwise. No page
+    The model's files are read, but weights are not loaded. Data are opened if their content is not known otherwise. No page
     is drawn.
 
     Raises MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them.
@@ -169,8 +169,7 @@ def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
 
 
 def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -> DatasetShare:
-    """Return the part of a plan that one dataset has: its cells (methods at their budgets), and the samples that this process
-    answers.
+    """Return one dataset's part of a plan: its cells, and the samples that this process answers.
 
     Data other than pages are opened.
 
@@ -277,9 +276,9 @@ def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
 
 
 def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
-    """Return a selection whose limit is raised so that all samples that it names by id are included.
+    """Return a selection with the smallest limit that includes all samples that it names by id; unchanged if it names none.
 
-    Datasets that are not pages are opened.
+    The other questions of a sample's document are included. Datasets that are not pages are opened.
 
     specs: dataset label -> task.
 

@@ -57,9 +57,9 @@ def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
     """List what this machine lacks to carry out a plan without a connection: weights, data, calibrations, a judge, disk
     space."""
     missing_inputs = weights_lacking(plan.model)
-    missing_inputs += [MissingInput("data", disk_sentence) for disk_sentence in _data(plan)]
-    missing_inputs += [MissingInput("calibration", disk_sentence) for disk_sentence in plan.uncalibrated]
-    missing_inputs += [MissingInput("judge", disk_sentence) for disk_sentence in _judges(plan)]
+    missing_inputs += [MissingInput("data", sentence) for sentence in _data(plan)]
+    missing_inputs += [MissingInput("calibration", sentence) for sentence in plan.uncalibrated]
+    missing_inputs += [MissingInput("judge", sentence) for sentence in _judges(plan)]
     if disk.free < disk.rows:
         disk_sentence = f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
         missing_inputs.append(MissingInput("disk", disk_sentence))
@@ -67,7 +67,7 @@ def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
 
 
 def weights_lacking(model: Model) -> list[MissingInput]:
-    """List the files of a model's hub repository that are missing from the local cache."""
+    """Return one entry if weight files of a model's hub repository are missing from the local cache, else nothing."""
     source = Source.of(model)
     if source.kind != HUB:
         return []  # planning has read the files of a folder; random weights are generated

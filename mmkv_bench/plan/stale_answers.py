@@ -31,14 +31,14 @@ _SHOWN_IDS = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
-    """Find stored answers of a plan's cells (methods at their budgets) whose prompts have changed since, because a picture or
-    a text file did.
+    """Find stored answers of a plan's cells whose prompts have changed since, because files of their datasets did.
 
     Returns:
         The answers that this run must generate again, of any shard: cell to sample ids.
         Notes about such answers in other cells, which the run leaves unchanged.
 
-    Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out.
+    Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out; or
+    files of prompts cannot be read.
     """
     changed_samples_by_cell: Samples = {}
     notes = []
@@ -110,7 +110,7 @@ def differing_prompts(
 
     Return two tables: the answers whose prompts have changed, and those whose prompts cannot be made again.
 
-    limit: only the dataset's first `limit` samples are compared; None compares all.
+    limit: number of the dataset's samples to open, raised to include all stored answers; None opens all.
     """
     rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
     rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
@@ -140,8 +140,7 @@ _VERSION_COLUMNS = ("torch", "transformers", "numerics_version", "method_version
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
-    """Return a note if the plan's cells (methods at their budgets) have no answers but the store has the same cells of
-    another version; else nothing."""
+    """Return a note if cells of the plan are not in the store but the same cells of another version are; else nothing."""
     cell_by_values: dict[tuple[Any, ...], Any] = {
         tuple(cell.row()[name] for name in _CELL_COLUMNS): cell for cell in plan.cells
     }

@@ -482,7 +482,7 @@ def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
     """Refuse a configuration that this machine cannot run: model.device=cuda without a driver, decode=compiled without a
     compiler, or flash-attn without its package.
 
-    If the store at `out` exists, nothing is refused yet, because no row may be missing.
+    If the store at `out` exists, nothing is refused yet, because a run without missing rows needs none of these.
 
     Raises ConfigError: see `no_cuda` and `devices/requirements.py`.
     """
