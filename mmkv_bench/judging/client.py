@@ -184,7 +184,7 @@ def ask_all(
         readable: function that returns whether the scorer can read an answer. An unreadable answer is not stored, and the
             question is repeated.
         example: an answer of the right form. It replaces the judge's answer while the task's prompts are hashed, so that
-            questions that depend on the answer are hashed too.
+            questions that depend on the answer are hashed too. Without it the hash ends with this question.
 
     Raises:
         JudgeError: a question has no answer (yet).

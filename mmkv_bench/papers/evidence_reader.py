@@ -327,7 +327,7 @@ class StoreTables:
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
-        """Scores of the needed cells, without cells whose scores are older than their answers.
+        """Scores of the needed cells, without stale cells (`agreeing`).
 
         Raises:
             StoreError: scores, metrics and answers contradict each other.

@@ -20,7 +20,10 @@ SAMPLES = 100
 
 
 def experiment(name: str) -> str:
-    """Return the command that runs the experiment `name`, a file of conf/experiment/papers."""
+    """Return the command that runs the experiment `name`.
+
+    It is a file of conf/experiment/papers, or of conf/experiment if its name begins with `SETTING`.
+    """
     return f"{PROGRAM} experiment={name if name.startswith(SETTING) else f'papers/{name}'}"
 
 

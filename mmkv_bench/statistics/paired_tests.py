@@ -94,7 +94,7 @@ class PairedTest:
 
     @cached_property
     def p(self) -> np.ndarray:
-        """Two-sided p-values of each pair for no difference, float64 [P]; 1 for a pair that is not decidable."""
+        """Two-sided p-values of no difference, float64 [P]; 1 for a pair that is not decidable."""
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):

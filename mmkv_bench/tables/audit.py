@@ -257,7 +257,7 @@ def _closing(texts: Sequence[list[int]]) -> int:
 
 
 def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask the answers to samples that the user requested by id and that lie behind all samples answered in dataset order.
+    """Mask the answers to samples that were requested by id and lie beyond those that their cell answered in dataset order.
 
     Cells with such samples are not compared with others. Return None if there are no such answers.
 

@@ -169,7 +169,7 @@ class Sweep:
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
         """Collect what all tables of these cells (each one method, budget and dataset) have in common.
 
-        cells: frame of cells of one context (model, dataset, protocol). axis: their kind of budget, entries or fraction.
+        cells: frame of cells of one context (model, dataset, protocol). axis: entries, fraction or none.
         """
         all_rows = cells[[name for name in _COLUMNS_READ if name in cells]].to_dict("records")
         rows = [row for row in all_rows if row["latest"]]

@@ -225,7 +225,7 @@ def fronts(
         tokens, batch, prompts: prompt length, batch and kind of prompt of the passes; needed if they differ among the passes.
 
     Raises:
-        ConfigError: no cell of a table has the cost, or the passes differ in length, batch or prompt.
+        ConfigError: no cell of a table has the cost, no pass has the given shape, or none is given and the passes have several.
     """
     known_tables = [table for root in roots for table in cost_tables(root, (), beside=costs)]
     answers = [table for table in known_tables if not table.per_pass]

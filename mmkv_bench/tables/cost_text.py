@@ -19,7 +19,7 @@ OVER_FULL = "/ full"
 def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Table]:
     """Return every table as text cells, with caption and notes.
 
-    A row is a method at a budget. Each cost has two columns: its median, and its ratio to the full cache.
+    A row is a method at a budget. A cost has a column of medians, and one of ratios to the full cache if there are any.
     """
     return [
         Table(

@@ -152,8 +152,8 @@ def cost_tables(
         datasets, protocols, readings: values to keep; None: all.
 
     Raises:
-        ConfigError: there is no store, a filter matches nothing, the rows lack a cost, or times are of runs that share a
-            prefill.
+        ConfigError: there is no store, a filter names a value that the rows do not have, the rows lack a cost, or times are
+            of runs that share a prefill.
     """
     store = open_store(root)
     cells = cells_of(store)

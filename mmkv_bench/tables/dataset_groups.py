@@ -328,7 +328,7 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
     """Rank the methods that compete on all tasks, at every budget with at least two such methods.
 
-    tasks: one table per dataset. A task is left out at a budget if methods have failed samples there.
+    tasks: one table per dataset. A task is left out at a budget if its competing methods are not ok on the same samples.
     """
     ranks_by_budget = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):

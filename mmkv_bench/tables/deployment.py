@@ -166,7 +166,7 @@ def _estimate(entry: CostEntry | None) -> Estimate | None:
 
 # ---------------------------------------------------------------------- scores
 def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLoss]:
-    """Return for each dataset the score that each method loses against `full`, from tables that have `full`.
+    """Return for each dataset and model the scores that methods lose against `full`, from tables that have `full`.
 
     A dataset's first metric counts.
 

@@ -108,7 +108,7 @@ _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 @cache
 def _picture() -> type[Figure]:
-    """Return matplotlib's class of figures, which notebooks show even if pyplot was never imported."""
+    """Return a subclass of matplotlib's `Figure` that notebooks show even if pyplot was never imported."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -270,7 +270,9 @@ def _caption(tables: Sequence[ScoreTable]) -> list[str]:
 
 
 def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
-    """Draw fidelity (agreement with the full cache's tokens) against the position in a continuation, one panel per budget.
+    """Draw fidelity (KL divergence from, or agreement with, the full cache) against the position in a continuation.
+
+    There is one panel per budget.
 
     Args:
         tables: one per stretch of tokens, of one dataset and kind of budget. Each gives the point at the end of its stretch.

@@ -153,7 +153,7 @@ class AnswerBlocks:
 
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
-    """Return `responses` rows as a frame. It has the column `chosen` only if some samples were requested by id.
+    """Return `responses` rows as a frame. It has the column `chosen` only if `audit.chosen_apart` masks any.
 
     rows: all answers of each of its cells, because `chosen` depends on the other answers of the cell.
     """

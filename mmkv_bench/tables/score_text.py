@@ -307,9 +307,9 @@ def fidelity_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[Table]:
-    """Return tables of fidelity (agreement with the full cache's tokens), one per dataset, protocol and kind of budget.
+    """Return tables of fidelity (KL divergence from the full cache, agreement with it).
 
-    A row is a method at a budget, a column a metric.
+    There is one per dataset, protocol and kind of budget. A row is a method at a budget, a column a metric.
 
     Args:
         datasets, protocols, readings: names to which the tables are limited; None: all. A reading is a method's variant: its

@@ -218,7 +218,7 @@ def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tup
 def failed_rows(store: Store) -> list[dict[str, Any]]:
     """Return the failed answers as dicts, sorted by dataset and sample.
 
-    Keys are dataset, sample_id, label and hash of the cell, status and message.
+    Keys: dataset, sample_id, label (of the cell), cell (its hash), status, error (message).
     """
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()

@@ -99,7 +99,7 @@ def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = T
 
 
 def axis_words(axis: str) -> str:
-    """Return a text on the unit of a table's budgets, such as "entries kept per KV head"."""
+    """Return a text on the unit of a table's budgets, such as "budget: entries kept per KV head"."""
     return AXES[axis] if axis == "none" else f"budget: {AXES[axis]}"
 
 

@@ -28,7 +28,8 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
     without a score. The keys of a row:
 
     cell, ...: identity of the cell; `budget` is a number of entries or a fraction.
-    score, low, high, difference: score, its interval, and the difference to `full`.
+    prompt_tokens, batch: shape of timed passes; null for answers.
+    metric, score, low, high, difference: the metric, its score with interval, and the difference to `full`.
     answers, failures: numbers of answers and of failed ones.
     ttft_s, tpot_s, peak_bytes: medians [s], and the largest peak, if the cell ran by itself; otherwise null.
     group_prefill_s, group_decode_s, group_peak_bytes: medians [s], and the largest peak, of the cell's shared runs.
@@ -69,8 +70,8 @@ _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "di
 def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one dict per headline metric of a cell: metric, score, interval and difference to `full`.
 
-    Headline metrics are those in the dataset's configuration, or else all metrics that are not measures. Without scores the
-    result is one dict of nulls.
+    Headline metrics are those in the dataset's configuration, or else all metrics that are not measures. Without
+    scores, or with random weights, the result is one dict of nulls.
 
     cell: row of `cells`. rows: the cell's `metrics` rows.
     """
