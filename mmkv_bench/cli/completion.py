@@ -29,7 +29,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 
 def _offered(before: list[str], last: str) -> list[str]:
-    """Return the verbs, flags and settings that begin with `last` and may follow the words `before`."""
+    """Return the verbs, flags, choices and settings that begin with `last` and may follow the words `before`."""
     if not before and "=" not in last and not last.startswith("-"):
         verbs = [f"{verb} " for verb in VERBS if verb.startswith(last)]
         return verbs + (_settings([], last) if last else [])

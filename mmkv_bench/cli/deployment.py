@@ -171,7 +171,7 @@ def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int],
 
 
 def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
-    """Return a note with the forecast prefill time at a prompt length, which no budget shortens."""
+    """Return a note with the least prefill time at a prompt length, which no budget shortens; [] if the rate is unknown."""
     rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
     if rate is None or decoder is None:
         return []

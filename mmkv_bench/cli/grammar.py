@@ -274,10 +274,10 @@ _CHOICE_KEYS = ("method", "model", "dataset", "experiment")
 def rephrased(
     program: str, words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()
 ) -> list[str]:
-    """Return the words of a command line with settings in other spellings (`--method snapkv`, `method snapkv`) written
+    """Return the words of a command line with settings in other spellings (`--method snapkv`, `snapkv`, `64`) written
     `key=value`.
 
-    All other words stay unchanged.
+    Other words stay unchanged, but `-m` and `--multirun` are dropped unless they are in `flags`.
 
     Args:
         program: the program with its verb.

@@ -168,7 +168,11 @@ def _code(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _sources(file: Path) -> dict[str, str] | None:
-    """Return file of the package -> checksum, as the bundle recorded them; None if it has no such record."""
+    """Return file of the package -> checksum, as the bundle recorded them; None if the bundle has no such file.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
     try:
         recorded_checksums = json.loads(file.read_bytes())["source"]
     except FileNotFoundError:
@@ -278,7 +282,7 @@ def _prompts(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _budgets(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of checking each answer's budget against its cell's, and its kept entries against the budget."""
+    """Yield outcomes of checking each answer's budget against its cell's, and its kept entries against those asked."""
     count = 0
     columns = ("sample_id", "status", "context_tokens", "budget_entries", "entries_asked", "entries_resident")
     for _, part, cells in bundle.parts():

@@ -130,9 +130,12 @@ def _ask(
     first: int | None = None,
     fits: Callable[[Request], bool] = lambda request: True,
 ) -> None:
-    """Call `take` for up to `count` samples of a dataset for which `fits` is true.
+    """Call `take` for `count` samples of a dataset for which `fits` is true.
 
     wanted: numbers of the documents to use; None: all. first: number of documents to search; None: all.
+
+    Raises:
+        CalibrationError: there are fewer. DataError: a sample cannot be read.
     """
     from mmkv_bench.evaluation.generating import generate
 

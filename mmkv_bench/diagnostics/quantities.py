@@ -305,7 +305,7 @@ def sink_heads(layers: Sequence[Sequence[Value]]) -> Iterator[tuple[int | None, 
 
 
 def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield numbers on attention to visual tokens and on their keys, for one layer; nothing without visual tokens.
+    """Yield numbers on attention to visual tokens and on their keys, for one layer; nothing for fewer than two.
 
     One number per part:
     - `answer's attention`: share of the decoded tokens' attention on visual tokens, mean over query heads.

@@ -33,10 +33,10 @@ NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept pos
 
 
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
-    """Yield report lines on answers that were made again.
+    """Yield report lines on drawn answers after `make_again`.
 
-    There is one line per store, per answer that differs, and per reason why answers were not made again, and one with the
-    number of answers per compared column.
+    There is one line per store, per answer that differs, and per reason why answers were not made again; then the number of
+    equal answers, and the numbers of answers per compared column.
     """
     for root in dict.fromkeys(one.root for one in drawn):
         outcome_counts = Counter(one.outcome.partition(" (")[0].partition(":")[0] for one in drawn if one.root == root)
@@ -112,7 +112,7 @@ def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
 
 
 def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
-    """Return metric -> mean of the stored scores and mean of the new scores, over the answers that were scored again."""
+    """Return metric -> `stored` and `made_again` (mean scores) and `answers` (number), over the answers scored again."""
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]
@@ -127,8 +127,8 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
     """Return a receipt's entry for one cell (one method, budget and dataset).
 
-    answers: the cell's answers that were made again. stored: number of all its stored answers. digest, scores: digests of the
-        stored answers and of their scores.
+    answers: the cell's drawn answers. stored: number of all its stored answers. digest, scores: digests of the stored answers
+        and of their scores.
     """
     row = answers[0].cell
     return {

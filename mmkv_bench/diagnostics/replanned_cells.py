@@ -46,7 +46,7 @@ class ReplannedCells:
 
 
 def plan_again(rows: Sequence[Row]) -> ReplannedCells:
-    """Plan the stored cells (each one method, budget and dataset) of one dataset of one run with the installed version.
+    """Plan the stored cells (each one method, budget and dataset) of one dataset of one run again.
 
     The versions of torch and transformers in the rows are used; the caller decides whether the installed ones may differ.
 

@@ -260,7 +260,7 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
 def _scores(
     planned: ReplannedCells, answers: Sequence[StoredAnswer], rows: Mapping[tuple[str, str], Row]
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Return (cell, sample id) -> metric -> score of the new answers that have a stored score. No judge is asked.
+    """Return (cell, sample id) -> metric -> score of the new `ok` answers, for cells with stored scores. No judge is asked.
 
     rows: (cell, sample id) -> new row.
     """

@@ -175,7 +175,7 @@ def _media(
     config: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> None:
-    """Count the split's video files that exist, and add missing ones to `report`."""
+    """Count the split's usable video files, and report missing and empty ones (in `missing` if none is usable, else `notes`)."""
     import pyarrow.parquet as pq
 
     media_home, videos = (

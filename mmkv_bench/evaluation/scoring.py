@@ -297,7 +297,7 @@ def rows_of(
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
     """Return metric -> numbers (`parts`) of a sample without a score, for metrics that are computed from sums over samples.
 
-    The function that returns these is named by `metadata.parts_of_nothing` of the task's YAML.
+    They are `metadata.parts_of_nothing` of the task's YAML.
     """
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     name_of_function = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None

@@ -122,7 +122,10 @@ def _elsewhere(name: str) -> dict[str, Path]:
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
-    """Return the Python files of a package, by name. Links to folders are followed; hidden files and bytecode are left out."""
+    """Return the importable files (`SUFFIXES`) of a package, by name.
+
+    Links to folders are followed; hidden folders and `__pycache__` are left out.
+    """
     modules, visited_folders = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
         if (real_path := os.path.realpath(place)) in visited_folders:

@@ -45,7 +45,7 @@ def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | N
 
 
 def plain_value(value: Any) -> float | None:
-    """Return a number, or the number under `score` of a dict; None for anything else."""
+    """Return a number or an array's only element, also from under `score` of a dict; None for anything else."""
     if isinstance(value, Mapping):
         value = value.get("score")
     if isinstance(value, numbers.Real):
@@ -127,6 +127,7 @@ def drawn() -> tuple[int, bytes]:
     """Draw 64 bits from both random generators and return them.
 
     They differ from `untouched` (except for one chance in 2^64) if a scorer drew anything since the seeding.
+    Comparing the generators' whole states would cost more than most scorers.
     """
     import numpy as np
 

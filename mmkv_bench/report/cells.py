@@ -230,9 +230,9 @@ Answer = dict[str, Any]
 
 
 def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], Mapping[str, float | None]]) -> Answer:
-    """Return an answer with its scores and the position where it first differs from the answer of `full`.
+    """Return an answer with its scores and the token (`differs`) and character (`text_differs`) where it leaves `full`.
 
-    scores: (cell, sample id) -> metric -> score.
+    `differs` is -1 if all tokens are equal; both are None without a comparison. scores: (cell, sample id) -> metric -> score.
     """
     difference_places: dict[str, int | None] = {"differs": None, "text_differs": None}
     if full is not None and full["cell"] != row["cell"] and full["status"] == row["status"] == "ok":
@@ -260,7 +260,9 @@ class Commands:
         self._differing: dict[str, dict[str, Any] | str] = {}
 
     def of(self, row: Mapping[str, Any], text: str) -> dict[str, str]:
-        """Return {"line": command, "note": sentence}: the command that makes a cell (one method, budget and dataset) again.
+        """Return {"line": command, "note": sentence}: the command that makes a cell again.
+
+        The command is "" if there is none; the note then says why.
 
         row: the cell's row of `cells`. text: its configuration (JSON).
         """

@@ -102,7 +102,7 @@ class Folder:
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{figure_json});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
-        """Return the file name of an empty heat map by layer and KV head, which is written if it does not exist yet.
+        """Return the name (as in `figure`) of an empty heat map by layer and KV head, written if it does not exist yet.
 
         The arguments are those of `by_head`.
         """

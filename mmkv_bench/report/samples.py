@@ -160,7 +160,9 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """Return the entries that a cell (one method, budget and dataset) kept of one prompt; None if a column is missing.
+        """Return the entries that a cell (one method, budget and dataset) kept of one prompt.
+
+        None if a column is missing, or if the cell had another prompt, shorter than `visual` says.
 
         row: row of `responses`. visual: column `visual` of the table `prompts`.
         """

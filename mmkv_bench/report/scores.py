@@ -186,8 +186,8 @@ class ScoreViews:
         """Fill in missing times per token from timed passes (`scenario=efficiency`) of any store.
 
         A line and a pass belong together if model, method, reading, parameters, protocol and budget are equal. Only passes
-        with the smallest batch and the longest prompt are used. Return a sentence on the number of filled lines; [] without
-        passes.
+        with the smallest batch and, of these, the longest prompt are used. Return a sentence on the number of filled lines; []
+        without passes.
 
         tables: tables of costs of all stores.
         """
@@ -290,7 +290,9 @@ def _line(
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """Yield groups of tables that differ only in the dataset: the first metric of each task, then one group per metric.
+    """Yield families of tables with equal context: one of the first metric of each task, then one per metric.
+
+    A family that repeats the tables of an earlier one is left out.
 
     store: number of the store. views: id of a table -> its view.
     """

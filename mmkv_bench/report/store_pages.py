@@ -225,8 +225,8 @@ class StorePages:
         return config_names
 
     def _groups(self) -> Iterator[CellGroup]:
-        """Yield the cells (each one method, budget and dataset) in groups that answered the same prompts, in the order of the
-        tables' lines, `full` first."""
+        """Yield the cells in groups that may be compared with each other (equal `context_key`), in the order of the tables'
+        lines, `full` first."""
         cell_positions = {cell: place for place, cell in enumerate(self._labels)}
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in with_limits(self.cells).to_dict("records"):
@@ -319,7 +319,7 @@ def _score_row(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[Any]] | None:
-    """Return (file of the heat map, numbers) of mean, least and most entries by layer and KV head; None if the rows lack them.
+    """Return (name of the heat map, numbers) of mean, least and most entries by layer and KV head; None if the rows lack them.
 
     kept: result of `AnswerTable.kept`.
     """

@@ -211,7 +211,7 @@ def _tokens(count: int, per_token: int) -> str:
 
 
 def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits: PixelLimits) -> None:
-    """Refuse pixel limits that a run refuses, and limits that change nothing for this processor.
+    """Refuse pixel limits that a run refuses, and limits without effect on this model or medium.
 
     kind: the model's type.
     """

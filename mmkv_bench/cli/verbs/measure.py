@@ -41,7 +41,7 @@ def calibrate(given: argparse.Namespace) -> int:
 
 
 def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
-    """Fill in the options of `mmkv-bench calibrate` that were not given by the method's defaults, and return them.
+    """Fill in the defaults of missing options of `mmkv-bench calibrate`, drop those of other methods, and return them.
 
     Raises:
         ConfigError: a flag of another method, or of another source of samples (pages, a text, a dataset, released files).

@@ -153,7 +153,7 @@ def accept(given: argparse.Namespace) -> int:
     """Carry out `mmkv-bench accept`: check an experiment's bundle and print a line per check. Return 0 if nothing is refused,
     else 1.
 
-    A bundle is an experiment's published rows, tables, remade answers and environment.
+    A bundle is an experiment's published rows with tables, a receipt of answers made again, and the environment.
     """
     from mmkv_bench.diagnostics.acceptance import NOT_CHECKED, REFUSED, findings
     from mmkv_bench.plan.validate import validated_jobs

@@ -49,11 +49,11 @@ def _remake(
     other_versions: bool,
     run_code: bool,
 ) -> int:
-    """Generate stored answers again.
+    """Generate the stored answers to one sample again.
 
     Print which visual tokens each cell (method at a budget) kept, and whether its answer is the same. Return the exit code.
 
-    shown: cell to sample ids.
+    name: id of the sample. shown: dataset -> hashes of the cells that answered it.
     """
     from mmkv_bench.diagnostics.reproduction import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show

@@ -127,7 +127,7 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pace(status: Status) -> list[str]:
-    """Return a line with the number of writing processes, their rate, and the time left; no line if none is writing."""
+    """Return a line with the writing processes, the rate, and the time left or the newest answer's age; no line without these."""
     clauses = []
     if status.writers:
         processes = f"{status.writers} process{'es' * (status.writers > 1)}"
@@ -169,7 +169,7 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
 
 # ---------------------------------------------------------------------- Slurm: the queue tells who may still add rows
 def jobs() -> Mapping[str, int] | str | None:
-    """Count this user's queued and running Slurm jobs by state (`RUNNING`, `PENDING`, ...). Each task of an array counts.
+    """Count this user's Slurm jobs of this package in the queue, by state (`RUNNING`, ...). Each task of an array counts.
 
     Return a sentence if the queue cannot be asked, None if there is no Slurm.
     """
@@ -187,7 +187,7 @@ def jobs() -> Mapping[str, int] | str | None:
 
 
 def ended() -> Mapping[str, int]:
-    """Count this user's Slurm jobs that ended within a day without finishing (states `UNFINISHED`), by state.
+    """Count this user's Slurm jobs of this package that ended unfinished (`UNFINISHED`) within a day, by state.
 
     Empty if the cluster keeps no accounting.
     """
