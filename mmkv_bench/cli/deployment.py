@@ -68,9 +68,7 @@ def deployment_of(
                 s: rows for s, rows in passes.items() if (s.prompts, s.tokens, s.way) == (prompts, tokens, prefill_mode)
             }
             measured_options = {
-                (losses_of_folder.key, losses_of_folder.batch): losses_of_folder
-                for rows in passes_of_forecast.values()
-                for losses_of_folder in rows.options
+                (option.key, option.batch): option for rows in passes_of_forecast.values() for option in rows.options
             }
             used_measurements |= {
                 setting: rows
@@ -103,22 +101,22 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
     line = next(
         (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
     )
-    dry_run_bytes: dict[str, Any] = {}
+    estimates: dict[str, Any] = {}
     if line is not None:
         takes_whole_prompt = not cell.compressor.resamples  # a smaller prompt needs less while it is prefilled
         if takes_whole_prompt:
-            dry_run_bytes["nbytes"] = Estimate(line.needs, LEAST)
+            estimates["nbytes"] = Estimate(line.needs, LEAST)
         if takes_whole_prompt and line.batch is not None:
-            dry_run_bytes["largest"] = Estimate(line.batch, MOST)
+            estimates["largest"] = Estimate(line.batch, MOST)
         if line.ms is not None:
-            dry_run_bytes["step_s"] = Estimate(line.ms / MS, LEAST)
-            dry_run_bytes["tokens_s"] = Estimate(one.sequences * MS / line.ms, MOST)
+            estimates["step_s"] = Estimate(line.ms / MS, LEAST)
+            estimates["tokens_s"] = Estimate(one.sequences * MS / line.ms, MOST)
         if cell.budget is not None:
-            dry_run_bytes["speed_up"] = Estimate(line.speed_up, MOST)
+            estimates["speed_up"] = Estimate(line.speed_up, MOST)
     if peak is not None:
-        dry_run_bytes["nbytes"] = Estimate(peak.largest, COUNTED)
+        estimates["nbytes"] = Estimate(peak.largest, COUNTED)
         if peak.largest_batch is not None:
-            dry_run_bytes["largest"] = Estimate(peak.largest_batch, COUNTED)
+            estimates["largest"] = Estimate(peak.largest_batch, COUNTED)
     budget_amount = {"entries": cell.budget_entries, "fraction": cell.budget_fraction}.get(cell.budget_kind, "")
     key = (
         cell.model,
@@ -128,7 +126,7 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
         cell.parameters,
         f"{cell.budget_kind} {budget_amount}",
     )
-    return Option(key, cell.method, str(cell.budget or "all"), one.sequences, **dry_run_bytes)
+    return Option(key, cell.method, str(cell.budget or "all"), one.sequences, **estimates)
 
 
 def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:

@@ -136,7 +136,7 @@ class Device:
         return LiveStorages(self.place, held, limit)
 
     def release(self) -> None:
-        """Return reserved but unused memory to the device. On the host this does nothing."""
+        """Return reserved but unused memory to the device. On the host this does nothing: its allocator gives memory back."""
 
     def forget_graphs(self) -> None:
         """Drop the recorded graphs of compiled steps whose storages were freed. On the host there are none."""

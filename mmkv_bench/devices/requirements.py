@@ -81,11 +81,10 @@ def _why() -> str:
 
 
 def check_compiler() -> None:
-    """Refuse `decode=compiled` on a machine without a C++ compiler, which builds kernels for a CPU and their launchers for a
-    GPU.
+    """Refuse `decode=compiled` on a machine without a C++ compiler, where the first compiled step would fail.
 
     Raises:
-        ConfigError: no C++ compiler.
+        ConfigError: no C++ compiler, which builds kernels for a CPU and their launchers for a GPU.
     """
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(shlex.split(compiler)[0]) is None:

@@ -54,7 +54,7 @@ class Clock:
             self.intervals.append((name, start_mark, self.device.mark()))
 
     def seconds(self) -> dict[str, float]:
-        """Map each phase (prefill, compress, decode, ...) to the total seconds of its intervals."""
+        """Map each phase to the total seconds of its intervals."""
         seconds: dict[str, float] = {}
         for name, start, end in self.intervals:
             seconds[name] = seconds.get(name, 0.0) + self.device.between(start, end)

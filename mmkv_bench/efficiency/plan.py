@@ -65,8 +65,7 @@ class PassId(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyPlan(Plan):
-    """The plan of scenario=efficiency: cells (methods at their budgets), and the passes over made-up prompts that measure
-    them.
+    """The plan of scenario=efficiency: cells, and the passes over made-up prompts that measure them.
 
     Attributes:
         cells: `full` first under each protocol.
@@ -104,14 +103,14 @@ class EfficiencyPlan(Plan):
 
     @property
     def shapes(self) -> list[PassId]:
-        """Return the passes (one batch, prefilled and decoded) that count memory for the requested batch sizes.
+        """Return the passes that count memory for the requested batch sizes.
 
         Batch sizes that a search tries are not included.
         """
         return [self.shape(*place, batch) for place, batch in product(self.places, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
-        """Return how far the search for the largest batch of a cell (method at a budget) and length has come.
+        """Return how far the search for the largest batch of a cell and length has come.
 
         outcomes: pass to its status.
         """
@@ -141,12 +140,12 @@ class EfficiencyPlan(Plan):
 
     @property
     def units(self) -> list[PassId]:
-        """Return all passes (one batch, prefilled and decoded) of the requested batch sizes. A search for the largest batch
+        """Return all passes of the requested batch sizes. A search for the largest batch
         adds others."""
         return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
-        """Return all passes (one batch, prefilled and decoded) known so far, in the order in which they run.
+        """Return all passes known so far, in the order in which they run.
 
         No pass is timed before all searches for a largest batch have ended and their results are confirmed (see `unconfirmed`).
 
@@ -178,7 +177,7 @@ class EfficiencyPlan(Plan):
 
     @property
     def baselines(self) -> dict[str, str]:
-        """Map each cell (method at a budget) to the full-cache cell that its ratios divide by: same kind of prompts, same
+        """Map each cell to the full-cache cell that its ratios divide by: same kind of prompts, same
         protocol."""
         full_cell_by_setting = {
             (cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full
@@ -266,7 +265,7 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 
 
 def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
-    """Return all passes (one batch, prefilled and decoded) in the order in which they run.
+    """Return all passes in the order in which they run.
 
     Passes that count memory come first; they also show which batches run out of memory. Then come the repeats of timed
     passes. Each repeat has all shapes in a new random order, so that drift affects all shapes alike.

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
     """Return the work of the missing passes, for a forecast: one workload for every kind of prompts, length and batch size.
+    A workload may be empty.
 
     A workload without missing passes is empty.
 
-    todo: the missing passes (one batch each, prefilled and decoded).
+    todo: the missing passes.
     """
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
@@ -38,7 +39,7 @@ def notes_of(plan: EfficiencyPlan) -> list[str]:
 def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
     """Return the text of `mmkv-bench plan`: a summary of the passes, the tokens that they read, and the weights.
 
-    todo: the missing passes (one batch each, prefilled and decoded).
+    todo: the missing passes.
     """
     tokens = sum(unit.tokens * unit.batch for unit in todo)
     reads_line = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"

@@ -71,7 +71,7 @@ _PASS_COLUMNS = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
-    """Map each stored pass (one batch, prefilled and decoded) to its status. Passes that must be repeated are left out.
+    """Map each stored pass to its status. Passes that must be repeated are left out.
 
     These are passes with a status in the plan's `retry`, and memory passes under another limit.
 
@@ -89,7 +89,7 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
 
 
 def missing(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Return the passes (one batch, prefilled and decoded) that have not run, including timed ones that wait for a search to
+    """Return the passes that have not run, including timed ones that wait for a search to
     end.
 
     outcomes: pass to its status.
@@ -98,7 +98,8 @@ def missing(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId
 
 
 def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[PassId] = ()) -> list[PassId]:
-    """Return the passes (one batch, prefilled and decoded) that can run now and have not run, followed by those of `more`.
+    """Return the passes that can run now and have not run, in order, followed by
+    those of `more`.
 
     If a pass failed, the other passes of the same cell, length and batch are left out.
 
@@ -133,7 +134,7 @@ def card(plan: EfficiencyPlan, todo: int) -> str:
 
 
 def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: WandbTracker | None) -> int:
-    """Run missing passes (one batch, prefilled and decoded) until none is left. Return the number of passes that ran.
+    """Run missing passes until none is left. Return the number of passes that ran.
 
     outcomes: pass to its status; updated by this function.
     """
@@ -364,7 +365,7 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a finished pass (one batch, prefilled and decoded), one per phase.
+    """Return the rows of a finished pass, one per phase.
 
     rows: phase to the values of its row.
     held: bytes of the cache, added to the row `decode`.

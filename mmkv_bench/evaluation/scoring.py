@@ -300,8 +300,8 @@ def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
     They are `metadata.parts_of_nothing` of the task's YAML.
     """
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
-    name_of_function = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
-    return {metric: tuple(map(float, parts)) for metric, parts in (name_of_function or {}).items()}
+    parts_by_metric = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
+    return {metric: tuple(map(float, parts)) for metric, parts in (parts_by_metric or {}).items()}
 
 
 def _listed(spec: TaskSpec) -> list[str]:

@@ -215,7 +215,7 @@ def _marker_ids(marker: str | None, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _refuse_other_layers(known: Family, backbone: TextModel, text: Any, kinds: list[str]) -> None:
-    """Raise UnsupportedError for a kind of layer that the family does not support.
+    """Raise UnsupportedError if a layer is of an unsupported kind, or none has full attention.
 
     A sliding layer, for example, drops tokens itself, so a budget over all tokens has no meaning for it.
     """

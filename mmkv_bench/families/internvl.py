@@ -45,7 +45,7 @@ def tile_grid(size: Size, tile: int, least: int, most: int) -> tuple[int, int]:
 
     Args:
         size: width and height of the image in pixels.
-        tile: side of a tile in pixels.
+        tile: number of pixels of a tile (its area).
         least, most: smallest and largest number of tiles.
     """
     width, height = size

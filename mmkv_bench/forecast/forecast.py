@@ -64,7 +64,7 @@ class Workload:
     Attributes:
         length: length of each prompt.
         new_tokens: most tokens of an answer; None if unknown.
-        cells: cells (methods at their budgets) that answer the prompts.
+        cells: cells that answer the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
         fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a chunk
             of a context that is fed again, or a turn of a conversation.

@@ -59,7 +59,7 @@ class DryPrompt:
 
 @dataclass(frozen=True)
 class CellPeaks:
-    """Memory peaks of one cell (method at a budget) at one prompt length and batch size, from a dry run.
+    """Memory peaks of one cell at one prompt length and batch size, from a dry run.
 
     peaks: phase -> bytes, in the order of `PHASES`.
     error: one sentence if there are no peaks.
@@ -185,7 +185,7 @@ def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) 
 
 
 def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
-    """Return the peaks as a table for a terminal: one line per cell (method at a budget), in GiB.
+    """Return the peaks as a table for a terminal: one line per cell, in GiB.
 
     memory: bytes of the device, None if unknown.
     """

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 class Rate:
     """The time per row at which one dataset's missing rows will probably be generated, estimated from stored rows.
 
-    Rows are stored in commits; the rows of a commit share a prefill.
-
     Attributes:
         missing: number of missing rows.
         seconds: time per row, the median over commits; None if no stored row has times.

@@ -1,6 +1,7 @@
 """Build a batch of prefilled and compressed prompts, one prompt after the other or all in one forward pass.
 
-One after the other, as a server admits requests: at most one full cache is in memory, together with the compressed ones.
+One after the other, as a server admits requests: at most one full cache is in memory, together with the compressed ones,
+which are then joined.
 All together: activations and the full entries of a layer are in memory for all prompts at once. If a method compares layers,
 these are the full entries of all layers.
 """

@@ -1,8 +1,7 @@
 """Decode several answers at once, each as stock `generate()` would decode it alone.
 
-A fork is what one configuration (method, budget, protocol) continues with after a prefill that several configurations share:
-its reduced cache. The forks of one or several prompts are rows of one batch. Decoding is greedy. Only the reference answers
-of `full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
+A fork is what one cell continues with after a prefill that several cells share. The forks of one or several prompts are rows
+of one batch. Decoding is greedy. Only the reference answers of `full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class _Chooser:
     def choose(self, logits: Tensor) -> Tensor:
         """Return the next tokens, int64 `[R, 1]`, from logits float32 `[R, V]`.
 
-        Each token is appended to its row, unless the row has ended.
+        Each token is appended to its row, unless the row has ended. NaN logits end a row with an error.
         """
         broken = logits.isnan().any(-1).tolist()
         if self.ids is not None:

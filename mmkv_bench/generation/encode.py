@@ -254,7 +254,7 @@ def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> in
 
 
 def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
-    """Return how many tokens the prompt of these messages and images has after `encode`.
+    """Return the number of tokens of the prompt that `encode` makes of messages with images.
 
     Raises:
         UnsupportedError: a text that contains a media marker.
@@ -294,7 +294,8 @@ def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], image
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
     """Return advice on a prompt that is too long, as the end of a sentence; "" if there is none.
 
-    It names the settings that lower the number of frames, or of pixels if the family scales images.
+    It names the settings that lower the number of frames, or of pixels if the family scales images. For a prompt without media
+    it is to cut the text.
     """
     family = family_of_processor(processor)
     by_area = family is not None and family.pixel_limits

@@ -1,6 +1,6 @@
 """Prefill once, fork many: every cell of a run answers a sample from one shared prefill.
 
-A cell is one configuration (model, method, budget, protocol, dataset). A fork is what a cell continues with after the prefill.
+A fork is what a cell continues with after the prefill.
 The prefilled cache is read-only. `full`, and every cell whose prompt fits its budget, decodes from the cache itself and
 appends to its slack. The entries of other cells are gathered into batches that decode together. A fork that fails, runs out
 of memory or time, or meets NaN ends alone: its batch is halved until it is by itself.
@@ -115,7 +115,7 @@ class Engine:
     def answer(
         self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: ExtraMeasures = NOTHING
     ) -> list[ForkResult]:
-        """Answer a prompt with every cell (method and budget each); return one result per cell, in the order of `cells`.
+        """Answer a prompt with every cell; return one result per cell, in the order of `cells`.
 
         An error of a cell becomes the status of its result and is never raised.
         Waiting questions of the prompt's document may be answered too; a later call returns their results.
@@ -255,9 +255,9 @@ class Engine:
         meter: Meter,
         reserve: int,
     ) -> Prefilled:
-        """Prefill a document with each of several questions; return the first prefill, with scores averaged over all.
+        """Prefill every source; return the first prefill, with scores and allocators' summaries averaged over all.
 
-        sources: prompts that begin with the same context. Summaries of allocators are averaged like scores.
+        sources: prompts that begin with the same context.
         """
         name = cells[0].protocol
         lengths_of_sources = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
@@ -306,7 +306,7 @@ class Engine:
     def _forks(
         self, asked: Sequence[tuple[PrefillGroup, Results]], cells: Sequence[CellSpec], extras: ExtraMeasures
     ) -> None:
-        """Answer one or several questions of a document with all cells, and fill the results.
+        """Answer one question, or several of one document, with all cells; fill the results.
 
         asked: for each question, its prefill and its results by cell.
         """
@@ -333,9 +333,7 @@ class Engine:
     def _planned(
         self, group: PrefillGroup, cells: Sequence[CellSpec], results: Results
     ) -> tuple[list[Fork], list[Fork]]:
-        """Return two lists of the cells' forks: those that evict or quantise entries, and those that use the full cache
-        unchanged.
-        """
+        """Return two lists of the cells' forks: those that evict or quantise, and those that use the full cache unchanged."""
         forks: list[Fork] = []
         full_forks: list[Fork] = []
         prefilled = group.prefilled

@@ -81,9 +81,7 @@ class FakeValuesMode(TorchDispatchMode):
         return numbers
 
     def _invented(self, like: Tensor) -> Tensor:
-        """Return made-up values of the shape of `like`: random in [0, 1) for floats, 0 for integers (a valid index), False for
-        masks.
-        """
+        """Return made-up values: random between 0 and 1 for floats, 0 for integers (a valid index), False for masks."""
         shape = tuple(like.shape)
         if not (like.dtype.is_floating_point or like.dtype.is_complex):
             return torch.zeros(shape, dtype=like.dtype)
@@ -137,7 +135,7 @@ class FakeValuesMode(TorchDispatchMode):
                 self._known[output] = value
 
     def _mutated(self, function: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
-        """Run an operation that writes to its first argument, on the values.
+        """Run an operation that writes to its first argument, on the argument's values if it has any.
 
         Unknown inputs are replaced by random values. If no values may be made up, the argument's values become unknown.
         """
@@ -159,7 +157,7 @@ class FakeValuesMode(TorchDispatchMode):
         return tree_map(lambda value: self.hold(value, device) if isinstance(value, Tensor) else value, numbers)
 
     def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
-        """Index a tensor that has no values by masks that have values. Only the shape of the result is known."""
+        """Index a tensor that has no values. Only the shape of the result is known, from the masks among the indices."""
         mask_indices = [one for one in index if one is not None and one.dtype == torch.bool]
         if len(index) == len(mask_indices) == 1:
             with _disable_current_modes():

@@ -161,7 +161,7 @@ NOTHING = ExtraMeasures()
 
 
 class ForkMeasures:
-    """Takes the measures of all cells (method and budget each) that share one prefill, and writes them into the results."""
+    """Takes the measures of all cells that share one prefill, and writes them into the results."""
 
     def __init__(self, group: PrefillGroup, extras: ExtraMeasures):
         self.group, self.prefilled, self.extras = group, group.prefilled, extras
@@ -200,7 +200,7 @@ class ForkMeasures:
     def forks(
         self, forks: Sequence[Fork], cache: CompressedCache | None, gather: Callable[[], CompressedCache]
     ) -> None:
-        """Measure fidelity and likelihood of a batch of forks (cells that continue one prefill), before it is decoded.
+        """Measure fidelity and likelihood of a batch of forks before it is decoded.
 
         The measures are written into the forks' results.
 

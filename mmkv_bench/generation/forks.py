@@ -1,6 +1,5 @@
 """Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache.
 
-A cell is one configuration (method, budget, protocol); its fork is what it continues with after the shared prefill.
 Methods that know the full cache's answer get it from a separate decode, so that collecting attention neither slows nor
 endangers the cell `full`. The whole time of this decode counts as the scorer's.
 """
@@ -34,7 +33,7 @@ SMALL = 512  # slots: forks up to this length decode in one batch, longer ones w
 
 @dataclass
 class Fork:
-    """What one cell (method, budget, protocol) continues with after a prefill that several cells share.
+    """What one cell continues with after a prefill that several cells share.
 
     Attributes:
         index: per layer int64 `[Hkv, m]` kept entries; None if everything stays and the full cache is borrowed.
@@ -147,7 +146,7 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
 
 
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
-    """Return the facts about prompt and budget that allocator and decode policy of the cell's method receive."""
+    """Return the facts about prompt and budget for the parts of a cell's method."""
     lengths = prefilled.lengths[cell.protocol]
     key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
     summaries = None if key is None else prefilled.summaries.get(key)

@@ -174,7 +174,7 @@ class Driver:
 def _refuse_broken(broken: Sequence[Tensor], new_tokens: int) -> None:
     """Raise NonFiniteLogitsError if a sequence had NaN logits at some token.
 
-    broken: bool scalars, one per chosen token. new_tokens: length of every answer.
+    broken: bool scalars, see `likeliest`. new_tokens: length of every answer.
     """
     if bool(torch.stack(list(broken)).any()):
         raise NonFiniteLogitsError(f"NaN among the logits of the answer's {new_tokens} tokens")

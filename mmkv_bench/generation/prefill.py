@@ -1,4 +1,4 @@
-"""Prefill a prompt once for all cells (method and budget each) of a sample.
+"""Prefill a prompt once for all cells of a sample.
 
 The full cache stays in memory, and every scorer reads it once.
 """

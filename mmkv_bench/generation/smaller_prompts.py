@@ -127,7 +127,8 @@ def cut_from_left(
         limit: None = any number of tokens.
 
     Raises:
-        UnsupportedError: messages that are not one user's text and images, or a limit that leaves no text.
+        UnsupportedError: messages that are not one user's text and images, or do not begin with the instruction; or a limit that
+            leaves no text.
     """
     if limit is None:
         return list(messages), list(images)
@@ -202,9 +203,9 @@ def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> 
 
 
 def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> list[dict]:
-    """Return the parts of a prompt that is one user message. Raises UnsupportedError for any other prompt.
+    """Return the parts of a prompt that is one message with parts of these `kinds`; raise UnsupportedError otherwise.
 
-    kinds: allowed types of parts. refusal: beginning of the message.
+    refusal: the error's message.
     """
     content = messages[0]["content"] if len(messages) == 1 else None
     pieces = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -214,7 +215,10 @@ def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> lis
 
 
 def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[dict]]:
-    """Split the parts of a prompt into the instruction at its beginning and the rest."""
+    """Split the parts of a prompt into the instruction at its beginning and the rest.
+
+    Raises UnsupportedError: the prompt does not begin with the instruction.
+    """
     if not instruction:
         return [], list(parts)
     first_text = parts[0].get("text", "")

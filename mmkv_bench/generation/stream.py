@@ -2,7 +2,7 @@
 
 A layer never stores more than the cap and a chunk. Each method has its own prefill, because evicted entries change the states
 of later tokens. A method reads a stream only once for all questions about a document, and for all points (`ask_at`) at which
-they are asked. A question is answered from a copy of the cache at its point, so answers do not change the reading.
+they are asked. The cache is copied at each point but the last, and answers restore it, so they do not change the reading.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Reader:
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
-        """Raise UnsupportedError for `compact` unless positions grow from frame to frame on all axes."""
+        """Raise UnsupportedError for `compact` unless all positions of a frame exceed those of the frame before, on all axes."""
         token_positions = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((token_positions[:, 1:].amin((0, 2)) <= token_positions[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(

@@ -2,7 +2,8 @@
 
 A chat template is a program of the model's publisher. Some templates take a message's content as a list of parts, others
 only as one string. Given the other form, a template may fail (`+` with a list), write Python's repr of the list, or drop
-the text without an error. So each template is probed with test messages: see `Template.of`.
+the text without an error. So each template is probed with test messages (`Template.of`), and each rendered prompt is checked
+(`rendered`).
 
 A template that writes today's date would make another prompt tomorrow. Such templates always get the date `DATE`.
 """
@@ -226,10 +227,7 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
-    """Return keyword arguments that pass a rendered text to a processor, with one beginning-of-text token in front.
-
-    No such token is added if the tokenizer has none.
-    """
+    """Return keyword arguments that make a processor put one beginning-of-text token before rendered text, if it has one."""
     add_special_tokens = Template.of(processor).add_special_tokens
     return {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
 

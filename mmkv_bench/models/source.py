@@ -59,7 +59,8 @@ class Source:
 
         Raises:
             ConfigError: `weights` is neither hub, random nor a folder; `layers` is set without random weights; a model with
-                random weights has no shape; a model has no path; or a revision is set for anything but a hub repository.
+                random weights has no shape; a model has no path; a tokenizer or template does not fit the weights; or a revision
+                is set for anything but a hub repository.
         """
         source = cls._located(model)
         gguf = source.path is not None and is_gguf(source.path)
@@ -237,9 +238,10 @@ class Source:
     def fingerprint(self) -> tuple[str, str | None]:
         """Return the model's fingerprint (16 hex digits), as in rows and calibrations, and the commit of a hub id or None.
 
-        The fingerprint of random weights is a checksum of five things: the shape, the number of layers, the processor settings,
-        the versions (`SCHEME`) of the rules that make weights, tokens and prompts, and the version of transformers. The precision
-        is not part of it, but a separate column of the rows. An adapter's files are part of the fingerprint.
+        The fingerprint of random weights is a checksum of the shape, the number of layers, the processor settings with the chat
+        template, the versions of the rules that make weights and tokens (`SCHEME`) and of model classes, and the version of
+        transformers. The precision is not part of it, but a separate column of the rows. An adapter's files are part of the
+        fingerprint.
         """
         if self.commit is not None:
             return self._adapted(hub_fingerprint(self.place, self.commit)), self.commit

@@ -282,10 +282,7 @@ def expand(
 
 
 def _without_release(method: Method) -> str | None:
-    """Return a note if a method runs under reading=released but its file has no values of the released code; else None.
-
-    A reading is the variant of a method: as its paper's text says, or as its released code does.
-    """
+    """Return a note if a method runs under reading=released but its file has no values of the released code; else None."""
     if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
         return None
     return f"reading=released changes no parameter of {method.name}, whose file has no released values (see docs/methods.md)"

@@ -81,7 +81,7 @@ class Coverage:
         return statuses
 
     def answered(self, part: DatasetShare) -> np.ndarray:
-        """Tell which answers of a dataset are stored, bool [cells, samples]. Rows with a status in `retry` do not count."""
+        """Tell which rows of a dataset are stored, bool [cells, samples]. Rows that `retry` repeats do not count."""
         statuses = self.statuses(part)
         is_answered = statuses >= 0
         for status in self.retry:
@@ -102,7 +102,7 @@ class Coverage:
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
     def count(self, part: DatasetShare) -> int:
-        """Return the number of stored answers of a dataset. Rows with a status in `retry` do not count."""
+        """Return the number of stored rows of a dataset. Rows that `retry` repeats do not count."""
         return int(self.answered(part).sum())
 
     def missing(self, part: DatasetShare) -> int:
@@ -236,7 +236,7 @@ class Plan:
         return loaded
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
-        """Return which answers of the plan a store has. Rows with a status in the plan's `retry` count as missing.
+        """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.
 
         rows: rows of the plan's cells, if they were read already (see `Coverage`).
         """

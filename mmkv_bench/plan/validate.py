@@ -242,7 +242,8 @@ def validate_stream(
         uncut: datasets without `context_key`, whose streams are pictures or videos.
 
     Raises:
-        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model does not read videos in chunks.
+        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model does not read videos in chunks, or `decode` is
+            not eager.
     """
     if not streamed:
         return

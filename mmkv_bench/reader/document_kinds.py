@@ -136,7 +136,7 @@ def paper(draw: Draw, form: str) -> Document:
 
 
 def _row(draw, body, questions, taken, kind, fields, key_first, two_lines, width) -> None:
-    """Add an entry with a key and one to three values to `body`, on one line or two, and its questions to `questions`.
+    """Add an entry with a key and one to three values to `body`, on one to three lines, and its questions to `questions`.
 
     Both lists, and the set `taken` of used keys, are changed in place.
     """

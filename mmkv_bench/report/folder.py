@@ -140,8 +140,8 @@ class Folder:
         self.write("lib/plotly.js", _file(plotly, "plotly/package_data/plotly.min.js"))
         bundle_file = _file(itables, "itables/html/dt_bundle.js")
         bundle = Path(str(itables.locate_file("itables/html/dt_bundle.js")))
-        plotly_script = generate_init_offline_itables_html(bundle).partition("<script>")[2].partition("</script>")[0]
-        self.write("lib/itables.js", plotly_script.encode())
+        itables_script = generate_init_offline_itables_html(bundle).partition("<script>")[2].partition("</script>")[0]
+        self.write("lib/itables.js", itables_script.encode())
         self.write("lib/LICENSE-datatables.txt", bundle_file[max(bundle_file.rfind(b"/*! Bundled license"), 0) :])
         for each in (plotly, itables):
             for file in each.files or ():

@@ -43,7 +43,7 @@ def plan(given: argparse.Namespace) -> int:
 
     overrides = overrides_of(given)
     config = validated(overrides)
-    has_launcher = any(device_lines.partition("=")[0] == "launcher" for device_lines in overrides)
+    has_launcher = any(override.partition("=")[0] == "launcher" for override in overrides)
     launcher = launcher_of(overrides) if has_launcher else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:
         from mmkv_bench.efficiency.plan import plan_passes
