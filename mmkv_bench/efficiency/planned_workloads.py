@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
     """Return the work of the missing passes, for a forecast: one workload for every kind of prompts, length and batch size.
-    A workload may be empty.
 
     A workload without missing passes is empty.
 

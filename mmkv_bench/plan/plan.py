@@ -244,7 +244,7 @@ class Plan:
         return Coverage(plan_rows, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Return the number of samples that lack an answer in some cell.
+        """Return the number of samples that lack a row in some cell.
 
         After a split run it is 0 unless a process failed.
         """
