@@ -27,7 +27,6 @@ BUDGET = "0.2"
 DRAWS = 1000
 PROJECTED = 500
 """Documents of a task's test split."""
-ALPHA = 0.05
 CONTROLS = ("random", "oracle", "blind")
 NEXT_MODEL = "smolvlm_256m"
 ASKED = ("reader_value", "reader_row", "reader_second")
@@ -82,21 +81,20 @@ def power(results: Path) -> Iterator[str]:
 
 
 def projected(scores: Mapping[str, Any], documents: int) -> float:
-    """Return the share of pairs that exact McNemar with Holm's correction would separate, had each pair's shares of documents
-    that one method alone answers held in so many documents.
+    """Return the share of pairs that the tables' test would separate, had so many documents the measured documents' scores.
 
-    The measured shares are taken for the true ones, so this is a projection, no measurement.
+    Scores are repeated to that number, so the measured shares are taken for the true ones: a projection, no measurement.
     """
     import numpy as np
-    from scipy.stats import binomtest
 
-    p_values = []
-    for a, b in combinations(scores.values(), 2):
-        wins, losses = (round(float(np.mean(share)) * documents) for share in (a > b, b > a))
-        p_values.append(binomtest(wins, wins + losses).pvalue if wins + losses else 1.0)
-    p = np.sort(p_values)
-    rejected = p <= ALPHA / np.arange(len(p), 0, -1)
-    return float(np.argmin([*rejected, False]) / len(p))
+    from mmkv_bench.statistics.cluster_sums import Samples
+    from mmkv_bench.statistics.paired_tests import compare_pairs
+
+    measured = np.stack([*scores.values()])
+    repeated = measured[:, np.arange(documents) * measured.shape[1] // documents]
+    pairs = np.triu_indices(len(measured), 1)
+    column = compare_pairs([*scores], Samples(repeated, np.arange(documents)), *pairs)
+    return float(np.mean(column.separated))
 
 
 def reliability(scores: Mapping[str, Any]) -> float:
