@@ -173,7 +173,7 @@ class Bench:
 
     def separate(self, request: Request) -> list[ForkResult]:
         """The last way: each cell by itself."""
-        from mmkv_bench.generation.single import run_alone
+        from mmkv_bench.generation.unshared_generation import run_alone
 
         loaded, rules = self.loaded, self.rules
 

@@ -70,8 +70,8 @@ def compared(count: int) -> tuple[float, float]:
 
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.formats import markdown
-    from mmkv_bench.tables.rows import Rows
     from mmkv_bench.tables.score_text import tables_of_scores
+    from mmkv_bench.tables.stored_rows import Rows
 
     rng = np.random.default_rng(0)
     n = 500

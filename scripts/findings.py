@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "tiny"
 def tables(store: str, results: Path) -> list[Any]:
     """Return the tables of exact match of a store below a folder."""
     from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.rows import load
+    from mmkv_bench.tables.stored_rows import load
 
     return build(load(results / store), metrics=["exact_match"])
 

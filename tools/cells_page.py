@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import load
 from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.stored_rows import load
 from mmkv_bench.tables.text import interval_text, line_label, score
 
 ROOT = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.single import run_alone
+from mmkv_bench.generation.unshared_generation import run_alone
 from mmkv_bench.methods.build import method
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.source import Source

@@ -27,8 +27,8 @@ from mmkv_bench.report.cells import COUNTED, AnswerTable, Commands, counted, par
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.rows import missing
 from mmkv_bench.tables.status import label
+from mmkv_bench.tables.stored_rows import missing
 
 SCHEMA = "0.3.0"
 RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")

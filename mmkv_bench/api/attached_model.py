@@ -25,7 +25,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.generation.decode import EAGER_DECODE, config_of
 from mmkv_bench.generation.result import CellSpec, ForkResult
-from mmkv_bench.generation.single import fill_account
+from mmkv_bench.generation.unshared_generation import fill_account
 from mmkv_bench.methods.build import method as method_named
 from mmkv_bench.methods.part_rules import refuse
 from mmkv_bench.plan.identity import state_cost

@@ -215,7 +215,7 @@ def _score_tables(request: PlotRequest) -> list[ScoreTable]:
     """
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
-    from mmkv_bench.tables.rows import load
+    from mmkv_bench.tables.stored_rows import load
 
     tables = build(
         load(request.rows),

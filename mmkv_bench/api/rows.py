@@ -16,9 +16,9 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.formats import markdown
 from mmkv_bench.tables.latex import latex
-from mmkv_bench.tables.rows import choose, load
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.score_text import frame, names, tables_of_scores
+from mmkv_bench.tables.stored_rows import choose, load
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,7 +30,7 @@ from mmkv_bench.tables.deployment import (
     measured_options,
     score_losses,
 )
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from mmkv_bench.tables.table import Note, Rank, Table
 from mmkv_bench.tables.text import number
 

@@ -19,8 +19,8 @@ import numpy as np
 from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.datasets.sources import preflight
 from mmkv_bench.diagnostics.receipt import receipts_of, tables_text
+from mmkv_bench.diagnostics.remade_answers import DIFFERENT, draw, make_again
 from mmkv_bench.diagnostics.replanned_cells import Row, reason_of_other
-from mmkv_bench.diagnostics.reproduction import DIFFERENT, draw, make_again
 from mmkv_bench.errors import MMKVError, StoreError
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.models.source import Source

@@ -19,8 +19,8 @@ from statistics import fmean
 from typing import Any
 
 from mmkv_bench import __version__
+from mmkv_bench.diagnostics.remade_answers import COMPARED, DIFFERENT, EQUAL, INTERRUPTED, SCORES, StoredAnswer
 from mmkv_bench.diagnostics.replanned_cells import VERSIONS
-from mmkv_bench.diagnostics.reproduction import COMPARED, DIFFERENT, EQUAL, INTERRUPTED, SCORES, StoredAnswer
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.provenance import collect, source_files, source_version
 from mmkv_bench.store.publish import ENVIRONMENT, RECEIPT, TABLES
@@ -264,8 +264,8 @@ def tables_text(root: Path) -> str:
     """
     from mmkv_bench.tables.build import RANDOM, build
     from mmkv_bench.tables.formats import markdown
-    from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import among, names, tables_of_scores
+    from mmkv_bench.tables.stored_rows import load
 
     rows = load(root, fidelity=among([]))
     try:

@@ -26,7 +26,7 @@ from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.one_pass import Driver, Pass
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.single import stays_eager
+from mmkv_bench.generation.unshared_generation import stays_eager
 from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:

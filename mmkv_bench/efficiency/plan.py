@@ -26,7 +26,7 @@ from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    from mmkv_bench.efficiency.profiles import Profile
+    from mmkv_bench.efficiency.stored_divisions import Profile
 
 
 TEXT, IMAGE, VIDEO = "text", "image", "video"
@@ -372,7 +372,7 @@ def _profiled(
 
     folder: store with the rows.
     """
-    from mmkv_bench.efficiency.profiles import refuse_unprofiled, with_profile
+    from mmkv_bench.efficiency.stored_divisions import refuse_unprofiled, with_profile
 
     cells_with_profiles, profiles = [], {}
     for cell in cells:

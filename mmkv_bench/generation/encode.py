@@ -15,7 +15,7 @@ from mmkv_bench.compression.replay import NO_WORDS, ReplayText
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts, context_length, token_types
 from mmkv_bench.families.registry import family_of_processor
-from mmkv_bench.generation.shared_media import SharedMedia
+from mmkv_bench.generation.processed_media import SharedMedia
 from mmkv_bench.generation.video_inputs import frames_of, video_arguments
 from mmkv_bench.models.chat_template import rendered, tokens_of
 from mmkv_bench.models.video import DEFAULT_FRAMES

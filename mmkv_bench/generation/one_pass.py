@@ -37,7 +37,7 @@ from mmkv_bench.generation.batch import (
 )
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
-from mmkv_bench.generation.single import stays_eager
+from mmkv_bench.generation.unshared_generation import stays_eager
 from mmkv_bench.protocols import DEFAULT, Lengths
 from mmkv_bench.protocols import protocol as protocol_named
 

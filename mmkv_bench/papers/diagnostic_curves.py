@@ -20,7 +20,7 @@ from mmkv_bench.papers.evidence import OF_DIAGNOSTICS, Evidence, contradictions
 from mmkv_bench.papers.measurement import Curve, Measurement, State
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, Diagnostic
 from mmkv_bench.statistics.intervals import intervals
-from mmkv_bench.tables.rows import FIXTURE
+from mmkv_bench.tables.stored_rows import FIXTURE
 
 if TYPE_CHECKING:
     import pandas as pd

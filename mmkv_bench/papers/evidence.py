@@ -29,7 +29,7 @@ from mmkv_bench.models.files import hub_fingerprint
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of
 from mmkv_bench.papers.measurement import Measurement, Shared, State
 from mmkv_bench.store.schema import NUMERICS_VERSION
-from mmkv_bench.tables.rows import CONTEXT, FIXTURE, config_of, with_limits
+from mmkv_bench.tables.stored_rows import CONTEXT, FIXTURE, config_of, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,10 +25,10 @@ from mmkv_bench.papers.measurement import Measurement, Questions, Shared, State,
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS, cache_size, missing_input, planned_peak
 from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.cost_rows import ALONE, passes
-from mmkv_bench.tables.metrics import headlines
-from mmkv_bench.tables.rows import SAMPLE_COLUMNS, frame
+from mmkv_bench.tables.metric_rows import headlines
 from mmkv_bench.tables.score_consistency import agreeing
 from mmkv_bench.tables.scores import Sheet
+from mmkv_bench.tables.stored_rows import SAMPLE_COLUMNS, frame
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -53,20 +53,20 @@ class Disk:
     free: int
 
 
-def lacking(plan: Plan, disk: Disk) -> list[MissingInput]:
+def missing_inputs(plan: Plan, disk: Disk) -> list[MissingInput]:
     """List what this machine lacks to carry out a plan without a connection: weights, data, calibrations, a judge, disk
     space."""
-    missing_inputs = weights_lacking(plan.model)
-    missing_inputs += [MissingInput("data", sentence) for sentence in _data(plan)]
-    missing_inputs += [MissingInput("calibration", sentence) for sentence in plan.uncalibrated]
-    missing_inputs += [MissingInput("judge", sentence) for sentence in _judges(plan)]
+    inputs = missing_weights(plan.model)
+    inputs += [MissingInput("data", sentence) for sentence in _data(plan)]
+    inputs += [MissingInput("calibration", sentence) for sentence in plan.uncalibrated]
+    inputs += [MissingInput("judge", sentence) for sentence in _judges(plan)]
     if disk.free < disk.rows:
         disk_sentence = f"the rows may take {disk.rows:,} bytes, but only {disk.free:,} are free at {plan.out}"
-        missing_inputs.append(MissingInput("disk", disk_sentence))
-    return missing_inputs
+        inputs.append(MissingInput("disk", disk_sentence))
+    return inputs
 
 
-def weights_lacking(model: Model) -> list[MissingInput]:
+def missing_weights(model: Model) -> list[MissingInput]:
     """Return one entry if weight files of a model's hub repository are missing from the local cache, else nothing."""
     source = Source.of(model)
     if source.kind != HUB:
@@ -131,7 +131,7 @@ def _bytes(file: Path) -> int:
         return 0
 
 
-def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
+def preflight_text(disk: Disk, inputs: list[MissingInput], place: Path) -> str:
     """Return lines of text for `mmkv-bench plan`: the disk space of the rows at `place`, and the missing inputs."""
     row_size_clause = (
         f"measured: {disk.row:,.0f} bytes each"
@@ -141,9 +141,9 @@ def told(disk: Disk, lacks: list[MissingInput], place: Path) -> str:
     lines = [
         f"disk       {size(disk.rows)} for the missing rows ({row_size_clause}); {size(disk.free)} free at {place}"
     ]
-    return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
+    return "\n".join([*lines, *(missing_input_lines(inputs) or ["ready      nothing to download"])])
 
 
-def said(lacks: list[MissingInput]) -> list[str]:
+def missing_input_lines(inputs: list[MissingInput]) -> list[str]:
     """Return lines of text for `mmkv-bench plan` about missing inputs."""
-    return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
+    return [f"missing    {missing.kind}: {missing.what}" for missing in inputs]

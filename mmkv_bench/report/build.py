@@ -23,7 +23,7 @@ from mmkv_bench.report.store_pages import StorePages
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostTable, cost_tables
-from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.stored_rows import Rows
 from mmkv_bench.tables.table import Table
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 def _scored(root: Path, timed: bool) -> Rows | None:
     """Return the rows of a store with scores; None for a store of timed passes without scores. timed: the store has timed
     passes."""
-    from mmkv_bench.tables.rows import load
+    from mmkv_bench.tables.stored_rows import load
 
     try:
         return load(root, fidelity=())  # no table of scores in the report shows fidelity

@@ -16,10 +16,10 @@ from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable, cell_key
 from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, predicts_nothing, ranks_over
 from mmkv_bench.tables.figure import Look, looks
-from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_notes import score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.score_text import SHORT, record
+from mmkv_bench.tables.stored_rows import CONTEXT
 from mmkv_bench.tables.text import caption, context_words, line_label, ranks_text
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])

@@ -35,8 +35,8 @@ from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import remembered, tally
-from mmkv_bench.tables.rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
 from mmkv_bench.tables.status import asked_at, label
+from mmkv_bench.tables.stored_rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
 from mmkv_bench.tables.text import interval_text, score, signed
 
 if TYPE_CHECKING:

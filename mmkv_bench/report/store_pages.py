@@ -33,8 +33,8 @@ from mmkv_bench.report.samples import KeptTokens, Prompts, kept_section
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.packing import blocks
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.stored_rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.text import line_label
 
 _ANSWER_COLUMNS = (

@@ -26,7 +26,7 @@ from mmkv_bench.text_columns import aligned, size
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
-    from mmkv_bench.tables.rows import ReadOnce
+    from mmkv_bench.tables.stored_rows import ReadOnce
 
 _INDENT = " " * 11
 
@@ -430,8 +430,8 @@ class Report:
         """Return the score tables of this run's cells as text. Scores per kind of question are left out; rows have them."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
-        from mmkv_bench.tables.rows import frames
         from mmkv_bench.tables.score_text import tables_of_scores
+        from mmkv_bench.tables.stored_rows import frames
 
         if self.plan.model.weights == "random":
             return RANDOM

@@ -24,9 +24,9 @@ from mmkv_bench.generation.encode import (
 )
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import ExtraMeasures
+from mmkv_bench.generation.processed_media import SharedMedia
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.shared_media import SharedMedia
 from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, middle, prompt_limit, resampled
 from mmkv_bench.plan.planner import chosen
 from mmkv_bench.plan.validate import bytes_of
@@ -391,7 +391,7 @@ class Answering:
         return ExtraMeasures(measures_fidelity, reference_ids, "self_rouge" in self.measures, continuation)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
-        from mmkv_bench.generation.single import run_alone
+        from mmkv_bench.generation.unshared_generation import run_alone
 
         loaded, config = self.loaded, self.config
         return run_alone(

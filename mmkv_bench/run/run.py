@@ -31,7 +31,7 @@ from mmkv_bench.run.tracking import DatasetTracker, described, summarise, tracke
 from mmkv_bench.signals import check_stop, deferred
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import name_primary
-from mmkv_bench.tables.rows import ReadOnce
+from mmkv_bench.tables.stored_rows import ReadOnce
 
 if TYPE_CHECKING:
     from mmkv_bench.evaluation.samples import Request, SampleRef

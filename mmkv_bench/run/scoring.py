@@ -21,9 +21,9 @@ from mmkv_bench.store.packing import alike, arranged, blocks
 from mmkv_bench.store.parts import keys
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.tally import digests_of_cells, tally
-from mmkv_bench.tables.metrics import JUDGE, metrics_rows
-from mmkv_bench.tables.rows import ReadOnce, frame
+from mmkv_bench.tables.metric_rows import JUDGE, metrics_rows
 from mmkv_bench.tables.score_consistency import SUMMED, cells_beside, sums_of
+from mmkv_bench.tables.stored_rows import ReadOnce, frame
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.specs import TaskSpec

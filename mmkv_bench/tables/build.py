@@ -14,10 +14,10 @@ from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, aggregate
 from mmkv_bench.tables.audit import Audits, free_share
 from mmkv_bench.tables.compare import columns
 from mmkv_bench.tables.context_cells import SeedGroup, Sweep, find, sweeps, verdict
-from mmkv_bench.tables.metrics import aggregate, headlines
-from mmkv_bench.tables.rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
+from mmkv_bench.tables.metric_rows import aggregate, headlines
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
+from mmkv_bench.tables.stored_rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd

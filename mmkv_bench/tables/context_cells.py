@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, config_of, context_key, missing
 from mmkv_bench.tables.score_table import Line, calibration_words, calibrations
+from mmkv_bench.tables.stored_rows import BASELINE, CONTEXT, FIXTURE, config_of, context_key, missing
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,8 +22,8 @@ from mmkv_bench.tables.figure import (
     point_style,
     small_print,
 )
-from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
+from mmkv_bench.tables.stored_rows import BASELINE
 from mmkv_bench.tables.text import caption, cell_words, context_words, line_label, number, unit_of
 
 if TYPE_CHECKING:

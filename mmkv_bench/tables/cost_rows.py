@@ -18,8 +18,8 @@ from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.packing import OF_GROUPS
 from mmkv_bench.store.schema import COLUMNS, FLOAT, INT, PHASES, STATUSES
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.rows import frame
 from mmkv_bench.tables.scores import coded, is_text, lists_of, numbers, placed
+from mmkv_bench.tables.stored_rows import frame
 
 if TYPE_CHECKING:
     import pandas as pd

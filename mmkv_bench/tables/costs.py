@@ -23,8 +23,17 @@ from mmkv_bench.store.rows import processor
 from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.context_cells import Sweep, sweeps
 from mmkv_bench.tables.cost_rows import KNOWN, Cost, CostRows, answer_costs, pass_costs
-from mmkv_bench.tables.rows import BASELINE, NO_ROWS, cells_of, choose_cells, latest, missing, open_store, with_limits
 from mmkv_bench.tables.score_table import Line
+from mmkv_bench.tables.stored_rows import (
+    BASELINE,
+    NO_ROWS,
+    cells_of,
+    choose_cells,
+    latest,
+    missing,
+    open_store,
+    with_limits,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,9 +27,9 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.context_cells import find_group, gates_of, verdict
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of, dataset_node
 from mmkv_bench.tables.score_notes import FIXTURE_DATA, RANKS, gate_note
 from mmkv_bench.tables.score_table import Entry, ScoreTable
+from mmkv_bench.tables.stored_rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of, dataset_node
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from mmkv_bench.tables.text import axis_words, context_words, interval_text, ranks_text, score, signed
 

@@ -17,9 +17,9 @@ from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.compare import Difference, against
 from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable, Key, cell_key, cost_tables
-from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_notes import OVER
 from mmkv_bench.tables.score_table import Line, ScoreTable
+from mmkv_bench.tables.stored_rows import BASELINE
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from mmkv_bench.tables.text import interval_text, line_label, number, number_span, score, unit_of
 

@@ -16,8 +16,8 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.figure import COLOURS as HUES
 from mmkv_bench.tables.figure import MARKERS, canvas, log2_axis, looks, plain
-from mmkv_bench.tables.rows import choose
 from mmkv_bench.tables.score_table import AXES
+from mmkv_bench.tables.stored_rows import choose
 
 if TYPE_CHECKING:
     import pandas as pd

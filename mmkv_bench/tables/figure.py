@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_notes import OVER
 from mmkv_bench.tables.score_table import AXES, Entry, Line, ScoreTable
+from mmkv_bench.tables.stored_rows import BASELINE
 from mmkv_bench.tables.text import caption, line_label, size_text
 
 if TYPE_CHECKING:

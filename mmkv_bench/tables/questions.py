@@ -25,7 +25,7 @@ from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
 from mmkv_bench.statistics.metric_kinds import FIDELITY, lower_is_better
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.figure import COLOURS, GREY, Look, canvas, legend_below, plain, point_style, small_print
-from mmkv_bench.tables.rows import check_names
+from mmkv_bench.tables.stored_rows import check_names
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from mmkv_bench.statistics.metric_kinds import (
 )
 from mmkv_bench.statistics.paired_tests import LARGEST_SHARE, Column
 from mmkv_bench.store.schema import RESAMPLING
-from mmkv_bench.tables.rows import BASELINE, FIXTURE
 from mmkv_bench.tables.score_table import CONTROLS, Entry, Line, ScoreTable
+from mmkv_bench.tables.stored_rows import BASELINE, FIXTURE
 from mmkv_bench.tables.table import Note, Rank
 from mmkv_bench.tables.text import cell_words
 

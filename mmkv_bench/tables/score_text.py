@@ -17,9 +17,9 @@ from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, MEASURES, POSITI
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
 from mmkv_bench.tables.dataset_groups import families
-from mmkv_bench.tables.rows import BASELINE, Rows
 from mmkv_bench.tables.score_notes import marks, score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
+from mmkv_bench.tables.stored_rows import BASELINE, Rows
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
 from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed
 

@@ -9,7 +9,7 @@ from mmkv_bench.statistics.metric_kinds import MEASURES, PARSE_FAILED
 from mmkv_bench.store.schema import IDENTITY
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_rows import KNOWN, answer_costs, pass_costs
-from mmkv_bench.tables.rows import config_of, dataset_node, latest, missing, with_limits
+from mmkv_bench.tables.stored_rows import config_of, dataset_node, latest, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,9 +8,9 @@ from transformers import DynamicCache
 
 from mmkv_bench import attach, method
 from mmkv_bench.config.files import conf_dir
-from mmkv_bench.diagnostics.reproduction import draw, make_again
+from mmkv_bench.diagnostics.remade_answers import draw, make_again
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.single import generate_alone, run_alone
+from mmkv_bench.generation.unshared_generation import generate_alone, run_alone
 from mmkv_bench.protocols import FED_ONCE, NAMES
 from mmkv_bench.store.store import Store
 from tests import zoo

@@ -10,7 +10,7 @@ import mmkv_bench
 from mmkv_bench.compression.compressor import OverBudgetError, full
 from mmkv_bench.compression.session import attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from tests import cover, reference, zoo
 from tests.core import parts
 from tests.each import each

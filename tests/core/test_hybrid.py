@@ -31,7 +31,7 @@ from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.fidelity import ExtraMeasures
 from mmkv_bench.generation.one_pass import Driver
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.protocols import NAMES, SINGLE, protocol
 from tests import cover, reference, zoo
 from tests.core import parts

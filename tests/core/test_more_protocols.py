@@ -17,7 +17,7 @@ from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import lengths_of
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.protocols import NAMES, protocol
 from tests import reference, zoo
 from tests.core import parts

@@ -24,7 +24,7 @@ from mmkv_bench.devices import Device
 from mmkv_bench.diagnostics import quantities
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import state_bytes
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.protocols import SINGLE, protocol
 from tests import reference, zoo
 from tests.core import parts

@@ -9,7 +9,7 @@ from torch import Tensor
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.families.facts import context_length, model_facts
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from tests import cover, reference, zoo
 from tests.core import parts
 

@@ -17,7 +17,7 @@ from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import kv_bytes_per_token, model_facts, state_bytes
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.protocols import SINGLE, protocol
 from tests import reference, zoo
 from tests.core import parts

@@ -383,7 +383,7 @@ def test_a_timed_pass_answers_as_stock_generate_does():
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.efficiency.prompts import text_prompt
     from mmkv_bench.generation.result import CellSpec
-    from mmkv_bench.generation.single import generate_alone
+    from mmkv_bench.generation.unshared_generation import generate_alone
 
     loaded = Source.of(compose(["model.device=cpu"]).model).load()
     bench, prompt = Bench(loaded, 5, "sdpa"), text_prompt(loaded, 50)

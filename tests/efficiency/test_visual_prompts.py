@@ -18,7 +18,7 @@ from mmkv_bench.errors import MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import image_tokens, video_tokens
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.shape import config_of

@@ -125,7 +125,7 @@ def test_a_judge_that_writes_something_else_leaves_its_sample_not_judged(spec, r
 def test_where_less_is_better_failures_and_what_is_not_judged_leave_no_headline(spec, requests, server, new_judge):
     import pandas as pd
 
-    from mmkv_bench.tables.metrics import headlines
+    from mmkv_bench.tables.metric_rows import headlines
     from tests.tables.examples import gather
 
     server.reply = lambda messages: "I cannot tell."

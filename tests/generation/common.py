@@ -13,7 +13,7 @@ from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.fidelity import NOTHING, ExtraMeasures
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.single import run_alone
+from mmkv_bench.generation.unshared_generation import run_alone
 from mmkv_bench.protocols import protocol
 from tests import zoo
 from tests.calibrate import synthetic

@@ -20,7 +20,7 @@ from mmkv_bench.evaluation.samples import Request
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.generation.encode import EncodedPrompt, encode, lengths_of, rendered
-from mmkv_bench.generation.shared_media import SharedMedia
+from mmkv_bench.generation.processed_media import SharedMedia
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.protocols import protocol
 from tests import cover

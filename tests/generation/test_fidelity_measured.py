@@ -15,7 +15,7 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.devices import device as clocks
 from mmkv_bench.generation import decode, engine, fidelity, forks
 from mmkv_bench.generation.fidelity import ExtraMeasures
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from tests import cover, reference, zoo
 from tests.core import parts
 from tests.each import each

@@ -15,7 +15,7 @@ from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
 from mmkv_bench.compression.selectors.one_set import OneSet
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from tests import cover, zoo
 from tests.core import parts

@@ -17,7 +17,7 @@ from mmkv_bench.compression.decoding.retrieval_layer import RetrievalLayer
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from tests import cover, reference, zoo
 from tests.each import each

@@ -13,7 +13,7 @@ from mmkv_bench.compression.decoding.kivi import KIVI
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from tests import cover, reference, zoo
 from tests.core import parts

@@ -18,7 +18,7 @@ from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import prefill
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.protocols import protocol
 from tests import cover, zoo

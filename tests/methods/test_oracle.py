@@ -18,7 +18,7 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation import forks
 from mmkv_bench.generation.result import digest
-from mmkv_bench.generation.single import answer_of_full
+from mmkv_bench.generation.unshared_generation import answer_of_full
 from mmkv_bench.methods.build import READS_ANSWER, build_compressor
 from mmkv_bench.plan.cells import build_methods, method_entries
 from mmkv_bench.tables.build import build

@@ -24,7 +24,7 @@ from mmkv_bench.compression.scorers.recency import RecencyScorer
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.families.facts import context_length, model_facts
-from mmkv_bench.generation.single import generate_alone
+from mmkv_bench.generation.unshared_generation import generate_alone
 from tests import cover, reference, zoo
 from tests.core import parts
 from tests.each import each

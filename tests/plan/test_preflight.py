@@ -12,7 +12,7 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.plan.planner import outline
-from mmkv_bench.plan.preflight import Disk, disk_of, lacking, told
+from mmkv_bench.plan.preflight import Disk, disk_of, missing_inputs, preflight_text
 from mmkv_bench.store.store import Store
 
 ENOUGH = Disk(rows=10, row=1.0, measured=True, free=100)
@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 def lacks(*words: str, disk: Disk = ENOUGH) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for one in lacking(outline(compose([*words, "out=rows/of/it"])), disk):
+    for one in missing_inputs(outline(compose([*words, "out=rows/of/it"])), disk):
         found.setdefault(one.kind, []).append(one.what)
     return found
 
@@ -70,8 +70,8 @@ def test_room_is_that_of_missing_rows_where_they_go(cache, tmp_path):
     store = Store(plan.out)
     disk = disk_of(plan, plan.coverage(store), store)
     assert (disk.rows, disk.measured) == (7 * 2 * 4096, False) and disk.free > 0
-    text = told(disk, lacking(plan, disk), plan.out)
-    assert "56 KiB for the missing rows" in text and "lacking    nothing" in text
+    text = preflight_text(disk, missing_inputs(plan, disk), plan.out)
+    assert "56 KiB for the missing rows" in text and "ready      nothing" in text
     assert not (tmp_path / "rows").exists()
 
 

@@ -15,7 +15,7 @@ from mmkv_bench.config.files import conf_dir
 from mmkv_bench.report.build import build_report
 from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.metric_rows import metrics_rows
 from tests.tables.examples import Example
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -28,8 +28,8 @@ from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.dataset_groups import tables_of_ranks
-from mmkv_bench.tables.metrics import metrics_rows
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.metric_rows import metrics_rows
+from mmkv_bench.tables.stored_rows import load
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import verb
 from tests.clips import write_clip

@@ -6,7 +6,7 @@ import json
 
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.diagnostics.receipt import receipt, receipts_of
-from mmkv_bench.diagnostics.reproduction import EQUAL, draw
+from mmkv_bench.diagnostics.remade_answers import EQUAL, draw
 from mmkv_bench.report.build import build_report
 from mmkv_bench.tables.deployment import deployment_tables
 

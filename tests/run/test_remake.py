@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmkv_bench.diagnostics.reproduction import remake
+from mmkv_bench.diagnostics.remade_answers import remake
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.result import digest
 from mmkv_bench.store.store import Store

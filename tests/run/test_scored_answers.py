@@ -15,8 +15,8 @@ from mmkv_bench.cli.main import main
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import digests_of_cells, tally
-from mmkv_bench.tables.rows import load
 from mmkv_bench.tables.status import status
+from mmkv_bench.tables.stored_rows import load
 from tests.run.setting import done, everything, scores
 from tests.store.store_examples import write_tables
 

@@ -13,7 +13,7 @@ from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.schema import COLUMNS
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, responses

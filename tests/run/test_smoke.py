@@ -25,5 +25,5 @@ def test_the_smoke_run_answers_scores_and_shows_everything_that_it_asks_for(tmp_
     assert main(["plot", "budget", str(root), *one, "--out", str(tmp_path / "accuracy")]) == 0
     said = capsys.readouterr().out
     assert "128 of 128 answers" in said and "query_agnostic" in said and "kl" in said.lower()
-    assert "for the missing rows (measured: " in said and "lacking    nothing" in said
+    assert "for the missing rows (measured: " in said and "ready      nothing" in said
     assert (tmp_path / "accuracy.png").stat().st_size > 1000

@@ -12,7 +12,7 @@ import pytest
 from mmkv_bench.cli.verbs.published_rows import stores_with_answers
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.diagnostics.receipt import receipts_of
-from mmkv_bench.diagnostics.reproduction import draw
+from mmkv_bench.diagnostics.remade_answers import draw
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan import cells as planning
 from mmkv_bench.store import provenance

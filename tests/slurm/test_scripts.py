@@ -202,7 +202,7 @@ def test_a_dry_sweep_opens_no_data_and_counts_the_prefills_of_comma_lists(tmp_pa
         assert main(["sweep", where, "dry=true", "model=qwen2_5_vl_7b", "dataset=docvqa", *cells, *shards]) == 0
         said = capsys.readouterr().out
         assert said.count("shard=") == (jobs if shards else 0) and said.count("measured   no rate") == 4
-        assert "lacking    data: " in said and "hf download --repo-type dataset lmms-lab" in said
+        assert "missing    data: " in said and "hf download --repo-type dataset lmms-lab" in said
         assert "unset" not in said and "prefills   20 prompts in 4 runs\n           5 with lists" in said
         assert "'method=[snapkv,mmshift]' 'budget=[64,128]'\n" in said
     assert not any(tmp_path.iterdir())

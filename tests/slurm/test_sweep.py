@@ -177,7 +177,7 @@ def test_the_commands_of_the_page_about_clusters_work(cluster, tmp_path):
         if "dry=true" in words:
             assert "#SBATCH --partition=low" in told.stdout and not (tmp_path / "rows").exists()
         if words[0] == "plan":
-            assert "lacking    nothing" in told.stdout
+            assert "ready      nothing" in told.stdout
     assert len(rows(tmp_path / "rows")[0]) == 2 * 2 * 19
     shown = [path.name for path in (tmp_path / "rows" / "wandb").glob("offline-run-*")]
     assert len([name for name in shown if name.endswith("-summary")]) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from tests.tables.examples import Example, markdown, zeros_and_ones
 
 

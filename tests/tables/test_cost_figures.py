@@ -13,7 +13,7 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.cost_figures import front_figure, fronts, length_figure
 from mmkv_bench.tables.cost_rows import KNOWN, divided
 from mmkv_bench.tables.costs import cost_tables, needed, set_limits
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
 from tests.tables.test_costs import STEPS, OneByte, timed

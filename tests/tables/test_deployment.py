@@ -16,7 +16,7 @@ from mmkv_bench.tables.deployment import (
     score_losses,
 )
 from mmkv_bench.tables.formats import write
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from tests.tables.test_cost_figures import scored
 from tests.tables.test_costs import STEPS, timed
 

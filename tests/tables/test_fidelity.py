@@ -14,7 +14,7 @@ from mmkv_bench.statistics.intervals import cluster_draws, percentile_ends
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.formats import markdown as as_markdown
-from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.metric_rows import metrics_rows
 from mmkv_bench.tables.score_text import fidelity_tables
 from mmkv_bench.tables.text import caption
 from tests.cli.setting import verb

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.stored_rows import Rows
 from tests.each import each
 from tests.tables.examples import Example, markdown, notes
 

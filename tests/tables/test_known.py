@@ -14,8 +14,8 @@ from mmkv_bench.statistics.intervals import bootstrap_statistics, cluster_draws
 from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, upstream
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair
-from mmkv_bench.tables.metrics import headlines, metrics_rows
-from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.metric_rows import headlines, metrics_rows
+from mmkv_bench.tables.stored_rows import Rows
 from tests.each import each
 from tests.tables.examples import Example, gather, markdown
 

@@ -11,10 +11,10 @@ import pytest
 from mmkv_bench.run import scoring
 from mmkv_bench.run.scoring import unscored
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables import rows as reading
+from mmkv_bench.tables import stored_rows as reading
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.metrics import metrics_rows
-from mmkv_bench.tables.rows import ReadOnce, cells_of, load
+from mmkv_bench.tables.metric_rows import metrics_rows
+from mmkv_bench.tables.stored_rows import ReadOnce, cells_of, load
 from tests.tables.examples import Example, csv_cells, markdown, zeros_and_ones
 from tests.tables.test_oracle import random_example
 

@@ -19,7 +19,7 @@ from mmkv_bench.statistics.intervals import cluster_draws
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from tests.each import each
 from tests.tables.examples import HEADS, PROMPT, Example, cell_row, markdown, response_rows
 

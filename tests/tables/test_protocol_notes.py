@@ -6,7 +6,7 @@ import json
 
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from tests.each import each
 from tests.tables.examples import Example, markdown
 

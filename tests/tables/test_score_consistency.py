@@ -11,8 +11,8 @@ from mmkv_bench.statistics.metric_kinds import PERPLEXITY
 from mmkv_bench.store.parts import sealed
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import load
 from mmkv_bench.tables.score_consistency import agreeing
+from mmkv_bench.tables.stored_rows import load
 from tests.tables.examples import Example, _counted, markdown
 
 

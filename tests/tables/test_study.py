@@ -12,7 +12,7 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import PrimaryEndpoint, name_primary, primary_of
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.stored_rows import load
 from tests.tables.examples import Example, markdown, zeros_and_ones
 
 WORDS = "walk3 exact_match 64"

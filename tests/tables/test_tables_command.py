@@ -11,8 +11,8 @@ import pytest
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.metrics import metrics_rows
-from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.metric_rows import metrics_rows
+from mmkv_bench.tables.stored_rows import load
 from tests.cli.setting import verb
 from tests.tables.examples import Example, csv_cells, csv_pairs, latex, markdown, zeros_and_ones
 

@@ -88,10 +88,10 @@ def print_plan(
     )
     rates, version_notes = throughput.rates(plan, coverage, store), stale_answers.other_versions(plan, store)
     disk_space = preflight.disk_of(plan, coverage, store)
-    missing_inputs = preflight.lacking(plan, disk_space)
+    missing_inputs = preflight.missing_inputs(plan, disk_space)
     notes = [f"note       {sentence}" for sentence in version_notes]
     print("\n".join([schedule(plan, coverage), "", text(forecasts), "", *throughput.lines(rates), *notes]))
-    print(preflight.told(disk_space, missing_inputs, plan.out))
+    print(preflight.preflight_text(disk_space, missing_inputs, plan.out))
     return {
         **schedule_document(plan, coverage),
         "forecast": asdict(forecasts),
@@ -125,7 +125,7 @@ def _print_passes(
     if plan.memory_limit is not None and given.device_memory is None:
         assumptions = replace(assumptions, memory=plan.memory_limit)
     forecasts = forecast(plan, passes.workloads_of(plan, missing_passes), assumptions, passes.notes_of(plan))
-    missing_inputs = preflight.weights_lacking(plan.model)
+    missing_inputs = preflight.missing_weights(plan.model)
     peaks: list[CellPeaks] = []
     notes: list[str] = []
     if given.memory:
@@ -133,7 +133,11 @@ def _print_passes(
     tables = deployment_of(plan, forecasts, peaks, given.scores or ())
     print(
         "\n".join(
-            [passes.text(plan, missing_passes), text(forecasts, write(tables, "md")), *preflight.said(missing_inputs)]
+            [
+                passes.text(plan, missing_passes),
+                text(forecasts, write(tables, "md")),
+                *preflight.missing_input_lines(missing_inputs),
+            ]
         )
     )
     plan_as_data = {

@@ -93,7 +93,7 @@ def verify(given: argparse.Namespace) -> int:
     Exit codes: 0 all are equal, 1 an answer differs, 2 none could be generated again, 130 interrupted.
     """
     from mmkv_bench.diagnostics.receipt import EXIT_CODES, lines, receipt, verdict
-    from mmkv_bench.diagnostics.reproduction import draw, make_again
+    from mmkv_bench.diagnostics.remade_answers import draw, make_again
 
     is_folder = [Path(word).is_dir() for word in given.what]
     roots = [rows_folder(word) for word in given.what[: is_folder.index(False) if False in is_folder else None]]

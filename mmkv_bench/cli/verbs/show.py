@@ -55,7 +55,7 @@ def _remake(
 
     name: id of the sample. shown: dataset -> hashes of the cells that answered it.
     """
-    from mmkv_bench.diagnostics.reproduction import remake
+    from mmkv_bench.diagnostics.remade_answers import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show
 
     remade_answers = []

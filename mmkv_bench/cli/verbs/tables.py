@@ -97,8 +97,8 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str], filters: di
     from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.cost_rows import refuse_unknown
     from mmkv_bench.tables.dataset_groups import group_tables, tables_of_groups, tables_of_ranks
-    from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.score_text import joined_tables, tables_of_scores
+    from mmkv_bench.tables.stored_rows import load
 
     rows = load(given.rows, fidelity=score_text.among(metrics))
     if _fidelity_alone(given, metrics):

@@ -11,7 +11,7 @@ from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.errors import ConfigError
 
 ROUNDING = 1e-12  # tolerance of float64 sums, so that equal masses meet theta exactly

@@ -15,7 +15,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.errors import ConfigError
 
 UNDEFINED = 0.0  # the entropy of a prompt of one modality: equal in all layers, so the budget is uniform

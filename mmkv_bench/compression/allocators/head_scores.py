@@ -16,7 +16,7 @@ from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import effective_window
-from mmkv_bench.compression.parameters import check_least, check_share, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_share, check_words
 from mmkv_bench.errors import CalibrationError, ConfigError
 
 

@@ -13,7 +13,7 @@ from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, scaled, search
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
 LEAST = 2  # entries that every layer keeps: the first and the last token

@@ -12,7 +12,7 @@ from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.observation import effective_window
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.errors import ConfigError
 
 

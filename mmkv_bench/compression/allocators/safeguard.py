@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
-from mmkv_bench.compression.parameters import check_share
+from mmkv_bench.compression.parameter_checks import check_share
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.scorers.deviation import check_gamma, cutoff, filter_needs, filtered
 
 

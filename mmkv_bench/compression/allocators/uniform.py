@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor
-from mmkv_bench.compression.parameters import check_least
+from mmkv_bench.compression.parameter_checks import check_least
 
 
 @dataclass(frozen=True)

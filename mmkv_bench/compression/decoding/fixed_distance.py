@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmkv_bench.compression.decoding.holding import Holding
-from mmkv_bench.compression.parameters import check_least
+from mmkv_bench.compression.parameter_checks import check_least
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
-from mmkv_bench.compression.parameters import check_share
+from mmkv_bench.compression.parameter_checks import check_share
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.cache import CompressedLayer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
 from mmkv_bench.compression.lazy_torch import Tensor, torch
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.cache import CompressedCache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
 from mmkv_bench.compression.numerics.quantise import check_group
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:

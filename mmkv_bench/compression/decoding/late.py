@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mmkv_bench.compression.decoding.waiting_layer import WaitingLayer
+    from mmkv_bench.compression.decoding.late_eviction_layer import WaitingLayer
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,6 @@ class Late(DecodePolicy):
         return self.when == "prefill_end"
 
     def layer(self, start: Start) -> WaitingLayer:
-        from mmkv_bench.compression.decoding.waiting_layer import WaitingLayer
+        from mmkv_bench.compression.decoding.late_eviction_layer import WaitingLayer
 
         return WaitingLayer.of(start, self.allocator, self.selector, self.reducer, self.prior)

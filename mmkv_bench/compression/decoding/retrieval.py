@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.allocators.hybrid import HeadClasses
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from mmkv_bench.compression.context import Composed
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.errors import UnsupportedError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmkv_bench.compression.lazy_torch import Tensor
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.feature_merge import FeatureMerge

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.ordering import at_slots
-from mmkv_bench.compression.parameters import check_least
+from mmkv_bench.compression.parameter_checks import check_least
 from mmkv_bench.compression.reducers.base import Reducer
 
 

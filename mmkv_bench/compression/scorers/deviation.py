@@ -10,7 +10,7 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.dct import HighPass, high_pass
 from mmkv_bench.compression.numerics.moments import unrotate
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError
 

@@ -9,7 +9,7 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import softmax
 from mmkv_bench.compression.numerics.moments import average_rotation, expected_logits
 from mmkv_bench.compression.observation import QUERY_MOMENTS_SKIP, Needs, Observation
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
 
 MINIMUM_QUERIES = 2  # for the moments; one query has no covariance

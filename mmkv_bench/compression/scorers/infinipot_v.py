@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Frames, Observation, text_fallbacks
-from mmkv_bench.compression.parameters import check_words
+from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Literal
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import is_half
 from mmkv_bench.compression.observation import Observation
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import largest_attention
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.parameters import check_least
+from mmkv_bench.compression.parameter_checks import check_least
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import UnsupportedError
 

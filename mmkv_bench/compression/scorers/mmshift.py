@@ -15,7 +15,7 @@ from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments
 from mmkv_bench.compression.numerics.ordering import tie_broken
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes, total_mass
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mmkv_bench.compression.lazy_torch import Tensor
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.parameters import check_least
+from mmkv_bench.compression.parameter_checks import check_least
 from mmkv_bench.compression.scorers.base import Scorer
 
 

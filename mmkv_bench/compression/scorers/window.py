@@ -9,7 +9,7 @@ from typing import Literal
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.attention import half_window, is_half, window_mass
 from mmkv_bench.compression.observation import Needs, Observation, effective_window
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError
 

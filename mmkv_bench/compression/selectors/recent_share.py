@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mmkv_bench.compression.lazy_torch import Tensor
-from mmkv_bench.compression.parameters import check_share
+from mmkv_bench.compression.parameter_checks import check_share
 from mmkv_bench.compression.selectors.topk import TopK
 
 

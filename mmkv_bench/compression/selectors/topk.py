@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import effective_window
-from mmkv_bench.compression.parameters import check_least, check_words
+from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.errors import ConfigError
 

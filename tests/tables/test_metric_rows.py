@@ -14,7 +14,7 @@ from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.statistics.paired_tests import compare_column
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.metric_rows import metrics_rows
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
