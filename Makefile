@@ -17,14 +17,15 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-real-efficiency results-continuation results-questions results-streams results-questions-real results-reader results-reader-entries first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
+.PHONY: help bench test test-quick test-slow test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results results-real results-real-sinks results-real-efficiency results-continuation results-questions results-streams results-questions-real results-reader results-reader-entries first-real verify matrix bench-statistics compare-real bench-fork bench-real bench-decode bench-stream bench-questions bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site notebooks size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
 	@echo "make test-quick        the inner loop, a minute: architecture, what compresses, statistics, judging (PYTEST='-k name' selects)"
-	@echo "make test-full         the tests marked full as well; before a release"
+	@echo "make test-slow         the tests that take a second or more each, which make test leaves out; CI runs both"
+	@echo "make test-full         all tests, those marked slow and full as well; before a release"
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
 	@echo "make soak              200 random kill -9 of a sweep while readers poll, rows compared: an hour (SOAK='--seed 1 --kills 50')"
@@ -89,6 +90,9 @@ QUICK := tests/test_architecture.py $(addprefix tests/,compression statistics ju
 	$(addprefix --ignore=tests/,compression/test_fused.py compression/test_more_methods.py)
 test-quick: $(STAMP)
 	$(TESTS) $(QUICK) $(PYTEST)
+
+test-slow: $(STAMP)
+	$(TESTS) -m "slow and not full" $(PYTEST)
 
 test-full: $(STAMP)
 	@$(call WITH_LINT,$(TESTS) -m "" $(PYTEST))

@@ -91,6 +91,7 @@ def test_tables_of_papers_are_those_that_the_command_prints(tmp_path, capsys):
         paper_tables("flashcache_table08", rows=tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_evaluate_is_the_commands_run_and_its_rows_make_the_same_tables(tmp_path):
     asked = {"method": ["snapkv", "kivi"], "budget": [16, "20%"], "dataset": "pages_lookup", "limit": 2}
     rows = evaluate(
@@ -133,6 +134,7 @@ def test_evaluate_is_the_commands_run_and_its_rows_make_the_same_tables(tmp_path
         evaluate(method="snapvk", out=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_settings_are_read_back_as_they_were_given():
     texts = ["a, b", "it's", "back\\", "\\'", "[x]", "{a: b}", "a=b", "null", "true", " ", "ü"]
     values = {"timeout_s": 0.5, "limit": None, "protocol": ["paper", "strict"], "budget": [64, "20%", 0.2]}
@@ -146,6 +148,7 @@ def test_settings_are_read_back_as_they_were_given():
     assert varied.variants["g3"] == {"base": "mmshift", "gamma": 3.0}
 
 
+@pytest.mark.slow
 def test_the_python_of_readme_and_docs_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     first_block = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     code = first_block.search((PACKAGE.parent / "docs" / "python.md").read_text())[1]
@@ -164,6 +167,7 @@ def test_the_python_of_readme_and_docs_runs_as_it_stands(tmp_path, monkeypatch, 
     assert "snapkv@64" in told and "exact_match**" in told and "| snapkv" in told
 
 
+@pytest.mark.slow
 def test_plot_draws_what_the_command_draws_and_refuses_what_it_does_not_know(tmp_path):
     from mmkv_bench import plot
     from mmkv_bench.config.files import conf_dir

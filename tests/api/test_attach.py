@@ -42,6 +42,7 @@ STORED = conf_dir().parent / "results" / "tiny" / "methods"
 DRAWING = ("mmshift", "mmshift_adakv", "mmshift_pyramidkv", "mmshift_sparsemm", "random")
 
 
+@pytest.mark.slow
 def test_an_identity_draws_what_the_run_of_a_stored_row_drew():
     """Methods that draw give the committed rows' answers; under no name another draw."""
     store, asked = Store(STORED), {"dataset": "pages_walk_small", "protocol": "paper", "budget_entries": 64, "seed": 0}

@@ -27,6 +27,7 @@ def value_norm():
     return load(str(EXAMPLE)).classes["scorer"]
 
 
+@pytest.mark.slow
 def test_every_method_is_that_of_a_run_in_both_readings():
     """Of calibrated ones the parts as they are before they have seen a model."""
     names = [name for name in options("method") if name not in OUTSIDE]

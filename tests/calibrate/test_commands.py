@@ -211,6 +211,7 @@ def test_spread_of_answers_against_prompts():
     assert data["gamma"] == pytest.approx([fmean([answer, 2.0]) / fmean([prompt, 1.0])])
 
 
+@pytest.mark.slow
 def test_artefacts_are_plain_json_with_sorted_keys(tmp_path):
     file = tmp_path / "one.json"
     assert main(["hybridkv", "--samples", "1", "--kinds", "lookup", "--out", str(file)]) == 0

@@ -287,6 +287,7 @@ def test_the_command_measures_every_family_and_the_method_takes_what_it_writes(n
     assert sum(map(sum, caps)) == 64 * 2 * data["kv_heads"] or not any(map(any, data["scores"]))
 
 
+@pytest.mark.slow
 def test_a_model_without_images_is_refused():
     with pytest.raises(UnsupportedError, match="takes no images; choose a model of a family that does"):
         visual_hits(Source.of(small("llama_3_8b", layers=1)).load(), page("lookup", "small", "train", 0), {})

@@ -38,6 +38,7 @@ def environment(tmp_path_factory):
     return CHECKOUT | {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(home), "TERM": "dumb", "PS1": "> "}
 
 
+@pytest.mark.slow
 def test_what_may_follow():
     assert {text.strip() for text in candidates(["mmkv-bench "])} >= {*VERBS}
     assert candidates(["mmkv-bench tables rows --format "]) == ["md ", "csv ", "latex ", "html "]

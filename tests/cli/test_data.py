@@ -65,6 +65,7 @@ def test_every_dataset_can_be_checked_where_nothing_is(capsys):
     assert main(["check", *ready]) == 0
 
 
+@pytest.mark.slow
 def test_data_that_are_there_are_counted_and_their_columns_compared(root, capsys):
     code, found = report(capsys, "docvqa", f"data.root={root}")
     assert code == 0 and found["ready"] and found["missing"] == []
@@ -144,6 +145,7 @@ def test_a_clone_in_the_hub_cache_is_found(root, tmp_path, capsys):
     assert (code, found["rows"], found["place"]) == (0, 3, f"hub cache {snapshot}")
 
 
+@pytest.mark.slow
 def test_videos_are_counted_by_the_names_that_the_task_will_ask_for(tmp_path, capsys):
     name, ids = "videochatgpt_temporal", ("v_one", "v_two", "v_three", "v_one")
     folder = tmp_path / "root" / name

@@ -27,6 +27,7 @@ print(sorted({"torch", "transformers", "lmms_eval", "datasets"} & set(sys.module
 """
 
 
+@pytest.mark.slow
 def test_what_needs_no_torch_to_be_refused_is_refused_without_it(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\ndef y(:\n")
     ended = subprocess.run(

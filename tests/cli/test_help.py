@@ -6,6 +6,8 @@ import subprocess
 import sys
 from functools import cache
 
+import pytest
+
 from mmkv_bench.cli.grammar import VERBS
 from mmkv_bench.config.files import groups, options
 from mmkv_bench.config.schema import keys
@@ -69,6 +71,7 @@ def test_the_version_is_the_packages():
     assert fresh("-m", "mmkv_bench", "--version").stdout.strip() == f"mmkv_bench {__version__}"
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_help_compose():
     import shlex
 

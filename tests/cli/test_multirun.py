@@ -80,6 +80,7 @@ def test_a_job_that_fails_is_reported_and_the_others_run(ran, capsys):
     assert err.count("Traceback") == 1, "of the fault that is none of the user's"
 
 
+@pytest.mark.slow
 def test_settings_of_hydra_itself_are_refused(ran, capsys):
     assert main(["-m", *HUB, "budget=16,32", "hydra.sweep.dir=elsewhere"]) == 2
     assert ran == []

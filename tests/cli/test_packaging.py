@@ -57,6 +57,7 @@ def test_the_environment_is_the_locked_one():
         assert version(name).partition("+")[0] == pins()[name]
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_asked_for():
     """A package that only comes along with another goes away with it. kvpress is an extra that its users install; Triton is
     part of torch's wheels where there is a device for it, and row blocks run without it."""
@@ -104,6 +105,7 @@ def wheel(built) -> zipfile.ZipFile:
     return zipfile.ZipFile(built)
 
 
+@pytest.mark.slow
 @each("folder", ["conf", "mmkv_bench/tiny/weights", "mmkv_bench/datasets/tasks"])
 def test_the_wheel_carries_data(wheel, folder):
     inside = "mmkv_bench/conf" if folder == "conf" else folder
@@ -155,6 +157,7 @@ def ran(command: list[str], folder: Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_the_wheels_command_composes_a_run_outside_of_the_checkout(built, tmp_path):
     pytest.importorskip("uv", reason="uv makes the environment; `make` installs it")
     scripts = installed(built, tmp_path / "venv", "--no-deps", "--offline")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmkv_bench.cli.main import main
 from mmkv_bench.config.files import conf_dir
 
@@ -45,6 +47,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 def test_each_line_is_answered_with_what_to_type(capsys):
     for line, parts in LINES.items():
         assert main(line.split()) == 2, line

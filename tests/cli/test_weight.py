@@ -21,6 +21,7 @@ def test_this_checkout_is_light():
     assert weigh(ROOT) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_large_file_and_large_results_are_refused(tmp_path):
     if subprocess.run(["git", "init", "-q", str(tmp_path)]).returncode:
         pytest.skip("no git here")

@@ -33,6 +33,7 @@ PLANNED = ("model", "experiment", *LIST_GROUPS)
 """Groups whose files `tests/plan/test_plan.py` composes, validates and plans."""
 
 
+@pytest.mark.slow
 @each(("group", "name"), [(group, name) for group in groups() if group not in PLANNED for name in options(group)])
 def test_every_shipped_file_composes_resolves_and_validates(group, name):
     model = MODEL
@@ -83,6 +84,7 @@ def test_every_released_value_belongs_to_a_parameter_of_its_method():
             assert leaf in holder, (name, key)
 
 
+@pytest.mark.slow
 @each(
     ("overrides", "methods", "datasets"),
     [

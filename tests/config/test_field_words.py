@@ -6,6 +6,8 @@ import re
 import shlex
 from itertools import zip_longest
 
+import pytest
+
 from mmkv_bench.cli.grammar import VERBS, reader
 from mmkv_bench.config import names as field_words
 from mmkv_bench.config.compose import compose, launcher_of
@@ -34,6 +36,7 @@ def command_reads(line: str) -> None:
         assert verb in ("--help", "--version"), line
 
 
+@pytest.mark.slow
 def test_every_synonym_is_of_a_key_or_name_that_there_is():
     taken = {*keys(), *groups()} - {"methods", "datasets"}
     assert not taken & {*field_words.KEYS, *field_words.KEY_ANSWERS}
@@ -51,6 +54,7 @@ def test_every_synonym_is_of_a_key_or_name_that_there_is():
         assert {*names.values()} <= {*options(group)}
 
 
+@pytest.mark.slow
 @cover.shares(3)
 def test_every_answer_can_be_typed(share):
     answers = {

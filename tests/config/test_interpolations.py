@@ -18,6 +18,7 @@ NOWHERE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @each("override", NOWHERE)
 def test_an_interpolation_that_leads_nowhere_is_one_sentence(override, monkeypatch):
     monkeypatch.delenv("MMKV_NOT_SET", raising=False)

@@ -84,6 +84,7 @@ def storages(value, seen: dict[int, int]) -> dict[int, int]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_single_run_reserves_what_its_answer_can_need_and_no_block():
     """One method per class of storage. What it holds is compared with what it keeps when the answer is over."""
     model, prompt, methods = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl"), common.registry()

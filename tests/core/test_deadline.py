@@ -34,6 +34,7 @@ def test_python_code_without_end_is_ended(work):
         pass
 
 
+@pytest.mark.slow
 def test_an_alarm_that_rings_as_the_block_is_entered_or_left_is_switched_off():
     before = signal.getsignal(signal.SIGALRM)
     try:

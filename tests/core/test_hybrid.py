@@ -139,6 +139,7 @@ def evicting(name: str) -> dict:
     return {key: made for key, made in methods.items() if made.decoding is None and type(made.reducer) is Evict}
 
 
+@pytest.mark.slow
 @cover.shares(12)
 @each(("place", "name"), enumerate(zoo.HYBRID))
 def test_every_scorer_under_every_protocol_answers_as_masked_stock_attention(place, name, share):
@@ -196,6 +197,7 @@ def test_tokens_that_are_fed_again_find_the_state_from_before_them(name):
     assert (again.logits[0, -1] - stock.logits[0, 0]).abs().max() > 1e-3, "without the copy the answer is another one"
 
 
+@pytest.mark.slow
 @each("name", zoo.HYBRID, keep=1)
 def test_forks_neither_share_states_nor_leave_theirs_behind(name):
     """One prefill, two answers in turn and a measure between them; `full` again is what it was, and its own floor is 0."""
@@ -214,6 +216,7 @@ def test_forks_neither_share_states_nor_leave_theirs_behind(name):
     common.assert_same(together, plain, {"bytes_held"})
 
 
+@pytest.mark.slow
 @each("rule", ["paper", "strict"])
 @each("name", zoo.HYBRID)
 def test_sequences_that_are_joined_answer_as_alone(name, rule):
@@ -227,6 +230,7 @@ def test_sequences_that_are_joined_answer_as_alone(name, rule):
         assert made.answers[:2].tolist() == [row.token_ids for row in alone]
 
 
+@pytest.mark.slow
 @cover.shares(2)
 @each("name, method", itertools.product(zoo.HYBRID, ("snapkv", "keydiff", "adakv", "streamingllm")), keep=2)
 def test_questions_of_one_document_are_answered_as_each_with_a_cache_of_its_own(name, method, share):
@@ -265,6 +269,7 @@ def _untimed(name: str):
     return contextlib.nullcontext()
 
 
+@pytest.mark.slow
 @cover.shares(2)
 def test_pictures_before_linear_layers_are_compressed_as_text_is(share):
     """Qwen3.5 with two pictures: bit-identical without eviction, as masked stock attention with it, forks as alone."""
@@ -291,6 +296,7 @@ def test_pictures_before_linear_layers_are_compressed_as_text_is(share):
 # -------------------------------------------------------------------------------------------------------------- bytes
 
 
+@pytest.mark.slow
 @each("length", [3, 40, 90])
 @each("name", zoo.HYBRID)
 def test_bytes_of_states_are_those_of_the_stock_cache_and_foretold(name, length):
@@ -416,6 +422,7 @@ def test_models_with_other_layers_are_refused_before_anything_is_changed(made, b
     assert (model.config._attn_implementation, len(model._forward_pre_hooks)) == (before, hooks)
 
 
+@pytest.mark.slow
 @each("kind", REFUSED)
 def test_attach_refuses_every_other_model_by_its_name_and_says_why(kind):
     model = copy.copy(zoo.model("llama"))
@@ -437,6 +444,7 @@ def test_a_session_names_every_kind_of_layer_that_is_not_known(kind):
         check_layers("A model", config)
 
 
+@pytest.mark.slow
 @each("name", zoo.HYBRID)
 def test_rows_of_a_batch_that_end_leave_it_with_their_states(name):
     """Half of the rows end early and leave; the others go on with their own states, not with those of rows that left."""

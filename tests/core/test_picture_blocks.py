@@ -56,6 +56,7 @@ def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batc
 # ------------------------------------------------------------------------------------------------- against the oracle
 
 
+@pytest.mark.slow
 @each("rule", PROTOCOLS, keep=2)
 def test_every_scorer_answers_as_masked_stock_attention_and_budgets_count_full_layers(rule):
     model, inputs, prompt = zoo.model(NAME), zoo.prompt(NAME), common.encoded(NAME)
@@ -77,6 +78,7 @@ def test_every_scorer_answers_as_masked_stock_attention_and_budgets_count_full_l
     assert len(moved) > 12 and max(moved) > 0.02, "evictions must matter"
 
 
+@pytest.mark.slow
 def test_every_method_forks_as_it_runs_alone():
     """Pictures of every method; windows and merged entries too."""
     model, prompt = zoo.model(NAME), common.encoded(NAME)

@@ -258,6 +258,7 @@ def test_positions_under_every_protocol_are_those_of_the_untouched_model(name):
         assert torch.equal(before, after)
 
 
+@pytest.mark.slow
 def test_under_strict_entries_that_stay_remember_what_was_evicted_around_them():
     """What docs and tables say of strict, on the embedded model: pages that differ only in cells which no layer and no head
     keeps get other answers from the same slots, and a page prefilled twice does not."""

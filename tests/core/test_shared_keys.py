@@ -36,6 +36,7 @@ def methods() -> list:
     return [one for one in made if one.decoding is None and not one.needs.replay]
 
 
+@pytest.mark.slow
 @each("base", ["sdpa", "eager"])
 def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batch(base):
     model = zoo.model(NAME, base)
@@ -50,6 +51,7 @@ def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batc
             assert len(session.filled.compressed) == 2
 
 
+@pytest.mark.slow
 @each("rule", PROTOCOLS, keep=2)
 def test_every_scorer_answers_as_stock_attention_masked_in_readers_too(rule):
     model, inputs = zoo.model(NAME), zoo.prompt(NAME)
@@ -92,6 +94,7 @@ def test_readers_of_a_prompt_see_all_of_it_whatever_was_evicted_meanwhile():
         assert torch.equal(made, stock) and session.filled.compressed[1].stored == 9
 
 
+@pytest.mark.slow
 def test_every_method_forks_as_it_runs_alone():
     model, prompt = zoo.model(NAME), document(NAME)
     cells = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.specs import spec_from_config
@@ -10,6 +12,7 @@ from tests.each import each
 from tools.fixtures import makers
 
 
+@pytest.mark.slow
 @each("name", fixtures.names(), keep=24)
 def test_the_fixture_of_a_dataset_is_complete(name):
     node = content("dataset", name)

@@ -65,6 +65,7 @@ def asked(endpoint: str, home, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_hubs_answers_become_facts_or_one_sentence(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -191,6 +191,7 @@ def test_texts_are_normalised_as_the_benchmark_does(text):
     assert metrics.normalised(text) == oracle.tidy(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=cover.examples(200), deadline=None)
 @given(texts, st.lists(texts.filter(oracle.tidy), min_size=2, max_size=4), st.booleans())
 def test_choices_are_read_as_the_benchmark_reads_them(noise, choices, speaks):

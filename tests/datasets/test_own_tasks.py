@@ -71,6 +71,7 @@ def test_scores_are_those_known_beforehand(name, asked):
     assert 0.0 in values and 1.0 in values
 
 
+@pytest.mark.slow
 @each("name", UNJUDGED, keep=6)
 def test_an_empty_answer_scores_nothing(name, asked):
     spec, requests = asked(name)
@@ -80,6 +81,7 @@ def test_an_empty_answer_scores_nothing(name, asked):
     assert all(found.aggregate[metric] == 0.0 for metric in spec.metrics)
 
 
+@pytest.mark.slow
 @each("name", (*UNJUDGED, "dream1k"))
 def test_prompts_carry_what_the_task_shows(name, asked):
     spec, requests = asked(name)

@@ -60,6 +60,7 @@ def test_two_generations_are_byte_identical(tmp_path, monkeypatch):
     assert len(made[0]) == 2
 
 
+@pytest.mark.slow
 def test_rows_are_the_samples_of_the_generator(fresh_cache):
     rows = page_data.load("pages_multi_image_small", "dev", 4)
     for position, row in enumerate(rows):
@@ -86,6 +87,7 @@ def test_only_as_many_chunks_are_drawn_as_the_limit_asks_and_a_larger_limit_keep
     assert more.remove_columns("images").to_list()[:3] == few.remove_columns("images").to_list()
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_is_detected(one_chunk):
     (table,) = one_chunk.rglob("*.arrow")
     content = bytearray(table.read_bytes())
@@ -135,6 +137,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
         page_data.load("pages_walk_small", "test", 1)
 
 
+@pytest.mark.slow
 def test_fingerprints_tell_datasets_apart_and_no_limit_changes_them(fresh_cache):
     specs = [pages("pages_walk"), pages("pages_walk", split="dev"), pages("pages_lookup"), pages("pages_walk", "large")]
     first = [fingerprint(spec) for spec in specs]

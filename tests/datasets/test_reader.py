@@ -49,6 +49,7 @@ def test_labels_stand_where_a_page_has_ink_and_test_typefaces_are_those_of_matpl
 READER = Path(resolve_path("fetched://reader"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (READER / "pages").is_dir(), reason="no reader here (mmkv-bench fetch model reader)")
 @cover.shares(2)
 def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training(share):
@@ -77,6 +78,7 @@ def test_the_stock_processor_writes_the_prompts_and_pictures_of_the_training(sha
                 np.testing.assert_allclose(got["pixel_values"][0].numpy(), drawn, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_text_asks_the_questions_of_value_and_a_second_question_follows_an_answer():
     for number in range(20):
         value, text, second = (trial(task, "test", number) for task in ("value", "text", "second"))

@@ -69,6 +69,7 @@ def test_ways_of_compressing_fork_and_are_measured_as_on_the_cpu():
     assert_as_on_the_cpu("qwen2_5_vl", cells("qwen2_5_vl", KINDS, turns=True), shared("qwen2_5_vl", EVERYTHING))
 
 
+@pytest.mark.slow
 def test_ways_of_compressing_run_alone_as_on_the_cpu():
     assert_as_on_the_cpu("llava", cells("llava", ("hybridkv", "kivi", "oracle"), turns=True), apart("llava"))
 
@@ -128,6 +129,7 @@ def hybrid():
     return common.registry("paper", "qwen2_5_vl")["hybridkv"]
 
 
+@pytest.mark.slow
 def test_dynamic_heads_keep_their_pages_on_the_host_and_fetch_through_pinned_buffers():
     model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")
     with second_device() as device:
@@ -140,6 +142,7 @@ def test_dynamic_heads_keep_their_pages_on_the_host_and_fetch_through_pinned_buf
         assert 0 < found.bytes_moved_step < found.bytes_host
 
 
+@pytest.mark.slow
 def test_what_methods_take_is_timed_by_the_devices_clock():
     """Kernels run behind the host's back: a time that was not waited for is that of giving them work."""
     model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")

@@ -370,6 +370,7 @@ def test_what_was_measured_is_kept_packed_and_not_measured_again(tmp_path, capsy
     assert "wrote 0 numbers of 0 samples" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_coverage_of_methods_at_budgets_of_a_run(tmp_path):
     out = tmp_path / "rows"
     words = ["method=[snapkv,streamingllm]", "budget=[8,32]", "dataset=pages_lookup", "dataset.split=dev"]

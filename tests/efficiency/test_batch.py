@@ -71,6 +71,7 @@ def answers_as_alone(name: str, methods, **options):
         yield cell, found, wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_5_vl", pytest.param("llava_next", marks=pytest.mark.full)])
 def test_each_sequence_of_a_batch_answers_as_it_does_alone(name):
     differ = 0
@@ -111,6 +112,7 @@ def test_ragged_heads_that_stand_back_to_back_are_joined_without_padding():
             assert found.held.read == found.held.useful == sum(one.held.read for one in wanted)
 
 
+@pytest.mark.slow
 def test_policies_that_act_while_decoding_stand_side_by_side_and_say_so():
     for cell, found, wanted in answers_as_alone("qwen2_5_vl", ("kivi", "h2o_decode")):
         assert found.held.fallback == [*wanted[0].held.fallback, ROW_BY_ROW], cell.cell
@@ -126,6 +128,7 @@ def nothing_compiled():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_a_batch_in_storage_of_fixed_capacity_gives_the_same_tokens():
     for _ in answers_as_alone("qwen2_5_vl", ("full", "adakv"), step=zoo.model("qwen2_5_vl")):
         pass
@@ -142,6 +145,7 @@ def test_a_compiled_step_of_a_batch_gives_the_same_tokens(name, nothing_compiled
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_fixed_storage_is_read_by_lengths_where_there_is_such_a_kernel():
     name = "qwen2_5_vl"
     asked, config = prompts(name), zoo.model(name).config.text_config
@@ -159,6 +163,7 @@ def test_fixed_storage_is_read_by_lengths_where_there_is_such_a_kernel():
         assert steps[first] * entry == found.held.useful, "no padding and no free slot is read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [("full", "snapkv", "kivi"), pytest.param(None, marks=pytest.mark.full)])
 def test_a_pass_of_copies_holds_what_one_of_prefills_holds(methods):
     name, more = "qwen2_5_vl", 8
@@ -180,6 +185,7 @@ def test_a_pass_of_copies_holds_what_one_of_prefills_holds(methods):
             assert abs(ratio - 1) <= (0.002 if same else 0.05), (method, phase, ratio)
 
 
+@pytest.mark.slow
 def test_passes_of_a_compiled_step_share_storages_that_are_counted():
     name = "qwen2_5_vl"
     step = common.Seen(zoo.model(name))

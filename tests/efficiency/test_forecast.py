@@ -47,6 +47,7 @@ def test_passes_and_hours_are_those_computed_by_hand(tmp_path):
     assert forecast(plan, workloads_of(plan, []), Assumptions(**H100)).datasets[1].prefill_hours == 0
 
 
+@pytest.mark.slow
 def test_the_command_loads_no_torch_and_says_what_is_done(tmp_path):
     words = ["plan", *ASKED, f"out={tmp_path}/rows", "--bandwidth", "3350", "--device-memory", "80", "--json"]
     code = f"import sys; from mmkv_bench.cli.main import main; main({words!r}); print('torch' in sys.modules)"
@@ -206,6 +207,7 @@ def test_a_mistake_is_told_in_one_sentence(words, sentence, tmp_path, capsys, mo
     assert sentence in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
+@pytest.mark.slow
 def test_the_page_on_deploying_shows_what_its_commands_print(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))  # no device was measured

@@ -70,6 +70,7 @@ def passes(root) -> dict[PassId, dict[str, dict]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_pass_keeps_every_raw_time_and_its_bytes(ran):
     found = passes(ran[0])
     assert len(found) == 2 * 2 * (1 + 2)
@@ -168,6 +169,7 @@ def test_a_table_of_step_times_has_the_limit_that_the_run_printed(ran, capsys):
         assert math.isclose(1e3 * found[name, line["prompt_tokens"]], line["roofline_ms"], rel_tol=1e-9)
 
 
+@pytest.mark.slow
 @each(
     "repeats, longer, scatter, told",
     [(1, 9.0, 0.0, None), (3, 1.0, 0.0, True), (3, 9.0, 0.0, False), (3, 1.23, 0.5, None), (3, 1.0, 0.5, True)],
@@ -224,6 +226,7 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
 
+@pytest.mark.slow
 def test_a_finished_run_prints_the_limits_of_its_rows_device_without_torch(ran, tmp_path, monkeypatch):
     root, cache = tmp_path / "rows", tmp_path / "cache"
     shutil.copytree(ran[0], root)
@@ -379,6 +382,7 @@ def test_the_scenario_is_in_no_cell_of_another():
     assert usual == {cell.cell for cell in outline(compose(["method=snapkv", "repeats=9", "lengths=64"])).cells}
 
 
+@pytest.mark.slow
 def test_a_timed_pass_answers_as_stock_generate_does():
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.efficiency.prompts import text_prompt
@@ -400,6 +404,7 @@ def test_a_timed_pass_answers_as_stock_generate_does():
     assert Budget.parse("20") == plan_passes(composed("unused", *wanted)).cells[1].budget
 
 
+@pytest.mark.slow
 def test_padding_of_ragged_heads_is_read_and_not_useful():
     from mmkv_bench.efficiency.prompts import text_prompt
     from mmkv_bench.generation.result import CellSpec

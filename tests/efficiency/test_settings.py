@@ -52,6 +52,7 @@ def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
             assert plan.batches == [BATCHES[name]] and plan.searches
 
 
+@pytest.mark.slow
 def test_the_hybrid_setting_plans_three_lengths_and_the_control_of_full_layers(tmp_path):
     plan = plan_passes(compose(["experiment=efficiency_hybrid", f"out={tmp_path}"]), outline=True)
     assert plan.lengths == [2048, 8192, 16384] and {cell.method for cell in plan.cells} > {"full", "global0", "snapkv"}

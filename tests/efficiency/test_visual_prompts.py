@@ -85,6 +85,7 @@ def test_every_family_makes_prompts_of_the_exact_length_that_are_visual_as_far_a
         check(name, kind, FAMILIES[name] if kind == "image" else 0.6)
 
 
+@pytest.mark.slow
 def test_pictures_fill_a_prompt_of_the_exact_length():
     check("qwen2_5_vl_3b", "image", 0.95)
 
@@ -212,6 +213,7 @@ def test_cells_of_text_are_those_that_they_were_before_there_were_pictures():
     assert {(cell.dataset, cell.dataset_fingerprint) for cell in text} == {("made_up_text", "scheme 1")}
 
 
+@pytest.mark.slow
 @each(
     "words, said",
     [

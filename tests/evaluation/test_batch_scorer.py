@@ -70,6 +70,7 @@ STATELESS = "def scored(doc, results):\n    doc['seen'] = True\n    return {'hit
 TOTAL = "\n\ndef total(values):\n    return sum(values)\n"
 
 
+@pytest.mark.slow
 @each(
     ("code", "metrics"),
     [
@@ -91,6 +92,7 @@ def test_many_cells_have_the_scores_that_each_has_by_itself(tmp_path, monkeypatc
     assert {scores.aggregate is None for _, scores in wanted} == {True, False}
 
 
+@pytest.mark.slow
 def test_what_a_pass_held_goes_with_it_and_not_when_python_looks_for_circles(tmp_path, monkeypatch):
     spec = own_task(tmp_path, STATELESS + "}\n")
     given, tasks = cells_of(ask_all(spec)), []

@@ -115,6 +115,7 @@ def names_by_sample(scores) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 @each("name", ["favor_bench", "chartqa", "vstar", "videomme"])
 def test_a_sample_that_failed_is_missed_in_the_scores_of_its_subset_too(name):
     spec = spec_of(name)

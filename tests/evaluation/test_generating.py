@@ -20,6 +20,7 @@ from tests.each import each
 from tests.evaluation.conftest import ask_all, pages
 
 
+@pytest.mark.slow
 def test_a_request_is_the_sample_in_the_form_the_embedded_model_was_trained_on():
     requests = ask_all(pages("pages"), 10)
     assert [request.doc_id for request in requests] == list(range(10))
@@ -50,6 +51,7 @@ def test_a_task_without_settings_gets_the_defaults_and_no_stop_string(own_task):
     assert ask_all(own_task())[0].generation == {"max_new_tokens": 128, "until": [], "do_sample": False}
 
 
+@pytest.mark.slow
 def test_unwanted_samples_are_neither_asked_nor_decoded(monkeypatch):
     import datasets
 

@@ -36,6 +36,7 @@ def test_retried_methods_carry_their_plain_functions(harness):
     ]
 
 
+@pytest.mark.slow
 @cover.shares(4)
 def test_functions_of_a_yaml_are_those_that_lmms_eval_loads(harness, share):
     def shown(value):

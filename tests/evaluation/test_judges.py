@@ -159,6 +159,7 @@ def test_a_judge_that_fails_for_one_criterion_leaves_the_others(answers, server,
     assert len(server.requests) == number + 4  # only what was missing
 
 
+@pytest.mark.slow
 def test_one_unreadable_answer_costs_that_sample_alone(answers, server, new_judge):
     server.reply = lambda messages: "seven" if "| five |" in messages[0]["content"] else scripted.reply(messages)
     scores = score(fixture_spec("mmvet"), answers("mmvet"), judge=new_judge(retries=0))
@@ -203,6 +204,7 @@ def test_the_environment_of_a_scorer_holds_no_key_and_is_put_back(answers, serve
     assert set(server.keys) == {None}
 
 
+@pytest.mark.slow
 def test_the_proxy_answers_nobody_else(answers, new_judge):
     import requests
 
@@ -333,6 +335,7 @@ def test_metrics_that_need_no_judge_stand_beside_one_that_does(own_task):
     assert scores.not_judged.keys() == {"acc"}
 
 
+@pytest.mark.slow
 def test_a_scorer_of_llm_judge_is_scored_through_the_proxy(own_task, server, new_judge):
     server.reply = lambda messages: "1"
     spec = own_task(name="judged", process_results="!function utils.judged")
@@ -346,6 +349,7 @@ def test_a_scorer_that_asks_past_us_is_refused(own_task):
         answered_scores(spec, ANSWERS)
 
 
+@pytest.mark.slow
 def test_a_scorer_that_asks_without_end_is_left(own_task, server, new_judge):
     server.reply = lambda messages: "more"
     scores = answered_scores(own_task(process_results="!function utils.insatiable"), ["a"], judge=new_judge())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from mmkv_bench.datasets import sources
 from mmkv_bench.datasets.specs import TaskSpec, spec_from_config
@@ -64,6 +65,7 @@ def answers(spec: TaskSpec) -> list[str]:
     return docs.full[docs.split]["answer"][:]
 
 
+@pytest.mark.slow
 def test_replaced_files_of_equal_times_are_read_anew_and_give_another_fingerprint(tmp_path):
     for kind, name in (("parquet", "rows.parquet"), ("json", "rows.jsonl"), ("csv", "rows.csv")):
         file = tmp_path / name

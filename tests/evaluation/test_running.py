@@ -13,6 +13,7 @@ from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_al
 FILTERS = "[{name: only, filter: [{function: !function utils.FirstIsFor}]}]"
 
 
+@pytest.mark.slow
 def test_single_answers_score_as_the_score_stage_scores_them(own_task):
     texts = ["a", "x", "c", "a"]
     for name, yaml in {

@@ -23,6 +23,7 @@ def right_answers(requests) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @cover.few("task", PAGE_TASKS, keep=2)
 def test_our_mean_and_lmms_evals_aggregate_agree_on_every_pages_task(task):
     requests = ask_all(pages(task), 20)
@@ -228,6 +229,7 @@ def test_a_scorer_that_exits_the_process_is_an_error_that_names_it(own_task):
         answered_scores(own_task(name="leaver", process_results="!function utils.exiting"), ANSWERS)
 
 
+@pytest.mark.slow
 def test_a_scorer_that_asks_a_judge_is_not_judged_without_one_even_where_a_key_is_set(own_task, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody")  # only judge=openai sends it anywhere
     scores = answered_scores(own_task(name="judged", process_results="!function utils.judged"), ANSWERS)

@@ -78,6 +78,7 @@ def looked(spec: TaskSpec) -> dict[int, str]:
     return prompt_hashes(spec, [0], None, anew=True)
 
 
+@pytest.mark.slow
 def test_what_nobody_hears_is_noticed_by_the_next_run(folder):
     for case, code in CODE.items():
         name = case.replace(" ", "_")
@@ -161,6 +162,7 @@ def test_bytecode_of_another_text_is_not_run(folder):
     assert len({*known}) == 3
 
 
+@pytest.mark.slow
 def test_installed_packages_keep_their_bytecode_and_modules_of_a_task_do_not(tmp_path, monkeypatch):
     places = {
         "task": tmp_path / "deep",

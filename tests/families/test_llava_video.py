@@ -189,6 +189,7 @@ def test_names_of_other_weights_have_no_place():
     assert all(new_name(their_name(name)) == name for name in ("lm_head.weight", "model.language_model.norm.weight"))
 
 
+@pytest.mark.slow
 @each(
     ("change", "words"),
     [
@@ -213,6 +214,7 @@ def test_other_checkpoints_are_refused(parts, published, tmp_path, change, words
         rewrite(folder, tmp_path / "new", parts[0].shape, parts[0].processor)
 
 
+@pytest.mark.slow
 def test_the_command_says_in_one_sentence_what_is_missing(tmp_path, published, rewritten, capsys):
     assert main([str(tmp_path), str(tmp_path / "new")]) == 2
     assert "has no readable config.json" in capsys.readouterr().err

@@ -25,6 +25,7 @@ class Narrow(Checked):
         return small(self.name, layers=2)
 
 
+@pytest.mark.slow
 @cover.few("name", FAMILIES, keep=1, first=0)
 def test_shipped_families_keep_every_promise(name):
     checked = Narrow(name)
@@ -76,6 +77,7 @@ def test_wrong_counts_and_places_are_named(capsys):
     assert model_check.main(["paligemma"]) == 2 and "name one model of conf/model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @cover.shares(2)
 def test_places_that_are_not_those_of_the_pixels_are_named(monkeypatch, share):
     def whole(box):

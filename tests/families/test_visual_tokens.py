@@ -243,6 +243,7 @@ def test_every_models_configuration_has_the_settings_that_the_rules_need(name):
         )
 
 
+@pytest.mark.slow
 def test_the_command_prints_tokens_and_bytes(capsys):
     assert verb("tokens")(["model=qwen2_5_vl_7b", "1344x896", "28x560"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -111,6 +111,7 @@ def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_pa
     assert heavy == "False" and json.loads(document) == [dataclasses.asdict(SPEED) | {"device": SPEED.slug}]
 
 
+@pytest.mark.slow
 def test_a_plan_takes_the_only_measured_device_of_the_kind_that_computes(tmp_path, monkeypatch, capsys):
     """A login node's CPU made the hours of a sweep on GPUs."""
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))

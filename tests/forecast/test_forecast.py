@@ -112,6 +112,7 @@ def test_a_mistake_is_told_in_one_sentence(flags, sentence, tmp_path, capsys, mo
     assert sentence in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_torch_and_knows_a_measured_device(tmp_path, monkeypatch):
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
     save(DeviceSpeed("NVIDIA H100", "cuda", 8, 3e12, {"bfloat16": 7e14}, 80 * 2**30, "2.15.0", "2026-11-22"))
@@ -161,6 +162,7 @@ def test_the_speed_up_is_that_of_the_milliseconds_beside_it_where_computing_bind
     assert few.ms is None and few.speed_up == pytest.approx(full.read / few.read)
 
 
+@pytest.mark.slow
 def test_documents_are_prefilled_once_and_replays_and_conversations_are_counted(tmp_path):
     """DocVQA states 5,349 questions on 1,286 pages: 100 of them on 25 pages. Qwen2.5-VL-7B, 32 tokens an answer."""
     words = ("model=qwen2_5_vl_7b", "dataset=docvqa", "limit=100", "budget=64")

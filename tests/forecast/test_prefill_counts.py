@@ -42,6 +42,7 @@ class Reads:
         return counting
 
 
+@pytest.mark.slow
 @each(
     ("words", "prefills", "replays", "turns"),
     [
@@ -95,6 +96,7 @@ def test_a_plan_counts_what_the_engine_reads(words, prefills, replays, turns, tm
         assert reads.behind == made.turns.total() + len(part.samples) * len(part.cells)
 
 
+@pytest.mark.slow
 @each(
     ("protocols", "answering", "prefilling"),
     [
@@ -126,6 +128,7 @@ def test_a_run_holds_as_many_whole_caches_of_documents_as_its_plan_says(
     assert most == {"answering": answering, "prefilling": prefilling}
 
 
+@pytest.mark.slow
 def test_what_is_held_of_a_document_until_its_last_question_has_the_bytes_that_a_plan_says(tmp_path, monkeypatch):
     """Queries, inputs, column sums, tails and moments of every layer."""
     held: list[tuple[int, int]] = []

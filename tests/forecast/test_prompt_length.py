@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmkv_bench.config.compose import compose
 from mmkv_bench.forecast.prompt_length import PromptLength, expected_length, stored_lengths
 from mmkv_bench.plan.planner import outline
@@ -10,6 +12,7 @@ from tests import cover
 from tests.each import each
 
 
+@pytest.mark.slow
 @each(
     ("words", "length"),
     [

@@ -26,6 +26,7 @@ TOKENS, CHUNK, CAP = 760, 190, 96
 COMMAND = ("dataset=stream_facts", "method=[keydiff,reservoir]", "budget=38", "protocol=stream", "stream.every=1")
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_readings_work_and_bytes_that_a_run_has(tmp_path, monkeypatch):
     """Two streams of eight questions, three methods, two places: six readings, of 25 to 66 tokens a chunk."""
     readings: list[tuple[int | None, list[int], int]] = []
@@ -98,6 +99,7 @@ def decoder() -> Decoder:
     return made
 
 
+@pytest.mark.slow
 @each("cap", [CAP, None])
 def test_dry_runs_and_forecasts_hold_what_a_real_stream_holds(cap):
     for name in ("h2o", "generic_query") if cap else ("full",):

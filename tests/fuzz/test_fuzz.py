@@ -36,6 +36,7 @@ def test_what_it_found_is_refused_with_a_sentence():
         assert not run(Case(("method=[snapkv]", "limit=1", mistake), "invalid")).found, mistake
 
 
+@pytest.mark.slow
 def test_a_run_that_misbehaves_is_told(monkeypatch):
     """The fuzz can fail: a case that is called what it is not, a row too few, an entry too many, a name unknown."""
     assert "exit code 2 of a case that is valid" in run(Case(("budget=0",), "valid")).found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 
 from mmkv_bench import protocols
@@ -109,6 +110,7 @@ def read_by_the_first_step(model, name, prompt, cell, monkeypatch) -> tuple:
     return result, sum(given) + sum(steps[:per_step]), sum(moved[:per_step])
 
 
+@pytest.mark.slow
 @cover.few("name", ("qwen2_5_vl", "llava_next"))
 def test_bytes_are_those_of_live_storages_and_of_what_is_read(name, monkeypatch):
     model, prompt = zoo.model(name), common.encoded(name)

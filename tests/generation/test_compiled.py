@@ -95,6 +95,7 @@ def compiled_equals_eager(name, methods, programs):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_tokens_are_eagers_in_one_graph_that_further_prompts_use_again():
     compiled_equals_eager("qwen2_5_vl", some_methods("qwen2_5_vl"), 2)
 
@@ -211,6 +212,7 @@ def test_an_answer_beyond_the_room_is_one_sentence():
         )
 
 
+@pytest.mark.slow
 def test_prompts_of_like_lengths_are_decoded_at_the_same_addresses():
     name = "qwen2_5_vl"
     model, asked = zoo.model(name), cells(some_methods(name))
@@ -264,6 +266,7 @@ class OneLayer(torch.nn.Module):
         return varlen_layer.attend(None, query, self.layer, 0.25)[0]
 
 
+@pytest.mark.slow
 def test_a_step_that_reads_by_lengths_is_one_graph_whatever_the_capacity():
     """With torch's own `varlen_attn` on fake tensors of a CUDA device: traced, not run."""
     place, counter = torch.device("cuda"), Counter()

@@ -45,6 +45,7 @@ def length(messages: list[dict]) -> int:
     return encode(processor, family, "x", messages).length
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.text("abcdefgh .", min_size=0, max_size=300).map(str.strip), st.integers(40, 400))
 def test_both_ends_stay_and_the_prompt_fits(text, limit):
@@ -61,6 +62,7 @@ def test_both_ends_stay_and_the_prompt_fits(text, limit):
         assert kept == text[:half] + text[-half:]
 
 
+@pytest.mark.slow
 @cover.few("name", ["llava", "llava_next_mistral", "qwen2_5_vl", "internvl", "llama"], keep=2)
 def test_what_is_cut_has_the_length_that_encoding_gives_it_with_every_way_to_begin_a_prompt(name):
     processor, family = built(name)

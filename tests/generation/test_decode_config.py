@@ -81,6 +81,7 @@ def test_refused_settings_of_a_model_folder_are_named_in_the_error(name):
         DecodeRules.read(config, {"max_new_tokens": 4}, common.tokenizer())
 
 
+@pytest.mark.slow
 @each("name", sorted(decode_config.REFUSED))
 def test_values_called_harmless_change_nothing_in_stock(name):
     free = generate()

@@ -83,6 +83,7 @@ def short(tmp_path_factory):
     return str(write_clip(tmp_path_factory.mktemp("clips") / "short.webm", frames=5, size=(128, 96)))
 
 
+@pytest.mark.slow
 @cover.few("name", SETTINGS, keep=1)
 def test_a_text_only_prompt_is_taken_by_every_family(name):
     prompt = ask(name)
@@ -177,6 +178,7 @@ def times(prompt: EncodedPrompt) -> list[str]:
     return [piece.partition(" seconds>")[0] for piece in text.split("<") if " seconds>" in piece]
 
 
+@pytest.mark.slow
 def test_qwen3_writes_the_true_time_of_every_pair_of_frames(clip, tmp_path):
     assert times(ask("qwen3_vl", videos=[clip], frames=4)) == ["0.7", "3.2"]  # frames at 0, 1.3, 2.6, 3.9 s
     late = {"video": clip, "start_time": 2.0}
@@ -217,6 +219,7 @@ def test_a_text_model_says_that_it_takes_no_images():
         ask("llama", [picture()])
 
 
+@pytest.mark.slow
 @each("name", VIDEO)
 def test_videos_of_different_lengths_are_taken_or_refused_with_what_to_do(name, clip, short):
     if name in FEATURES:
@@ -261,6 +264,7 @@ def test_a_question_that_spells_a_marker_is_refused(name, marker):
         ask(name, [picture()], text=f"What does {marker} mean?")
 
 
+@pytest.mark.slow
 @cover.few("name", MULTIMODAL, keep=3)
 def test_pictures_of_muirbench_stand_where_its_questions_say_so_in_every_family(name):
     """Two pictures with words between them, as its third sample asks, and three that are its options."""
@@ -327,6 +331,7 @@ def test_a_prompt_longer_than_the_context_is_refused(clip):
         encode(processor, model_facts(config, processor.tokenizer), "sample", message, videos=[clip], frames=4)
 
 
+@pytest.mark.slow
 @each("name", MULTIMODAL)
 def test_dialogues_render_every_role(name):
     _, processor, family = parts(name)
@@ -385,6 +390,7 @@ class Counting:
         return self.inner(*media, **settings)
 
 
+@pytest.mark.slow
 @each("name", MULTIMODAL, keep=4)
 def test_prompts_about_the_same_pictures_share_what_was_made_of_them_and_nothing_else(name, clip):
     for kind in ("image", *(["video"] if name in VIDEO else [])):

@@ -189,6 +189,7 @@ def test_batches_and_the_order_of_cells_change_no_measure():
         assert a.reference_samples == b.reference_samples
 
 
+@pytest.mark.slow
 def test_without_full_among_the_cells_its_answer_is_decoded_for_them():
     name = "internvl"
     model, prompt = zoo.model(name), common.encoded(name)

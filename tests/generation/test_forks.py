@@ -80,6 +80,7 @@ def test_released_readings_fork_as_they_run_alone(name, chosen):
     assert {fork.cell.split("@")[0] for fork in over} <= OVER_AS_RELEASED and len(over) > 6
 
 
+@pytest.mark.slow
 @chosen
 @cover.few("name", zoo.ALL, keep=1)
 def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name, chosen):
@@ -145,6 +146,7 @@ def test_processors_and_stop_strings_see_each_forks_own_answer():
     assert len({fork.n_tokens for fork in forks}) >= 3
 
 
+@pytest.mark.slow
 @cover.few("name", zoo.FEW, keep=2)
 def test_prompt_within_the_budget_is_full_and_says_so(name):
     model, prompt = zoo.model(name), common.encoded(name)

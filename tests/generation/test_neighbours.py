@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,7 @@ def same(one, other) -> bool:
 scorers = st.builds(Theirs, st.integers(1, 30), st.sampled_from([-1.0, 0.5, 2.0]), st.sampled_from(READS))
 
 
+@pytest.mark.slow
 @given(st.lists(scorers, min_size=2, max_size=6, unique=True))
 @settings(max_examples=40, deadline=None)
 def test_method_files_score_the_same_alone_and_beside_others(made):
@@ -87,6 +89,7 @@ def test_method_files_score_the_same_alone_and_beside_others(made):
         assert (together[cell.cell] is RuntimeError) == (reads == "undeclared")
 
 
+@pytest.mark.slow
 @cover.shares(4)
 def test_shipped_methods_answer_the_same_alone_and_beside_all_others(share):
     model, family, rules, tokenizer, pages = invariants._embedded()

@@ -11,6 +11,7 @@ from tests import zoo
 from tests.generation import common
 
 
+@pytest.mark.slow
 def test_nan_logits_of_any_token_end_the_pass():
     model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")
     device = next(model.parameters()).device

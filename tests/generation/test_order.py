@@ -97,6 +97,7 @@ def test_the_model_is_what_it_was_after_the_engine_is_closed():
     assert torch.equal(model.generate(**zoo.prompt(name), max_new_tokens=5), free)
 
 
+@pytest.mark.slow
 @cover.few("name", zoo.ALL, keep=3)
 def test_prompt_of_one_token(name):
     model, inputs = zoo.model(name), zoo.without_visual(name, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 
 from mmkv_bench.compression.cache import CompressedLayer
@@ -21,6 +22,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
+@pytest.mark.slow
 @each("name", ("llama", "qwen2_5_vl", "gemma3", "qwen3_5"))
 def test_prompts_with_one_context_have_the_scores_of_prefills_of_their_own(name):
     prompts, model, rule = document(name, tails=(9, 12)), zoo.model(name), "query_joint"

@@ -67,6 +67,7 @@ def asked(name: str, prompts, cells, order=range(QUESTIONS)) -> dict[tuple[int, 
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_document_is_compressed_once_for_its_first_question_and_that_question_is_answered_as_by_query_aware(name):
     first, prompts = 1, document(name)
@@ -90,6 +91,7 @@ def test_a_document_is_compressed_once_for_its_first_question_and_that_question_
     assert {one.question_known for (_, cell), one in together.items() if cell.endswith("aware")} == {None}
 
 
+@pytest.mark.slow
 @cover.few("name", NAMES, first=1)
 def test_no_row_depends_on_which_questions_were_asked_before(name):
     methods = ("window", "ragged", "random", "h2o_decode", "full")
@@ -118,6 +120,7 @@ def test_a_question_about_a_shared_document_is_answered_as_stock_generate_answer
                 assert [getattr(forks, key) for key in same] == [getattr(alone, key) for key in same], (rule, cell.cell)
 
 
+@pytest.mark.slow
 def test_an_agnostic_compression_keeps_what_it_keeps_for_each_question_alone():
     for name in NAMES:
         prompts = document(name)
@@ -128,6 +131,7 @@ def test_an_agnostic_compression_keeps_what_it_keeps_for_each_question_alone():
             common.assert_same([one], [alone[key]], ignore=PATH | {"question_known"})
 
 
+@pytest.mark.slow
 def test_a_shared_agnostic_compression_keeps_what_a_run_of_its_own_keeps():
     """`sharing=off` compresses anew for every question, with the document's random stream."""
     name = "llama"

@@ -62,6 +62,7 @@ def some(*protocols: str) -> list:
     return [one for one in grid(protocols) if one.cell.startswith(methods)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "known"), zip(NAMES, ("query_agnostic", "query_joint"), strict=True))
 def test_questions_together_have_the_rows_of_one_at_a_time_with_measures_policies_and_stop_strings(name, known):
     prompts, extras = document(name, tails=TAILS), ExtraMeasures(fidelity=True, samples=True)
@@ -93,6 +94,7 @@ def test_a_batch_costs_one_pass_a_question_and_the_longest_answer():
         assert max(few) == 3, "fork_batch bounds the rows"
 
 
+@pytest.mark.slow
 def test_a_question_that_fails_or_memory_for_few_rows_leaves_every_other_row_as_it_was():
     name = "qwen2_5_vl"
     prompts, model = document(name, tails=TAILS), zoo.model(name)

@@ -37,6 +37,7 @@ def tokenizer_of(node):
     return build_tokenizer(text.vocab_size, settings["special_tokens"], settings.get("tokenizer", {}), template, 4096)
 
 
+@pytest.mark.slow
 @cover.few("template", sorted(with_processor()), first=8)
 def test_tokens_of_a_reference_follow_the_prompt_and_leave_out_the_end_of_the_turn(template):
     tokenizer = tokenizer_of(with_processor()[template])
@@ -87,6 +88,7 @@ def test_a_reference_that_melts_into_the_prompt_is_refused():
     assert tokenizer.decode(reference_tokens(tokenizer, question(), "efgh")) == "efgh"
 
 
+@pytest.mark.slow
 def test_samples_follow_the_tempered_distribution():
     logits = torch.tensor([[0.1, 0.5, -0.2, 0.45, 0.0]])
     weights = [math.exp(value / TEMPERATURE) for value in logits[0].tolist()]

@@ -111,6 +111,7 @@ def test_a_task_sets_min_new_tokens_and_repetition_penalty(configured):
     assert len(expected) >= 5 and expected[: len(free)] != free[: len(expected)]
 
 
+@pytest.mark.slow
 @cover.few("name", ("qwen3_vl", "llava_next", "llama"))
 def test_processors_of_the_generation_config_act_as_in_stock(name, configured):
     free = stock(zoo.model(name), zoo.prompt(name))
@@ -136,6 +137,7 @@ def test_processors_of_the_generation_config_act_as_in_stock(name, configured):
     assert changed >= 4, "most settings must have had something to change"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("qwen2_5_vl", "llama"))
 def test_no_repeat_ngram_and_repetition_penalty_break_a_loop(name, configured):
     """A long answer of a random model runs into a loop, where these settings act at late steps too."""

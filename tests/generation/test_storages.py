@@ -130,6 +130,7 @@ def holds(length: int, method: str, protocol: str = "paper") -> None:
         assert size < 4 * length * VOCABULARY // 4, f"{method}: of the whole run {size} bytes: {what}"
 
 
+@pytest.mark.slow
 @each("method", ("full", "snapkv", "adakv", "h2o_decode", "prefixkv"))
 def test_a_decode_step_makes_nothing_larger_than_its_scores(method):
     holds(1024, method)

@@ -159,6 +159,7 @@ def test_both_paths_and_every_order_give_the_same_rows(name):
     common.assert_same([mixed[1]], [results[2]])
 
 
+@pytest.mark.slow
 @cover.shares(5)
 def test_streams_are_read_on_a_second_device_as_on_the_cpu(share):
     methods = cover.turn(STREAMED, 0, share)
@@ -170,6 +171,7 @@ def test_streams_are_read_on_a_second_device_as_on_the_cpu(share):
 
 
 # ---------------------------------------------------------------------- the cap
+@pytest.mark.slow
 @each("number", range(300), keep=25)
 def test_the_cap_holds_in_every_step_of_300_random_streams(number):
     drawn, methods = random.Random(f"stream {number}"), list(STREAMED)

@@ -102,6 +102,7 @@ def rewritten(model, ids: list[int], ends: list[int], kept: dict, numbered: bool
     return norm(x[-1], "model.norm.weight") @ weight["lm_head.weight"].T
 
 
+@pytest.mark.slow
 @each("method", ["streamingllm", "reservoir", "keydiff", "h2o"], keep=2)
 def test_a_text_answers_as_from_unrotated_keys_numbered_in_the_cache(method):
     model, prompt = zoo.model("llama"), text(90, 80, 3)
@@ -117,6 +118,7 @@ def test_a_text_answers_as_from_unrotated_keys_numbered_in_the_cache(method):
         assert (logits.double() - other).abs().max() > 1e-2, positions
 
 
+@pytest.mark.slow
 def test_a_questions_answer_and_every_path_follow_the_moved_entries():
     prompt, cells = text(90, 80, 3), [compact(cell(method, CAP, every=EVERY)) for method in ("reservoir", "keydiff")]
     model, results = zoo.model("llama"), answer("llama", prompt, *cells)
@@ -203,6 +205,7 @@ def test_frequencies_that_follow_the_length_are_refused():
 
 
 # ---------------------------------------------------------------------- pictures
+@pytest.mark.slow
 @each("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_prompts_one_size_are_read_one_by_one(name):
     prompt = pictures(name, 6)
@@ -219,6 +222,7 @@ def test_prompts_one_size_are_read_one_by_one(name):
 
 
 # ---------------------------------------------------------------------- several questions about a stream
+@pytest.mark.slow
 @cover.shares(3)
 def test_the_questions_about_a_stream_are_asked_of_one_reading_of_it(share):
     """Streams of one document are read once; no row depends on which questions were asked before."""

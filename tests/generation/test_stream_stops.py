@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from mmkv_bench.compression.session import Session
@@ -48,6 +49,7 @@ def long_forwards(model) -> tuple[list[int], object]:
     return lengths, model.get_decoder().register_forward_pre_hook(before, with_kwargs=True)
 
 
+@pytest.mark.slow
 @each("kind", PROMPTS, keep=3)
 def test_places_share_one_reading_and_have_the_rows_of_a_stream_that_ends_there(kind):
     name, prompt, every = PROMPTS[kind][0], PROMPTS[kind][1](), PROMPTS[kind][2]
@@ -71,6 +73,7 @@ def test_places_share_one_reading_and_have_the_rows_of_a_stream_that_ends_there(
     )
 
 
+@pytest.mark.slow
 @each("kind", sorted(PROMPTS))
 def test_an_early_question_is_answered_as_by_a_stock_model_that_has_read_no_more(kind):
     """The unlimited cache, against the model's own prefill and steps over the shorter prompt."""
@@ -84,6 +87,7 @@ def test_an_early_question_is_answered_as_by_a_stock_model_that_has_read_no_more
         assert row.token_ids == expected[0, shorter.length :].tolist()
 
 
+@pytest.mark.slow
 def test_questions_leave_every_copy_of_the_cache_as_it_was_read_bit_for_bit():
     name, prompts = "llama", document("llama")
     model, family = zoo.model(name), common.family(name)

@@ -49,6 +49,7 @@ def stock_answer(model, inputs, count: int) -> list[int]:
     return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+@pytest.mark.slow
 @each("ends", [False, True])
 @each("name", NAMES)
 def test_the_full_cache_holds_the_conversation_that_a_stock_model_holds(name, ends):
@@ -89,6 +90,7 @@ def ask(name: str, model, prompts, chosen, order=None) -> dict:
     return answers
 
 
+@pytest.mark.slow
 @each("name", NAMES, keep=1)
 def test_the_first_turn_is_that_of_query_aware_and_no_turn_holds_more_than_the_budget(name):
     prompts = conversation(name)
@@ -112,6 +114,7 @@ def test_the_first_turn_is_that_of_query_aware_and_no_turn_holds_more_than_the_b
     assert len({tuple(row.token_ids) for row in talks.values()}) > 8, "what is evicted must matter"
 
 
+@pytest.mark.slow
 @each("name", NAMES)
 def test_later_turns_are_answered_as_by_a_stock_model_on_the_entries_that_stay(name):
     """Keys and values are gathered by hand in a stock cache; what stays is taken from the rows, and of `streamingllm` known."""
@@ -174,6 +177,7 @@ def fed(model, cache, places, ids, seen, start):
     return made, [torch.cat([one, new.expand(one.shape[0], -1)], 1) for one in places], logits
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_which_questions_were_asked_before():
     name = "llama"
     prompts, chosen = conversation(name), cells("full", "snapkv", "random")

@@ -236,6 +236,7 @@ def combinations(count: int) -> list[Compressor]:
     return [Compressor("mixed", *four, "released") for four in drawn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("further", [20, pytest.param(200, marks=pytest.mark.full)])
 def test_every_combination_of_registered_parts_runs_or_is_refused(further):
     ran = refused = 0

@@ -201,6 +201,7 @@ def test_an_edit_makes_new_rows_and_nothing_else_does(folder):
     assert len([row for row in cells(root).values() if row["method"] == "custom"]) == 2
 
 
+@pytest.mark.slow
 @each(
     ("body", "words"),
     [
@@ -281,6 +282,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @each("case", BAD)
 def test_a_file_that_cannot_be_used_is_refused_with_the_reason(case, folder, monkeypatch):
     content, words = BAD[case]

@@ -284,6 +284,7 @@ def rows_of(index) -> list[list[list[int]]]:
     return [[[j for j in row if j >= 0] for row in layer.tolist()] for layer in index]
 
 
+@pytest.mark.slow
 @few
 @given(
     length=st.integers(2, 120),
@@ -322,6 +323,7 @@ def same_up_to_ties(got, want, scores) -> bool:
     return True
 
 
+@pytest.mark.slow
 @few
 @given(
     length=st.integers(2, 60),

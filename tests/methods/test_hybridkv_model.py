@@ -169,6 +169,7 @@ def check(model, inputs, entries, protocol="paper", context=None, tokens=6, read
     return float((want.logits[1] - untouched.logits[1]).abs().max()), got, plan
 
 
+@pytest.mark.slow
 @cover.few("family", FAMILIES, first=1)
 @each("protocol", common.PROTOCOLS)
 def test_decoding_is_masked_full_attention_with_the_oracles_chunks(family, protocol):
@@ -303,6 +304,7 @@ def test_forks_answer_as_alone(family):
             assert result.entries_resident < result.entries_reachable and result.bytes_host > 0
 
 
+@pytest.mark.slow
 def test_text_prompts_answer_as_alone_and_say_what_they_lack():
     model, prompt = zoo.model("llama"), common.encoded("llama")
     cells = [common.cell(method(), budget, protocol) for budget in (5, 20) for protocol in common.PROTOCOLS[:2]]

@@ -55,6 +55,7 @@ def step(layer: RetrievalLayer, query, new_key, new_value):
     return scores.softmax(-1) @ value
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 90),

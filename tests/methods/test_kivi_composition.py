@@ -41,6 +41,7 @@ def calibrated(name: str) -> bool:
     return "calibration" in node and name not in ONLINE
 
 
+@pytest.mark.slow
 @cover.few("name", [name for name in NAMES if not calibrated(name)], keep=3)
 def test_any_eviction_composes_with_kivi_by_one_line(name):
     family = "qwen2_5_vl"
@@ -73,6 +74,7 @@ def test_prefixkv_and_kivi_keep_what_prefixkv_keeps_in_a_quarter_of_the_bytes():
         assert one.bytes_device < 0.4 * other.bytes_device
 
 
+@pytest.mark.slow
 def test_one_override_or_one_variant_puts_kivi_behind_a_method():
     line = f"{{_target_: {TARGET}, bits: 4}}"
     (cell,) = cells("method=snapkv", "baseline=none", f"methods.snapkv.decoding={line}", "budget=32")

@@ -115,6 +115,7 @@ def test_scores_are_those_of_stock_rows_and_the_replay_leaves_the_cache_as_it_wa
             torch.testing.assert_close(layer[:, :cut], reference.float(), atol=2e-6, rtol=2e-5)
 
 
+@pytest.mark.slow
 @each("name", ("llama", "qwen2_5_vl"))
 def test_forks_equal_runs_of_their_own_under_every_protocol(name):
     model, (prompt, _) = zoo.model(name), prompted(name)

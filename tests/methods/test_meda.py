@@ -127,6 +127,7 @@ def select(made: Compressor, scores, types, found, budget, strict):
     return [[[j for j in row if j >= 0] for row in layer.tolist()] for layer in index]
 
 
+@pytest.mark.slow
 @many
 @given(problem=problems(), share=st.sampled_from(["0.75", "0.5", "0.29"]))
 def test_every_layer_splits_its_own_entries(problem, share):

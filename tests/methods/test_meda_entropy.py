@@ -45,6 +45,7 @@ def test_summaries_are_the_papers_entropies(shape, length, seed, cut):
         assert float(got) == pytest.approx(want, rel=2e-5, abs=2e-6)
 
 
+@pytest.mark.slow
 def test_entropies_of_300_tokens_in_several_blocks(monkeypatch):
 
     layer = oracles.make_layer(300, 2, 2, seed=4)

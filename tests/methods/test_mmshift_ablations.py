@@ -536,6 +536,7 @@ def oracle_sets(model, inputs, changes, budget: int):
     return found
 
 
+@pytest.mark.slow
 @cover.few("family", FAMILIES, first=1)
 @each(
     "changes",

@@ -44,6 +44,7 @@ def compressor(scorer: Scorer):
     return replace(common.registry()["snapkv"], scorer=scorer)
 
 
+@pytest.mark.slow
 def test_every_shipped_method_keeps_the_same_beside_all_others():
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)

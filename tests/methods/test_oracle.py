@@ -115,6 +115,7 @@ def test_what_stays_is_what_stock_attention_rows_of_the_answer_say(family, proto
         assert result.fallback == [] and result.entries_resident == result.entries_asked
 
 
+@pytest.mark.slow
 @cover.few("tokens", [1, 4])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_next"])
 def test_forks_equal_runs_of_their_own_and_disturb_nobody(family, tokens):
@@ -127,6 +128,7 @@ def test_forks_equal_runs_of_their_own_and_disturb_nobody(family, tokens):
     common.assert_same(results[len(cells) :], without)
 
 
+@pytest.mark.slow
 def test_a_one_token_answer_under_paper_is_judged_by_the_last_query_and_says_so():
     family = "qwen2_5_vl"
     model, prompt = zoo.model(family), common.encoded(family)

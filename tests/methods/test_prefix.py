@@ -187,6 +187,7 @@ def test_impossible_totals_are_refused(total):
         scaled([Fraction(1)] * 2, Fraction(total), Fraction(10), Fraction(1))
 
 
+@pytest.mark.slow
 @many
 @given(rows=importances(), rho=st.integers(1, 100), delta=st.sampled_from([0.0, 0.0125, 0.1]))
 def test_ratios_meet_the_budget(rows, rho, delta):

@@ -175,6 +175,7 @@ STEPS = [(policy, "paper") for policy in POLICIES]
 STEPS += [(policy, protocol) for policy in ("newest", "prefill_half", "window") for protocol in common.PROTOCOLS[1:]]
 
 
+@pytest.mark.slow
 @cover.cases(FAMILIES, STEPS, each=6, keep=2)
 def test_decoding_sees_what_the_mask_of_each_step_shows(name, combinations):
     for ((policy, protocol),) in combinations:

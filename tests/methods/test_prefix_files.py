@@ -35,6 +35,7 @@ def parts_of(made):
 ENDS = TopK(sinks=1, recents=1)
 
 
+@pytest.mark.slow
 @each(
     ("name", "reading", "parts"),
     [

@@ -70,6 +70,7 @@ def test_the_released_profile_is_read_at_the_fraction_that_was_asked_for_alone_a
         assert [set(heads) for heads in fork.kept] == [{count} for count in want]
 
 
+@pytest.mark.slow
 @every_family
 def test_prompts_within_their_budget_are_the_full_cache_bit_for_bit(name):
     untouched = reference.generate(zoo.model(name), zoo.prompt(name), TOKENS)

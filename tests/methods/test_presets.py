@@ -47,6 +47,7 @@ def pooled(row: list[float], k: int, kind: str) -> list[float]:
     return [sum(x) / k if kind == "average" else max(x) for x in near]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     layer=layers,

@@ -333,6 +333,7 @@ def test_a_model_of_another_shape_is_a_row_with_the_sentence():
 # ---------------------------------------------------------------- MM-ShiftKV's table 3: scores of ours, budgets of theirs
 
 
+@pytest.mark.slow
 @each("name", COMBINED)
 def test_combinations_take_scores_and_selection_of_one_method_and_the_budgets_of_the_other(name):
     base, ours = shipped(name.removeprefix("mmshift_")), shipped("mmshift")

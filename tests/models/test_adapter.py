@@ -34,6 +34,7 @@ def of(folder) -> Source:
     return Source.of(node("tiny", adapter=str(folder)))
 
 
+@pytest.mark.slow
 def test_a_merged_adapter_computes_what_peft_computes_and_leaves_the_layers_as_they_were(tmp_path):
     beside = trained(tmp_path / "lora")
     loaded, plain = of(tmp_path / "lora").load(), Source.of(node("tiny")).load()

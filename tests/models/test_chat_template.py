@@ -227,6 +227,7 @@ def test_a_date_is_the_same_every_day_and_stands_in_what_the_template_adds():
     assert clock.startswith("<|im_start|>system\n26<|im_end|>")
 
 
+@pytest.mark.slow
 def test_a_processor_is_given_no_date_that_its_template_does_not_name(caplog):
     """transformers warns of every such word, at every prompt."""
     processor = build_processor(small_config("qwen2_vl"), SETTINGS["qwen2_vl"])
@@ -247,6 +248,7 @@ def test_chat_template_jinja_beside_a_tokenizer_is_the_one_that_is_used(tmp_path
     assert "From the settings" in Template.of(tf.AutoTokenizer.from_pretrained(tmp_path)).probe
 
 
+@pytest.mark.slow
 def test_a_processors_template_comes_from_its_own_file(tmp_path):
     config, settings = small_config("llava_onevision"), SETTINGS["llava_onevision"]
     processor = build_processor(config, settings)
@@ -266,6 +268,7 @@ def test_a_processors_template_comes_from_its_own_file(tmp_path):
         )  # a tokenizer's is not taken: transformers does not, either
 
 
+@pytest.mark.slow
 def test_media_stand_once_each_in_the_messages_order_in_every_family():
     for name in SETTINGS:
         if name != "llama":
@@ -346,6 +349,7 @@ def test_older_rows_of_templates_that_are_written_as_before_may_be_added_to():
             refuse_other_prompts(store, ["cell"], loaded)
 
 
+@pytest.mark.slow
 def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp_path):
     """320 of 320 rows were errors."""
     from mmkv_bench.store.parts import sealed

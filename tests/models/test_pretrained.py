@@ -39,6 +39,7 @@ def described():
     return load_config(str(FILE)), AutoTokenizer.from_pretrained(FILE.parent, gguf_file=FILE.name)
 
 
+@pytest.mark.slow
 def test_its_shape_ids_and_template_are_those_of_our_file_of_the_published_model():
     ours, (config, tokenizer) = node("smollm2_135m"), described()
     for name, value in ours.shape.items():
@@ -101,6 +102,7 @@ def test_its_answer_is_plain_generate(tmp_path, monkeypatch):
     assert (row["prompt_tokens"], ids) == (inputs["input_ids"].shape[1], tokens)
 
 
+@pytest.mark.slow
 @each("name", ["smolvlm_256m", "smolvlm2_2_2b"])
 def test_its_tokenizer_with_smolvlms_added_tokens_makes_that_familys_prompts(name):
     """SmolVLM publishes SmolLM2's tokenizer with further tokens: transformers' own processor counts images as the family does."""

@@ -83,6 +83,7 @@ def test_text_survives_byte_by_byte(name):
     check()
 
 
+@pytest.mark.slow
 def test_every_id_is_a_readable_word_of_its_own():
     tokenizer = tokenizer_of("qwen2_5_vl")
     taken = set(SETTINGS["qwen2_5_vl"]["special_tokens"].values())

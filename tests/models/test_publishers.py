@@ -94,6 +94,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_checkpoints_of_publishers_are_answered_as_transformers_answers_them(plain, data, tmp_path):
     for number, (name, (file, settings)) in enumerate(CASES.items()):
         folder = changed(plain, tmp_path / f"model{number}", file, **settings)
@@ -106,6 +107,7 @@ def test_checkpoints_of_publishers_are_answered_as_transformers_answers_them(pla
         assert list(full["token_ids"]) == stock_answer(folder, prompt["rendered"], 12), name
 
 
+@pytest.mark.slow
 def test_shards_with_an_index_are_one_model(plain, data, tmp_path):
     folder = changed(plain, tmp_path / "sharded", "config.json")
     model = tf.AutoModelForCausalLM.from_pretrained(plain)
@@ -140,6 +142,7 @@ def test_an_unknown_rope_is_one_sentence(plain, data, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_question_that_spells_a_control_token_is_a_row_that_says_so(plain, data, tmp_path):
     """The tokenizer ends the user's turn there, as stock transformers does; nobody would know."""
     file = data / "needle" / "needle.json"

@@ -77,6 +77,7 @@ def test_a_lower_precision_holds_the_rounded_values():
     assert all(torch.equal(full[key].bfloat16(), half[key]) for key in full)
 
 
+@pytest.mark.slow
 @cover.few("name", FAMILIES, keep=1, first=1)
 def test_every_parameter_is_made_and_buffers_are_computed(name):
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -116,6 +117,7 @@ def test_a_device_map_that_cannot_be_is_refused(place, words):
         weights("qwen2_5_vl_7b", device_map=place)
 
 
+@pytest.mark.slow
 @cover.few("name", FAMILIES, keep=1)
 def test_logits_are_finite_differ_between_prompts_and_move_when_the_cache_is_cut(name):
     loaded = Source.of(small(name)).load()

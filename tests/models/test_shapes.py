@@ -101,6 +101,7 @@ def test_the_cache_has_the_checkpoints_dimensions(name, layers, heads, kv, dim, 
     assert kv_bytes_per_token(config, "bfloat16") == kib * 1024
 
 
+@pytest.mark.slow
 @cover.few("name", NAMES, keep=2)
 def test_processor_settings_and_generation_fit_the_shape(name):
     model = node(name)

@@ -73,6 +73,7 @@ def coverage(value):
     return [("attention_coverage", "renamed@64", None, None, value)]
 
 
+@pytest.mark.slow
 def test_a_figures_lines_are_means_over_samples_with_every_layer_beside(tmp_path):
     lines = [("mean", "prompt"), ("std", "prompt"), ("mean", "answer"), ("std", "answer")]
     numbers = [(q, p, None, None, lambda s, layer, at=at: at + s + layer / 8) for at, (q, p) in enumerate(lines)]

@@ -51,6 +51,7 @@ def judged(one: judgement.FilledCell) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_every_judged_cell_of_every_table_agrees_with_itself():
     lost, wrong, words = 0, [], {COMPARABLE: Counter(), OPEN: Counter(), RATIOS: Counter()}
     for name in table_ids():

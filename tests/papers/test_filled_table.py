@@ -81,6 +81,7 @@ def cell(found: FilledTable, row: str, column: str = "milebench_image_needle", a
     return one
 
 
+@pytest.mark.slow
 def test_rows_meet_cells_by_parameters_whatever_they_are_called(tmp_path):
     """gamma 0.1 prints 29.06 = 93/320, gamma 0.5 22.5 = 72/320."""
     root = stored(
@@ -126,6 +127,7 @@ def test_a_part_of_the_samples_is_undecided_whatever_its_numbers(tmp_path):
     assert far.verdict.word == "undecided"
 
 
+@pytest.mark.slow
 def test_the_drop_to_full_of_a_part_is_undecided(tmp_path):
     """MUIRBench of FlashCache's Table 2 prints 45.54 for full, 45.15 for FlashCache and 37.58 for StreamingLLM."""
     told = {"dataset": "muirbench", "metric": "muirbench_score_overall"}
@@ -138,12 +140,14 @@ def test_the_drop_to_full_of_a_part_is_undecided(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_failed_and_unjudged_samples_leave_no_number(tmp_path):
     values = [None, *zeros_and_ones(92, N - 1)]
     root = stored(tmp_path, (("flashcache", "0.2", values), {"given": {"gamma": 0.1}}))
     assert text(cell(page(root), "cutoff_gamma=0.1")) == "- / 29.06 failed: 1 of 320 samples"
 
 
+@pytest.mark.slow
 def test_seeds_are_averaged_and_nothing_else_is(tmp_path):
     """A seed with fewer answers leaves a part; two cells of one seed, as of two artefacts of the model's own, are ambiguous."""
     told = {"dataset": "ocrbench", "metric": "ocrbench_accuracy", "generation": json.dumps({"max_new_tokens": 64})}
@@ -225,6 +229,7 @@ def test_a_peak_of_a_dry_run_is_shown_as_planned_and_not_judged(tmp_path, monkey
     )
 
 
+@pytest.mark.slow
 def test_rows_of_other_calibrations_are_no_seeds_of_a_method(tmp_path):
     """The model's own artefact and one of other samples: the plain address means the first, one that names data the other."""
     n, told = 218, {"dataset": "mmvet_prefixkv", "metric": "ppl", "model": "llava_v1_5_7b"}
@@ -252,6 +257,7 @@ def test_rows_of_other_calibrations_are_no_seeds_of_a_method(tmp_path):
     assert [own for key, own in names.items() if "ocrbench" in key] == [[]]
 
 
+@pytest.mark.slow
 def test_a_folders_name_is_no_formula_in_a_csv(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     adds = (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}})
@@ -260,6 +266,7 @@ def test_a_folders_name_is_no_formula_in_a_csv(tmp_path, monkeypatch):
     assert line["source"].startswith("'=cmd() ")
 
 
+@pytest.mark.slow
 def test_a_cells_source_is_two_steps_away(tmp_path, monkeypatch):
     """The line of a cell names its rows as `mmkv-bench show` takes them, and where the paper prints its number."""
     adds = (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}})
@@ -286,6 +293,7 @@ def test_a_cells_source_is_two_steps_away(tmp_path, monkeypatch):
     assert all("to run: <code>mmkv-bench " in told for words, told in opened.items() if "not run" in words)
 
 
+@pytest.mark.slow
 def test_two_machines_are_one_body_of_evidence_and_the_newer_run_counts(tmp_path):
     one = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}}), name="one")
     two = stored(
@@ -308,6 +316,7 @@ def test_two_machines_are_one_body_of_evidence_and_the_newer_run_counts(tmp_path
     assert any("two stores hold the same cell with other scores" in note for note in notes(found))
 
 
+@pytest.mark.slow
 @each("change", ["random", "tiny", "own_path", "fixture"])
 def test_what_stands_in_for_something_is_no_evidence(tmp_path_factory, change):
     example = Example()
@@ -324,6 +333,7 @@ def test_what_stands_in_for_something_is_no_evidence(tmp_path_factory, change):
     assert any("1 cells of random weights" in note for note in notes(found))
 
 
+@pytest.mark.slow
 def test_other_conditions_are_shown_and_not_judged(tmp_path):
     values, length = zeros_and_ones(41, 50), {"dataset": "ocrbench", "metric": "ocrbench_accuracy"}
     for tokens, told in (
@@ -366,6 +376,7 @@ def test_drops_and_leads_are_paired_and_count_only_beside_a_full_that_agrees(tmp
     assert all(lead.word in ("undecided", "confirmed") for lead in found.leads)
 
 
+@pytest.mark.slow
 def test_a_mean_is_there_only_when_all_its_parts_are(tmp_path):
     told = {
         "paper": "hybridkv",
@@ -412,6 +423,7 @@ def test_parts_of_a_mean_that_ask_about_the_same_photographs_are_not_independent
     assert _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, apart]).low == pytest.approx(75 - 15 / 2**0.5)
 
 
+@pytest.mark.slow
 def test_a_difference_of_two_methods_is_paired(tmp_path):
     n = 60
     length = {"dataset": "ocrbench", "metric": "ocrbench_accuracy", "model": "llava_v1_6_vicuna_7b"}
@@ -424,6 +436,7 @@ def test_a_difference_of_two_methods_is_paired(tmp_path):
     assert text(one).startswith("part (seeds 2 missing): 50.0 / 11.6, +38.4 [")
 
 
+@pytest.mark.slow
 def test_a_difference_is_no_more_than_what_either_side_is(tmp_path, monkeypatch):
     """The base has 32 of 60 answers, answers of 16 tokens, or other data."""
     monkeypatch.setattr(evidence_reader, "samples_of", lambda dataset: 60)
@@ -451,6 +464,7 @@ def test_a_difference_is_no_more_than_what_either_side_is(tmp_path, monkeypatch)
     ]
 
 
+@pytest.mark.slow
 def test_a_full_cache_of_another_table_of_the_paper_is_the_gate(tmp_path):
     """HybridKV's Table 6 prints no full; its Table 1 does, WebQA 76.5."""
     at = next(one.address for one in load("hybridkv_table06").cells if one.address.dataset == "milebench_webqa")

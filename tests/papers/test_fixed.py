@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmkv_bench.config.files import reference_dir
 from mmkv_bench.papers import margins
 from mmkv_bench.papers.margins import unjudged, versions
@@ -10,6 +12,7 @@ from tests.papers.words import text
 from tests.tables.examples import Example, zeros_and_ones
 
 
+@pytest.mark.slow
 def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypatch):
     """93 of 320 is what is printed; only the commit changes."""
     now = (reference_dir() / "margins.yaml").read_text(encoding="utf-8")

@@ -38,6 +38,7 @@ def test_every_column_has_one_role_and_what_a_cells_hash_covers_is_never_free():
     assert {*columns("cells", IDENTITY)} <= forgeable, "a column without a wrong value is not tested"
 
 
+@pytest.mark.slow
 def test_what_answers_say_of_what_was_kept_stands_beside_their_number(tmp_path):
     """More entries than asked are no evidence; fallbacks and a paper's own excess are told."""
     over, fell = {"entries_asked": 100, "entries_resident": 101}, {"fallback": ["window_reduced"]}
@@ -76,6 +77,7 @@ def some(table: Mapping[str, tuple[Any, ...]], share: int) -> dict[str, tuple[An
     return {column: (*values[:1], *cover.turn(values[1:], 0, share)) for column, values in table.items()}
 
 
+@pytest.mark.slow
 @cover.shares(3)
 def test_a_wrong_value_of_any_identity_column_is_no_evidence(tmp_path, share):
     spec, evidence = scored(tmp_path)
@@ -99,6 +101,7 @@ def test_data_of_a_folder_count_only_where_nothing_else_is_to_be_had_or_their_fi
         assert found == ("source folder, the table has hub",) * said
 
 
+@pytest.mark.slow
 @cover.shares(3)
 def test_a_ratio_is_of_two_times_of_one_device_that_nothing_disturbed(tmp_path, share):
     spec, evidence = timed(tmp_path / "gpu")
@@ -113,6 +116,7 @@ def test_a_ratio_is_of_two_times_of_one_device_that_nothing_disturbed(tmp_path, 
     assert words(*disturbed)[METHOD].endswith("not comparable: disturbed by clock held down *")
 
 
+@pytest.mark.slow
 def test_answers_to_other_prompts_by_another_judge_or_to_too_many_questions_are_no_evidence(tmp_path):
     spec, evidence = scored(tmp_path / "prompts", answer={"prompt_hash": "q"})
     assert "full has other prompts" in words(spec, evidence)[METHOD]
@@ -143,6 +147,7 @@ def test_of_a_thousand_forged_rows_none_agrees(tmp_path):
     assert agreed == []
 
 
+@pytest.mark.slow
 def test_trials_halves_and_newer_libraries_leave_one_number_with_a_true_reason(tmp_path):
     whole, trial, other = tmp_path / "whole", tmp_path / "trial", tmp_path / "other"
     spec, evidence = scored(whole)

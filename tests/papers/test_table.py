@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from mmkv_bench.papers import margins
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import save_pictures
@@ -37,6 +39,7 @@ def test_the_full_cache_stands_once_in_its_row_in_every_part_of_a_wide_table():
     assert latex.count(r"\begin{tabular}") + latex.count(r"\begin{longtable}") > 1 and r"\tiny" not in latex
 
 
+@pytest.mark.slow
 def test_measured_stands_against_printed_in_a_picture(tmp_path):
     layout, evidence = scored(tmp_path / "rows")
     files = save_pictures(fill(layout, evidence), tmp_path)

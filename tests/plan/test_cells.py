@@ -133,6 +133,7 @@ def test_the_hash_covers_what_changes_answers(change):
     assert one("method=snapkv").cell != one("method=snapkv", change).cell
 
 
+@pytest.mark.slow
 @each(
     "change",
     [

@@ -87,6 +87,7 @@ def test_a_released_profile_that_is_read_at_the_fraction_is_another_version_at_f
     assert [cell.method_version for cell in made] == [None, None, 2, 3]
 
 
+@pytest.mark.slow
 def test_rounding_to_the_models_dtype_is_a_parameter_in_half_precision_alone():
     """Where there is nothing to round to it stands in no row and no hash: float32 cells stay what they are."""
     methods = "method=[snapkv,keydiff,adakv,adakv_official,pyramidkv,snapkv_kvpress]"
@@ -100,6 +101,7 @@ def test_rounding_to_the_models_dtype_is_a_parameter_in_half_precision_alone():
         assert (plain.cell == made["snapkv", "paper"].cell, plain.tuned) == (wanted is None, wanted is not None)
 
 
+@pytest.mark.slow
 def test_formulas_over_the_budget_are_named_in_their_rows_and_no_other_is():
     runs = {
         "look_m": "methods.look_m.budget_rule=union",

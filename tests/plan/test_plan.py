@@ -19,6 +19,7 @@ from tests.cli.setting import CHECKOUT
 from tests.plan.outline_all import answering, choices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [24, pytest.param(1, marks=pytest.mark.full)])
 def test_every_shipped_configuration_comes_to_a_plan_without_model_data_or_heavy_imports(every):
     script = Path(__file__).with_name("outline_all.py")
@@ -85,6 +86,7 @@ def test_a_standing_counts_as_a_slow_loop_does(tmp_path):
         assert coverage.failed(part) == sum(end not in (None, "ok") for end in ends[:, :9].flatten())
 
 
+@pytest.mark.slow
 def test_a_calibration_that_is_not_there_is_a_note_of_the_outline_and_stops_the_plan(tmp_path):
     words = ("model=qwen2_5_vl_3b", "model.weights=random", "method=[sparsemm,snapkv]", f"out={tmp_path}/rows")
     plan = outline(compose(words))

@@ -37,6 +37,7 @@ def lacks(*words: str, disk: Disk = ENOUGH) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_and_what_is_there_is_not(cache, monkeypatch):
     found = lacks(*RUN, disk=Disk(rows=200, row=1.0, measured=True, free=100))
     assert {kind: len(of_kind) for kind, of_kind in found.items()} == {

@@ -108,6 +108,7 @@ def test_a_mistake_is_refused_in_one_sentence_with_what_is_allowed(overrides, wo
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.slow
 @each(
     "overrides",
     [

@@ -125,6 +125,7 @@ def test_the_report_shows_what_the_tables_say(tmp_path: Path, capsys) -> None:
     load_nothing_from_elsewhere(out)
 
 
+@pytest.mark.slow
 def test_ranks_over_tasks_are_proven_at_each_tasks_share_as_the_command_prints_them(tmp_path: Path) -> None:
     """Six samples apart: p = .031 proves a rank on one task, and none of those of two."""
     made = Example()
@@ -167,6 +168,7 @@ def load_nothing_from_elsewhere(report: Path) -> None:
             assert (page.parent / source).is_file(), (page.name, source)
 
 
+@pytest.mark.slow
 def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, monkeypatch) -> None:
     root, out = store(tmp_path / "rows", ("lookup",)), tmp_path / "report"
     build_report([root], out, 1)
@@ -268,6 +270,7 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
     assert "oom</span>" in failed["answer"] and failed["leaves full"] == ""
 
 
+@pytest.mark.slow
 def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     places = [[np.array([0, 2, 3]), np.array([1, 4])], [np.array([2]), np.array([], dtype=int)]]
     text = pack_kept(places, 6)
@@ -315,6 +318,7 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     assert "Images or videos that cannot be read now: cat.png." in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path, monkeypatch) -> None:
     root, read = store(tmp_path / "rows"), []
     build_report([root], tmp_path / "whole", 1)
@@ -333,6 +337,7 @@ def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path
         assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes(), path
 
 
+@pytest.mark.slow
 def test_scores_meet_the_times_of_passes_of_another_store(tmp_path: Path) -> None:
     score, speed, out = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS), tmp_path / "report"
     report = build_report([score, speed], out, 5)
@@ -347,6 +352,7 @@ def test_scores_meet_the_times_of_passes_of_another_store(tmp_path: Path) -> Non
     assert sorted(sum((trace["x"] for trace in traces), [])) == [100, 120, 200, 220, 1000]
 
 
+@pytest.mark.slow
 def test_an_embedded_page_is_drawn_again_where_its_prompt_is_still_the_same(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "report")
     folder.begin()
@@ -360,6 +366,7 @@ def test_an_embedded_page_is_drawn_again_where_its_prompt_is_still_the_same(tmp_
     assert (other.question, other.images) == (None, []) and "differs from the page that was answered" in other.missing
 
 
+@pytest.mark.slow
 def test_the_command_of_a_cell_plans_that_very_cell() -> None:
     planned(("ablations", None))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.diagnostics.receipt import receipt, receipts_of
 from mmkv_bench.diagnostics.remade_answers import EQUAL, draw
@@ -13,6 +15,7 @@ from mmkv_bench.tables.deployment import deployment_tables
 ROWS = conf_dir().parent / "results" / "tiny" / "large"
 
 
+@pytest.mark.slow
 def test_the_page_of_a_verified_cell_links_its_receipt_and_others_say_how_to_get_one(tmp_path):
     drawn = draw([ROWS], 1, 0)
     for one in drawn:

@@ -148,6 +148,7 @@ def test_lines_are_as_wide_as_the_terminal(rows, capsys, monkeypatch):
             assert all(line.startswith(("mmkv-bench ", str(rows))) for line in long), long
 
 
+@pytest.mark.slow
 def test_a_page_is_shown_without_torch(rows):
     code = (
         "import sys; from mmkv_bench.cli.main import main; code = main(['show', *sys.argv[1:]]);"

@@ -107,6 +107,7 @@ def flip(bundle):
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_bundle_is_accepted_as_it_was_made_and_its_lines_say_what_was_checked(bundle, capsys):
     checks = accepted(capsys, bundle, "--samples", "20")
     assert {name: outcome for name, (outcome, _) in checks.items()} == dict.fromkeys(CHECKS, "ok")
@@ -136,6 +137,7 @@ TAMPERED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @each("name", [*TAMPERED], keep=5)
 def test_what_was_changed_is_refused_with_its_reason(bundle, tmp_path, capsys, name):
     tamper, reasons = TAMPERED[name]
@@ -148,6 +150,7 @@ def test_what_was_changed_is_refused_with_its_reason(bundle, tmp_path, capsys, n
     assert str(tmp_path / "bundle") in refused["files"] if name == "a byte" else "/tmp/tmp" not in str(refused)
 
 
+@pytest.mark.slow
 def test_another_model_and_another_experiment_are_refused(bundle, tmp_path, capsys):
     other = shutil.copytree(next(iter(tiny.__path__)) + "/weights", tmp_path / "weights")
     file = other / "model.safetensors"

@@ -54,6 +54,7 @@ def test_rows_say_what_was_asked_and_which_entries_stay(tmp_path):
         assert np.all(np.diff(visual[:, 0]) > 0) and set(visual[:, 1]) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_show_prints_the_whole_prompt_as_the_model_read_it(tmp_path, capsys):
     from mmkv_bench.cli.main import main
 

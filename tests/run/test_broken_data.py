@@ -76,6 +76,7 @@ def test_a_reference_that_no_scorer_can_read_leaves_the_other_dataset_its_scores
     assert "Nothing to do" not in again.out
 
 
+@pytest.mark.slow
 def test_hr_bench_without_a_judge_does_not_say_what_was_read(tmp_path):
     words = ("dataset=hrbench4k", "data=fixture", "method=[full]", "limit=2", "fidelity=off")
     go(tmp_path / "rows", *words, "datasets.hrbench4k.generation.max_new_tokens=2")
@@ -106,6 +107,7 @@ def test_a_run_whose_reader_has_gone_says_so_and_fails(tmp_path):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_only_dataset_of_a_run_ends_it_with_the_sentence(folder, tmp_path):
     emptied(folder, "docvqa", "answers", row=1)
     words = ("dataset=docvqa", *ASKED[1:], SHORT[0], f"data.root={folder}")

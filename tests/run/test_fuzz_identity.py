@@ -31,6 +31,7 @@ def worlds(tmp_path_factory):
         yield Hunt(folder)
 
 
+@pytest.mark.slow
 @few_or(6, 60)
 def test_no_change_of_an_input_is_silent(worlds, cases):
     ended = fuzz(worlds, seed=1, cases=cases)
@@ -38,12 +39,14 @@ def test_no_change_of_an_input_is_silent(worlds, cases):
     assert sum(ended.values()) == cases and len(often) >= (4 if cases > 20 else 3), ended
 
 
+@pytest.mark.slow
 @few_or(8, 24)
 def test_no_single_byte_field_or_name_of_what_is_stored_changes_silently(worlds, cases):
     ended = hunt(worlds, seed=3, cases=cases)
     assert sum(ended.values()) == cases and ended["refused"] > cases // 8, ended
 
 
+@pytest.mark.slow
 def test_code_replaced_by_as_many_bytes_with_its_time_kept_is_not_run_from_old_bytecode(worlds, tmp_path):
     world, first, copy = worlds.world(0)
     rows, fresh_rows = tmp_path / "rows", tmp_path / "fresh"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.run.setting import cells, done, responses
 
 NARROW = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4, "head_dim": 16, "vocab_size": 2048}
 KEPT = 800
 
 
+@pytest.mark.slow
 def test_the_experiment_measures_likelihoods_beside_windows(tmp_path):
     data = "lengths_documentation_2k"
     cut = f"datasets.{data}.generation.cut_prompt=middle"

@@ -104,6 +104,7 @@ def test_an_interrupted_retry_continues_with_the_cells_that_are_left(task, tmp_p
     assert sum(before[key] != commit for key, commit in commits(root).items()) == 1
 
 
+@pytest.mark.slow
 def test_weights_that_change_while_they_are_loaded_leave_no_row(tmp_path, monkeypatch):
     weights = tmp_path / "model"
     shutil.copytree(Path(str(files("mmkv_bench") / "tiny" / "weights")), weights)

@@ -64,6 +64,7 @@ def files(root: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in root.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_without_a_judge_rows_say_not_judged_and_a_finished_run_does_nothing(unjudged):
     assert scores(unjudged) == [None] * 2 * SAMPLES
     for row in metrics(unjudged):
@@ -200,6 +201,7 @@ def refused(root: Path, *command: str) -> str:
     return out.getvalue() + err.getvalue()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_key_out_of_rows_logs_and_cache(root, server, monkeypatch, capfd, caplog):
     server.wanted_key = KEY
     server.behaviours = [judge_server.fails(500, f"internal error while handling {KEY}")]

@@ -77,6 +77,7 @@ def test_perplexity_is_that_of_the_stored_likelihoods(on):
             assert row["value"] == pytest.approx(math.exp(sum(nll) / len(nll)))
 
 
+@pytest.mark.slow
 def test_scores_of_some_cells_at_a_time_are_those_of_all_at_once(on, tmp_path, monkeypatch):
     root = tmp_path / "rows"
     shutil.copytree(on[0], root)
@@ -150,6 +151,7 @@ def test_a_run_says_which_stored_answers_lack_what_it_asks_for(tmp_path):
     assert "not judged" not in more.out.lower()
 
 
+@pytest.mark.slow
 def test_alone_nothing_is_measured_and_asking_for_it_is_answered(tmp_path, caplog):
     done(tmp_path, "dataset=pages_walk", "method=snapkv", "budget=16", "limit=1", "sharing=off", *BOTH[:1])
     assert all(row[name] is None for row in responses(tmp_path).values() for name in MEASURED)

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests import cover
 
 CODE = """
@@ -19,6 +21,7 @@ print(code, constants.HF_HUB_OFFLINE, "lmms_eval" in sys.modules)
 """
 
 
+@pytest.mark.slow
 @cover.few(
     ("dataset", "offline"),
     [

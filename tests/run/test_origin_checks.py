@@ -117,6 +117,7 @@ def changed(kind: str, task: Path, model: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @cover.shares(2)
 def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tmp_path, monkeypatch, share):
     expected = tmp_path / "expected"
@@ -170,6 +171,7 @@ def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, t
     assert sorted(row["status"] for row in responses(tmp_path / "rows").values()) == ["error"] * 2 + ["ok"] * 4
 
 
+@pytest.mark.slow
 def test_a_new_time_alone_stops_nothing(task, model, tmp_path, monkeypatch):
     monkeypatch.setattr(origin_checks, "EVERY_S", -1)
     plain = Inputs.committed
@@ -182,6 +184,7 @@ def test_a_new_time_alone_stops_nothing(task, model, tmp_path, monkeypatch):
     assert done(tmp_path / "rows", *command(task, model)).generated == 6
 
 
+@pytest.mark.slow
 def test_code_that_changes_between_answers_and_scores_scores_nothing(task, model, tmp_path, monkeypatch):
     from mmkv_bench.run import run as stages
 

@@ -6,12 +6,15 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from mmkv_bench.cli.main import main
 from mmkv_bench.store.store import Store
 
 PAGE = Path("docs/own_data.md")
 
 
+@pytest.mark.slow
 def test_the_pages_files_make_a_dataset_that_is_checked_and_answered(tmp_path, monkeypatch, capsys):
     text = PAGE.read_text(encoding="utf-8")
     files = dict(re.findall(r"^`([\w/]+\.\w+)` [^\n]+:\n\n```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL))

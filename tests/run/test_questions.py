@@ -40,6 +40,7 @@ COMMAND = (
 SAME = ("answer", "kept_digest", "question_number", "question_known", "prompt_hash", "entries_resident", "forced_kl")
 
 
+@pytest.mark.slow
 @cover.few("documents", [1, 2])
 def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_the_row_of_the_whole_run(
     documents, tmp_path
@@ -77,6 +78,7 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
     assert f"in {2 * documents} of {2 * documents} pairs" in notes and "missing" not in notes
 
 
+@pytest.mark.slow
 def test_a_process_that_is_handed_samples_answers_every_question_of_a_document(tmp_path, monkeypatch):
     """A sample is handed out once, and the first question already asks who answers the others."""
     with Dispatcher().connect() as end:
@@ -86,6 +88,7 @@ def test_a_process_that_is_handed_samples_answers_every_question_of_a_document(t
     assert sorted(row["fork_rows"] for row in rows) == [1] * 8 + [4] * 8 and {row["status"] for row in rows} == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_conversation_has_a_row_for_each_turn_whichever_question_is_made_again_and_its_table_tells_turns(tmp_path):
     words = ("dataset=pages_questions", "method=[snapkv,streamingllm]", "budget=64", "protocol=[query_aware,turns]")
     done(tmp_path / "whole", *words, "limit=8", "fidelity=off")
@@ -169,6 +172,7 @@ def test_losses_are_means_over_documents_with_a_sign_that_says_worse():
     assert losses(line[line["cluster"] < "d2"], "made", "exact_match")["room"][1].low is None
 
 
+@pytest.mark.slow
 def test_what_has_no_further_questions_is_refused_in_one_sentence(tmp_path):
     for words, said in (
         (
@@ -209,6 +213,7 @@ def test_the_questions_of_a_page_ask_for_other_keys_of_one_picture_that_is_drawn
     assert pages.image("test", 0).tobytes() != first.tobytes()
 
 
+@pytest.mark.slow
 def test_the_embedded_model_reads_all_questions_of_pages(tmp_path):
     done(
         tmp_path,
@@ -223,6 +228,7 @@ def test_the_embedded_model_reads_all_questions_of_pages(tmp_path):
     assert sum(scores) >= 10
 
 
+@pytest.mark.slow
 def test_questions_about_one_picture_are_one_document_wherever_they_stand(tmp_path):
     """In a folder of DocVQA's form, no question next to the other of its page; what is known hangs on no limit."""
     colours = [30, 90, 30, 200, 90, 30]

@@ -92,6 +92,7 @@ def test_there_are_commands_to_check():
     assert {words[2].partition(".")[0] for words in COMMANDS if words[1] == "-m"} == {"mmkv_bench", "tools"}
 
 
+@pytest.mark.slow
 @each("command", arguments("run"), keep=6)
 def test_every_run_that_is_shown_composes_and_is_valid(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -23,6 +23,7 @@ SIZE = r"([\d.]+) (B|KiB|MiB|GiB)"
 
 
 # ---------------------------------------------------------------------- --json
+@pytest.mark.slow
 def test_the_last_line_is_one_json_document_with_the_metrics_of_the_rows(tmp_path):
     outcome = done(tmp_path, "dataset=pages_walk", "method=snapkv", "budget=[12,16]", "limit=2")
     document = json.loads(outcome.out.splitlines()[-1])

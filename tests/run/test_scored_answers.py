@@ -70,6 +70,7 @@ def test_digests_are_those_of_an_obvious_sum_in_any_order():
     assert digests_of_cells(swapped) != digests_of_cells(table)
 
 
+@pytest.mark.slow
 def test_scores_carry_the_digest_of_what_the_store_holds(rows):
     held = tally(Store(rows)).digests
     metrics = Store(rows).metrics().to_pylist()
@@ -91,6 +92,7 @@ def test_answers_that_were_made_again_are_scored_again_and_shown_as_unscored(row
     assert main(["tables", str(root)]) == 0 and "another" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_slow_score_beside_new_answers_is_found_out(rows, tmp_path, monkeypatch):
     """16 of 24 scores contradicted their answers for ever."""
     root = Path(shutil.copytree(rows, tmp_path / "rows"))
@@ -161,6 +163,7 @@ def scored(doc, results):
 """
 
 
+@pytest.mark.slow
 def test_files_that_a_scorer_opens_are_part_of_its_scores(tmp_path):
     """refs.json beside utils.py: fresh all 0, stored all 1, 0 scored."""
     task = tmp_path / "task"

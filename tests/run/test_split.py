@@ -45,6 +45,7 @@ def test_shards_together_are_the_whole_run_row_for_row(whole, tmp_path, parts):
     assert done(tmp_path, *COMMAND).generated == 0
 
 
+@pytest.mark.slow
 def test_a_shard_without_samples_says_so_and_ends_well(tmp_path):
     one = ("dataset=pages_walk", "method=snapkv", "budget=16", "limit=1")
     sizes = []

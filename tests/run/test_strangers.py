@@ -90,6 +90,7 @@ def test_no_verb_runs_what_rows_name(rows, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_with_consent_the_rows_own_file_runs_and_no_other(rows, capsys):
     file = rows.parent / "evil.py"
     assert main(["verify", str(rows), "--run-code"]) == 0 and ran()

@@ -48,6 +48,7 @@ def rows(command, tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_videos_of_files_are_read_as_streams_under_the_cap(rows):
     found = list(responses(rows).values())
     assert len(found) == 4 * CLIPS and {row["status"] for row in found} == {"ok"}
@@ -58,6 +59,7 @@ def test_videos_of_files_are_read_as_streams_under_the_cap(rows):
         assert row["entries_peak"] >= row["entries_max"] and (row["entries_evicted"] > 0) is not full
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_asked_earlier_is_another_cell(rows, command, tmp_path):
     done(tmp_path / "rows", *command, "stream.ask_at=0.5", "limit=1")
     early, whole = responses(tmp_path / "rows"), responses(rows)
@@ -84,6 +86,7 @@ def interrupted(forwards: int) -> Iterator[None]:
         hook.remove()
 
 
+@pytest.mark.slow
 @cover.few("forwards", [3, 50], first=1)
 def test_an_interrupted_stream_resumes_as_a_whole_sample(rows, command, tmp_path, forwards):
     root = tmp_path / "rows"
@@ -95,6 +98,7 @@ def test_an_interrupted_stream_resumes_as_a_whole_sample(rows, command, tmp_path
     assert outcome.generated == CLIPS - len(part) // 4 and answers(root) == answers(rows)
 
 
+@pytest.mark.slow
 def test_smaller_frames_fit_under_the_cap_and_are_answered_as_without_a_stream(tmp_path):
     words = ("dataset=stream_facts", "method=pixels", "budget=38", "stream.every=1", "limit=8")
     done(tmp_path, *words, "protocol=[stream,query_agnostic]")

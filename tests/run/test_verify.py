@@ -70,6 +70,7 @@ def tamper(root, row, **values):
         writer.commit([{name: value for name, value in (row | values).items() if name not in stamped}])
 
 
+@pytest.mark.slow
 def test_words_choose_the_cells_whose_answers_are_all_made_again_and_the_receipt_says_what_was_compared(
     rows, tmp_path, capsys
 ):
@@ -109,6 +110,7 @@ def test_words_choose_the_cells_whose_answers_are_all_made_again_and_the_receipt
             receipts_of([receipt], [rows])
 
 
+@pytest.mark.slow
 def test_a_changed_score_is_found(rows, tmp_path, capsys):
     root = shutil.copytree(rows, tmp_path / "rows")
     store, cell = Store(root), draw([root], None, 0)[0].row["cell"]

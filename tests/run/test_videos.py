@@ -78,6 +78,7 @@ def test_no_row_names_a_folder_of_the_machine(rows, task):
     assert str(task) not in json.dumps([row["error"] for row in rows[1].values()])
 
 
+@pytest.mark.slow
 def test_frames_are_as_many_as_asked(rows):
     """4 frames are two grids of 64x48 pixels, scaled to 56x56: four tokens each."""
     sizes = {row["doc_id"]: row["visual_tokens"] for row in rows[1].values() if row["status"] == "ok"}

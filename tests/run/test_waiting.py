@@ -42,6 +42,7 @@ def test_logs_get_the_one_line_that_says_a_run_has_begun():
     assert stream.getvalue() == "loading ...\n"
 
 
+@pytest.mark.slow
 @each("call", ["run.run_once(words)", "launch.launch(words, 2)"])
 def test_a_runs_first_line_in_a_log_comes_before_anything_heavy_is_imported(call, tmp_path):
     """Not timed: torch and pandas take seconds, what is imported before the line takes less than one."""

@@ -100,6 +100,7 @@ def test_a_user_signal_while_answering_queues_a_job_again(ended, capsys):
     assert "ended by SIGUSR1 after the current sample, to be queued again" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @each(
     "image, state, wanted, words, asked",
     [

@@ -54,6 +54,7 @@ def test_a_dry_sweep_prints_its_scripts_then_its_plan_and_leaves_nothing(tmp_pat
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @each(
     "setting, reason",
     [
@@ -72,6 +73,7 @@ def test_what_would_not_come_back_or_be_done_twice_is_refused_with_its_reason(se
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_where_a_program_of_slurms_is_missing_that_is_said_and_nothing_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     slurm = stand_ins(tmp_path / "slurm")
@@ -125,6 +127,7 @@ def test_a_setup_line_that_fails_ends_the_job_before_its_work(launcher, tmp_path
         assert said == (line and f"mmkv_bench: the job ends without work: its script failed at: {line}")
 
 
+@pytest.mark.slow
 def test_a_model_may_ask_for_more_than_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -192,6 +195,7 @@ def test_a_folder_that_jobs_cannot_share_is_refused(tmp_path, monkeypatch):
     assert not any(path.name.startswith(".probe") for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_dry_sweep_opens_no_data_and_counts_the_prefills_of_comma_lists(tmp_path, monkeypatch, capsys):
     """DocVQA is not on this machine: only `lacking` says so, with no advice to leave the site's offline mode."""
     monkeypatch.chdir(tmp_path)

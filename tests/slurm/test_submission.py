@@ -49,6 +49,7 @@ def test_more_jobs_than_an_array_may_have_are_several_arrays(slurm, tmp_path, ca
     assert slurm.lines("queue") == ["71_0", "71_1", "72"] == noted(tmp_path)
 
 
+@pytest.mark.slow
 def test_jobs_taken_before_a_refusal_are_noted_and_the_next_sweep_waits_for_them(slurm, tmp_path, capsys):
     slurm.put(largest=2, taken=1)
     assert main([*SWEEP]) == 2
@@ -68,6 +69,7 @@ def test_jobs_taken_before_a_refusal_are_noted_and_the_next_sweep_waits_for_them
     assert lengths[:2] == ["sbatch 0", "sbatch 0"], "the second sweep submitted while jobs of the first were queued"
 
 
+@pytest.mark.slow
 def test_where_squeue_never_answers_nothing_is_submitted_twice(slurm, tmp_path, capsys):
     assert main([*SWEEP]) == 0
     slurm.put(silent=99)
@@ -81,6 +83,7 @@ def test_where_squeue_never_answers_nothing_is_submitted_twice(slurm, tmp_path, 
     assert len(slurm.lines("scripts")) == 2
 
 
+@pytest.mark.slow
 def test_of_tasks_of_an_array_that_left_samples_the_last_words_are_quoted_from_their_own_logs(slurm, tmp_path, capsys):
     slurm.put(ends="yes")
     log = tmp_path / "rows/sweep/.submitit/71_1/71_1_0_log.err"
@@ -103,6 +106,7 @@ def test_of_tasks_of_an_array_that_left_samples_the_last_words_are_quoted_from_t
     )
 
 
+@pytest.mark.slow
 def test_programs_that_hang_are_ended_and_asked_again(slurm, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(queue, "WAIT_S", 0.5)
     for hangs in ("squeue", "scontrol"):
@@ -170,6 +174,7 @@ def test_all_arrays_of_a_sweep_share_one_limit_of_running_jobs(slurm, tmp_path, 
     assert "#SBATCH --dependency=afterany:71\n" in second
 
 
+@pytest.mark.slow
 def test_datasets_that_are_soon_done_share_a_job(slurm, tmp_path, capsys):
     work = ["model=tiny", "method=[full]", "out=rows", "slurm.wait=false"]
     both = "dataset=[pages_walk,pages_lookup]"

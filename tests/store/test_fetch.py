@@ -101,6 +101,7 @@ def content(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_rows_come_whole_from_a_folder_a_server_and_the_hub(published, server, tmp_path, capsys, monkeypatch):
     folder, digest = published
     assert all(path.is_file() for path in folder.iterdir()), "flat"
@@ -169,6 +170,7 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     assert verb("fetch")([str(folder), "--out", str(tmp_path / "out"), "--sha256", digest]) == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(published, server, tmp_path, capsys, monkeypatch):
     """One that pauses, but sends enough in the whole, is."""
     folder, digest = published

@@ -19,6 +19,7 @@ from mmkv_bench.store.store import Store
 from tests.each import each
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_with_a_remedy_and_leaves_nothing_half_written(tmp_path):
     child = Path(__file__).parent / "full_disk_child.py"
     done = subprocess.run([sys.executable, str(child), str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT)

@@ -83,6 +83,7 @@ def drawn(rng: np.random.Generator, name: str, sample: int, dataset: str) -> dic
     return row
 
 
+@pytest.mark.slow
 def test_status_is_a_slow_count_of_rows_that_come_at_random(tmp_path, opened):
     """Parts, journals, samples answered again in the same file or another, scores in layers, packed files."""
     rng = np.random.default_rng(0)

@@ -77,6 +77,7 @@ def _descriptor_of(path: Path) -> int:
     raise AssertionError(f"{path} is not open")
 
 
+@pytest.mark.slow
 @each("damage", ["flip", "zeros", "blank"])
 def test_corruption_in_the_middle_is_an_error_naming_file_and_line(tmp_path, damage):
     store = Store(tmp_path)

@@ -26,6 +26,7 @@ def made(root, model: str = "tiny", **columns: str) -> str:
     return str(root)
 
 
+@pytest.mark.slow
 def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
     for number, (column, value, problem) in enumerate(
         (
@@ -50,6 +51,7 @@ def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
             assert problem in said and f"column {column} of table cells" in said, (command, said)
 
 
+@pytest.mark.slow
 def test_a_configuration_without_its_dataset_and_names_with_dollars_are_shown(tmp_path, capsys):
     root = made(
         tmp_path / "rows",

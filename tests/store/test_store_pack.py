@@ -89,6 +89,7 @@ def test_files_stay_below_a_size_and_no_cell_is_in_two(tmp_path):
     assert len(packed(rows, 1)) == 30, "a cell stays whole"
 
 
+@pytest.mark.slow
 @each("slim, lot", [(False, 1), (True, 1 << 20)])
 def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, slim, lot):
     names = [f"c{number}" for number in range(9)]
@@ -182,6 +183,7 @@ def test_a_part_that_vanishes_while_it_is_packed_is_named(tmp_path, monkeypatch,
     assert store.responses().num_rows == 3, "the other part is as it was"
 
 
+@pytest.mark.slow
 def test_slim_rows_lose_what_the_schema_lists_and_nothing_else(tmp_path):
     store = Store(tmp_path)
     store.write_cells([cell("c0"), cell("c1")])

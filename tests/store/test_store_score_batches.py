@@ -53,6 +53,7 @@ def of(value: float, cells: list[str]) -> dict[str, tuple[set, set]]:
     return {cell: ({value}, {value}) for cell in cells}
 
 
+@pytest.mark.slow
 def test_the_newest_scores_of_a_cell_count_however_they_were_written(tmp_path):
     store = Store(tmp_path)
     store.write_cells([{k: v for k, v in cell_row(cell, "snapkv", 64).items() if v is not None} for cell in MANY])

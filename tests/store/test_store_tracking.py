@@ -179,6 +179,7 @@ def follow(root: Path) -> None:
     tracked.finish()
 
 
+@pytest.mark.slow
 def test_a_wandb_that_fails_is_a_warning_and_ends_tracking_only(tmp_path, caplog, double, monkeypatch):
     follow(tmp_path)
     steps = [("log", {"a": float(step)}) for step in range(3)]
@@ -224,6 +225,7 @@ def summary(root: Path, score: float) -> bool:
     return tracking.show_summary(WandbTracker(root, group="g"), {"model": "tiny"}, [row])
 
 
+@pytest.mark.slow
 def test_a_summary_is_written_once_and_again_only_where_numbers_changed_or_it_failed(tmp_path, double, monkeypatch):
     monkeypatch.setenv("FAILS", "log")
     assert not summary(tmp_path, 0.5)

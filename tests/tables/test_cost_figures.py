@@ -70,6 +70,7 @@ def test_what_failed_has_no_point_and_is_named(tmp_path):
     assert "no point: snapkv 0.1 at 64 x 2: oom" in figure.get_suptitle().replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_scores_and_costs_of_two_stores_are_joined_by_what_the_cells_are(tmp_path):
     score, speed = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS)
     bytes_front, time_front = fronts(build(load(score)), divided(["bytes", "tpot_s"])[1], [score, speed], tokens=64)

@@ -85,6 +85,7 @@ def test_answers_medians_and_paired_ratios_are_those_of_a_slow_reference(tmp_pat
     assert table.entries["snapkv", "64"]["n_tokens"].value == 13
 
 
+@pytest.mark.slow
 def test_times_of_shared_runs_are_refused_and_their_bytes_shown(tmp_path, capsys):
     root = measured(tmp_path)
     shared = Example()
@@ -212,6 +213,7 @@ def test_what_ran_out_of_memory_says_so_in_its_place(tmp_path, capsys):
     assert "| oom" in long and "1/2 ok" in long
 
 
+@pytest.mark.slow
 def test_the_three_forms_say_the_same_numbers(tmp_path, capsys):
     root = timed(tmp_path, STEPS)
     lines = list(csv.DictReader(io.StringIO(printed(capsys, root, "--metric", "tpot_s,peak", "--format", "csv"))))
@@ -288,6 +290,7 @@ def test_passes_that_know_only_what_limits_are_made_of_have_no_table(tmp_path, c
     assert "made_up_text" not in printed(capsys, root, "--metric", "tpot_s")
 
 
+@pytest.mark.slow
 def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):
     root = measured(tmp_path)
     both = printed(capsys, root, "--metric", "exact_match,bytes,tpot_s")

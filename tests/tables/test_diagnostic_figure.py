@@ -60,6 +60,7 @@ def lines(figure, panel: int = 0):
     return {line.get_label(): line.get_xydata().tolist() for line in figure.axes[panel].lines}
 
 
+@pytest.mark.slow
 def test_every_analysis_is_drawn_and_every_panel_says_of_what(tmp_path):
     assert set(DRAWINGS) == set(VERBS["diagnose"]["arguments"]["name"]["choices"])
     for name in DRAWINGS:

@@ -110,6 +110,7 @@ def test_budgets_of_two_kinds_or_none_are_refused() -> None:
         accuracy_figure(build(alone.rows()))
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     tables = build(example().rows())
     first = save(accuracy_figure(tables), tmp_path / "one" / "figure")
@@ -118,6 +119,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
+@pytest.mark.slow
 def test_the_verb_draws_one_table_of_each_dataset_and_says_what_it_needs(tmp_path: Path, capsys) -> None:
     made = example()
     made.add("snapkv", "0.2", [1.0, 0], dataset="pages_walk")  # not of the kind that is drawn
@@ -133,6 +135,7 @@ def test_the_verb_draws_one_table_of_each_dataset_and_says_what_it_needs(tmp_pat
     assert "no table of scores with a budget" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_verb_draws_the_lines_and_budgets_that_are_named(tmp_path: Path, capsys, monkeypatch) -> None:
     drawn = []
     monkeypatch.setattr(figures, "accuracy_figure", drawn.append)
@@ -152,6 +155,7 @@ def test_the_verb_draws_the_lines_and_budgets_that_are_named(tmp_path: Path, cap
     assert "--methods snapkv selects scores, but plot length draws no scores" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_line_has_the_name_that_is_given_and_a_line_that_is_not_there_is_refused(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:

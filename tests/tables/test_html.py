@@ -53,6 +53,7 @@ def cells_of(markdown: str) -> list[str]:
     return [word.replace("**", "").strip() for line in lines for word in line.strip("|").split("|") if word.strip()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), ("--pairs", "--methods", "random,mmshift"), ("--ranks",), ("--metric", "bytes")]
 )

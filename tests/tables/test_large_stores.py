@@ -52,6 +52,7 @@ def read(monkeypatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_tables_of_blocks_of_cells_are_those_of_all_cells_at_once(root, monkeypatch):
     whole = shown(root)
     assert "padded" in whole[0] and "chosen by id" in whole[0] and "without scores yet" in whole[0]
@@ -64,6 +65,7 @@ def test_tables_of_blocks_of_cells_are_those_of_all_cells_at_once(root, monkeypa
     assert shown(root) == whole
 
 
+@pytest.mark.slow
 def test_what_is_left_to_score_is_the_same_in_blocks(root, monkeypatch):
     store = Store(root)
     cells = [SimpleNamespace(cell=name) for name in store.cells()["cell"].to_pylist()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from mmkv_bench.config.files import conf_dir
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.stored_rows import load
@@ -24,6 +26,7 @@ def table_of(answers: list[list[int]], protocol: str = "paper", finish: str = "e
     return markdown(build(example.rows() if tmp_path is None else load(example.write(tmp_path))))
 
 
+@pytest.mark.slow
 @each(
     ("answers", "share"),
     [

@@ -29,6 +29,7 @@ def full_disk():
         signal.signal(signal.SIGXFSZ, old)
 
 
+@pytest.mark.slow
 def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_exploratory(tmp_path):
     made = Example()
     made.add("full", None, zeros_and_ones(19, 20))

@@ -54,6 +54,7 @@ def test_a_store_prints_the_same_tables_as_the_rows_it_was_written_from(root: Pa
     assert printed(capsys, root, "--format", "csv", "--pairs") == csv_pairs(tables)
 
 
+@pytest.mark.slow
 def test_notes_are_none_short_or_all(root: Path, capsys) -> None:
     short, every, none = (printed(capsys, root, "--notes", how) for how in ("short", "all", "none"))
     assert short == printed(capsys, root) and every == printed(capsys, "--notes", root)
@@ -64,6 +65,7 @@ def test_notes_are_none_short_or_all(root: Path, capsys) -> None:
     assert "--notes: invalid choice: 'few'" in refusal(capsys, root, "--notes=few")
 
 
+@pytest.mark.slow
 def test_lines_get_the_names_and_a_table_the_caption_that_a_reader_gives(root: Path, capsys) -> None:
     new = "Ours_1 & 100% \\x"
     words = (root, "--dataset", "walk3", "--budgets", "64", "--caption", "A 5% $gain$", "--name", f"mmshift={new}")
@@ -83,6 +85,7 @@ def test_lines_get_the_names_and_a_table_the_caption_that_a_reader_gives(root: P
     assert "there are 4; choose" in refusal(capsys, root, "--caption", "One")
 
 
+@pytest.mark.slow
 def test_tasks_are_groups_of_columns_of_one_table(root: Path, capsys) -> None:
     text = printed(capsys, root, "--join", "--no-interval", "--notes")
     entries, fraction = re.sub(" +", " ", text).split("\n**lookup, walk3, exact_match**")
@@ -95,6 +98,7 @@ def test_tasks_are_groups_of_columns_of_one_table(root: Path, capsys) -> None:
     assert "--join prints only scores" in refusal(capsys, root, "--join", "--pairs")
 
 
+@pytest.mark.slow
 def test_filters_keep_what_they_name(root: Path, capsys) -> None:
     text = printed(capsys, root, "--dataset", "walk3", "--protocol", "paper", "--metric", "exact_match")
     assert "walk3" in text and "lookup" not in text
@@ -144,6 +148,7 @@ def test_journaled_answers_count_before_they_are_published(tmp_path: Path, capsy
         assert "a fallback window_reduced: snapkv at 64 (2 of 2)." in printed(capsys, root)
 
 
+@pytest.mark.slow
 def test_the_command_needs_neither_a_model_library_nor_an_evaluation_library(root: Path, capsys) -> None:
     check = (
         "import sys; from mmkv_bench.cli.main import main; from mmkv_bench.cli.grammar import reader; "

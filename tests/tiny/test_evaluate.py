@@ -33,6 +33,7 @@ def test_exact_match_counts_whole_answers_and_characters_count_apart(monkeypatch
     assert row["threshold"] is None
 
 
+@pytest.mark.slow
 def test_the_card_says_which_thresholds_are_missed(folder):
     rows = [
         {

@@ -17,6 +17,7 @@ from tests.each import each
 CELLS = list(itertools.product(TASKS, SIZES))
 
 
+@pytest.mark.slow
 def test_no_glyph_rendering_belongs_to_two_splits():
     seen: dict[glyphs.Rendering, str] = {}
     for split in SPLITS:

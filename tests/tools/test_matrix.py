@@ -32,6 +32,7 @@ def grid(lines: list[Line]) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for row in rows if (cells := [cell.strip() for cell in row.strip("|").split("|")])}
 
 
+@pytest.mark.slow
 def test_every_registered_method_is_in_the_grid():
     config = compose(["experiment=matrix", "dataset=pages_walk"])
     assert set(config.methods) == set(options("method")) - {"cut_prompt"}  # of prompts without pictures

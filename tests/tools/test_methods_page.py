@@ -60,6 +60,7 @@ def test_the_committed_pages_are_what_the_command_writes(tmp_path, capsys):
     assert "methods.md: out of date; run `make docs`" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_pages_show_defaults_and_what_released_sets():
     pages = methods_page.pages()
     page = pages["methods/snapkv.md"]

@@ -15,6 +15,7 @@ from tools.papers_plan import SHARES, PlanDevice, loads, plan_text, total
 H100 = PlanDevice()
 
 
+@pytest.mark.slow
 def test_a_plan_has_exactly_the_cells_of_its_table(tmp_path):
     """FlashCache Table 4 has an experiment of its own; of the 29 cells that plan MM-ShiftKV Table 12's numbers, 9 are its own:
     three settings of three seeds."""
@@ -30,6 +31,7 @@ def test_a_plan_has_exactly_the_cells_of_its_table(tmp_path):
     assert "cells are of diagnostics" in plan_text([load("mmshift_fig04")], H100)
 
 
+@pytest.mark.slow
 def test_hours_are_at_printed_lengths_and_add_up():
     found = {one.dataset: one for one in loads([load("mmshift_table01")], H100)}
     assert {name: (one.tokens, one.source) for name, one in found.items() if name in ("docvqa", "ocrbench", "mmmu")} == {

@@ -1,6 +1,6 @@
 """Which tests run a line, those that run the least besides first: from a coverage database with one context per test.
 
-python -m pytest -n 2 --cov=mmkv_bench --cov-context=test --cov-report=
+python -m pytest -n 2 -m "not full" --cov=mmkv_bench --cov-context=test --cov-report=
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _in_fork(tests: list[str], copy: Path, answer: Path) -> None:
         def pytest_collectreport(self, report):
             failed.extend([report.nodeid] if report.failed else [])
 
-    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[Listener()]))
+    code = int(pytest.main(["-x", "-q", "-m", "not full", "-p", "no:cacheprovider", *tests], plugins=[Listener()]))
     said = {"killed": bool(failed), "by": failed[0] if failed else None}
     if not failed and code:
         said["error"] = f"pytest ended with {code}: {copy.parent / copy.name}.log"
