@@ -25,37 +25,37 @@ class HeadScores(Allocator):
     """SparseMM (arXiv 2506.05344): every head of the whole model gets entries in proportion to its visual score.
 
     With n candidates, C entries per KV head on average and w of them for the observation window, ``base = C - w``.
-    Every KV head gets the same floor ``r = rho_min * base``. The rest of base, summed over all ``L * Hkv`` heads, is
-    divided in proportion to their scores s:
+    Every KV head gets the floor ``r = rho_min * base``. The rest is divided among all ``L * Hkv`` heads in proportion
+    to their scores s:
 
         cap = (base - r) * L * Hkv * s / sum(s)  +  r  +  w
 
-    The score of a KV head is the sum over its g query heads. Scores are measured offline (``python -m
-    mmkv_bench.calibrate sparsemm``), so caps are known before the prefill and no layer waits for another. A head cannot
-    hold more than n entries: the excess goes to the other heads in proportion to their shares (water-filling), and the
-    model holds exactly ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is
-    rounded down), and the rest of the budget stays unused.
+    The score of a KV head is the sum over its g query heads. Scores are measured offline
+    (``python -m mmkv_bench.calibrate sparsemm``), so caps are known before the prefill. A head cannot hold more than n
+    entries: the other heads divide the excess in proportion to their shares (water-filling), and the model holds
+    exactly ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is rounded
+    down), and the rest of the budget stays unused.
 
     Args:
-        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. While no model is known
-            this is the configuration's string (``auto`` or a path), and the allocator cannot divide anything.
-        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
-        rho_min: share of base, the budget without its window, that every head gets, in [0, 1].
-        scores: "calibrated"; "random": a control of the paper, scores of the same shape drawn evenly from [0, 1) with
-            ``draw`` as seed; "uniform": the same cap for every head, which MM-ShiftKV's release calls SparseMM (it
-            computes the caps and then overwrites them with a constant): SnapKV at the uniform budget.
+        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. In a
+            configuration ``auto`` or a path; the allocator can divide a budget only after this artefact is loaded.
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; equal to the selector's
+            window.
+        rho_min: share of ``base`` that every head gets, in [0, 1].
+        scores: "calibrated"; "random", a control of the paper: scores of the same shape, drawn evenly from [0, 1);
+            "uniform": the same cap for every head. MM-ShiftKV's release calls this SparseMM, because it overwrites the
+            caps with a constant: SnapKV at the uniform budget.
         draw: seed of the random scores; no other setting reads it.
-        surplus: "redistribute": the excess of a head of a short prompt goes to the other heads, see above; "drop": it
-            is lost, so that short prompts store less than their budget.
+        surplus: "redistribute": the other heads get what a head cannot hold of its share; "drop": this is lost, so
+            short prompts store less than their budget.
         rounding: "remainder": largest remainder, exact totals; "nearest": the floor r is rounded down first, and each
-            cap is rounded separately, halves to the even number, so that the model may hold a few entries more than its
-            budget (under ``reading=released`` alone).
+            cap is rounded separately, halves to the even number. The model may then hold a few entries more than its
+            budget, so this is allowed under ``reading=released`` alone.
 
-    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the release computes
-    the cap above, which adds up to the budget, and so does this class. The release takes a whole number of entries for r and
-    divides the rest by scores, rounds each cap to the nearest and drops the excess of a head. It compresses nothing when
-    ``base > T - w``; that is ``C > T``, where every method here keeps everything. The paper does not mention pooling; the release
-    pools by average over 5 tokens, as all methods of the window family do here.
+    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains r already. The release
+    computes the cap above, as this class does, with ``rounding=nearest`` and ``surplus=drop``. It compresses nothing if
+    ``base > T - w``, that is ``C > T``, where every method here keeps everything. The paper does not mention pooling;
+    the release pools by average over 5 tokens, as all methods with a window do here.
     """
 
     calibrated_by = "sparsemm"
@@ -94,12 +94,12 @@ class HeadScores(Allocator):
         return self.rounding == "nearest" or self.surplus == "drop" or blank
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if the released floor, a whole number of entries, is used; else 1."""
+        """Return 2 if the floor is rounded down to whole entries, as released; else 1."""
         return 2 if self.rounding == "nearest" and self.scores != "uniform" else 1
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Tell whether an allocator with these parameters reads head scores. Random scores take their shape from them, too."""
+        """Tell whether an allocator with these parameters reads head scores. Random scores take their shape from them."""
         return parameters.get("scores", "calibrated") != "uniform"
 
     @property
@@ -121,7 +121,7 @@ class HeadScores(Allocator):
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the sum of these layers' caps divided by the number of KV heads, rounded up because caps differ by head."""
+        """Return the sum of these layers' caps divided by the number of KV heads, rounded up."""
         if self.scores == "uniform":
             return super().allowance(budget, candidates, layers, n_layers)
         caps = self.model_caps(budget, candidates, n_layers)
@@ -133,7 +133,8 @@ class HeadScores(Allocator):
         Args:
             budget: C.
             candidates: n.
-            n_layers, kv_heads: numbers of the model's layers and KV heads; the calibration must have the same.
+            n_layers, kv_heads: numbers of the model's layers and KV heads. kv_heads=None: not compared with the
+                calibration.
 
         Raises:
             CalibrationError: no calibration, or a calibration of another shape.
@@ -160,7 +161,6 @@ class HeadScores(Allocator):
         return [[cap + window for cap in flat[i : i + width]] for i in range(0, len(flat), width)]
 
     def _visual(self) -> list[list[float]]:
-        """Return the visual score of every layer and KV head."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"SparseMM has no head scores (calibration={self.calibration!r}); give it a model's artefact, made with "
@@ -197,7 +197,7 @@ def _caps(
 
 
 def _check(calibration: Mapping[str, Any]) -> None:
-    """Raise CalibrationError unless the calibration is a table of finite scores that divides into KV heads."""
+    """Raise CalibrationError unless the calibration is a table of finite scores whose rows divide into KV heads."""
     table, heads = calibration.get("scores"), calibration.get("kv_heads")
     if (
         not isinstance(table, Sequence)

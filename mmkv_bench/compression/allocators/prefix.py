@@ -24,34 +24,36 @@ _ADVICE = "make a profile of this model with python -m mmkv_bench calibrate pref
 class Prefix(Allocator):
     """PrefixKV (arXiv 2412.03409, section 3.3, equation 1, algorithm 1): one threshold p of cumulative importance.
 
-    With n candidates, C entries per KV head and ``rho = C / n``, layer l keeps the fraction ``R_l = min{o : P_l[o] >=
-    p}``, where ``P_l`` is the cumulative sum of its importance (mean of the scores over KV heads), normalised to 1 and
-    sorted descending. A binary search finds the p with ``sum R_l = L * rho``. One common factor on all ``R_l`` corrects
-    the total that the search missed; no ``R_l`` goes above 1 or below two entries (or C, if that is less). Whole
-    entries come from the largest remainder. All KV heads of a layer get the same cap.
+    With n candidates, C entries per KV head and ``rho = C / n``, layer l keeps the fraction
+    ``R_l = min{o : P_l[o] >= p}``. ``P_l`` is the cumulative sum of the layer's importance (mean of the scores over KV
+    heads, sorted descending, normalised to 1). A binary search finds the p with ``sum R_l = L * rho``. One common
+    factor on all ``R_l`` corrects the total that the search missed; no ``R_l`` goes above 1 or below two entries (or C,
+    if that is less). Whole entries come from the largest remainder. All KV heads of a layer get the same cap.
 
     Args:
-        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope "layer").
-            "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores >= 0.
-        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample prompts
-            for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are ``R_l = 0`` at
-            0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under "offline" only. While no model is
-            known this is the configuration's string (``auto`` or a path), and the allocator cannot divide anything.
+        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope
+            "layer"). "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores
+            >= 0.
+        calibration: the profile for "offline", ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean
+            ``R_l`` of sample prompts for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear
+            in rho; the ends are ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by
+            ``python -m mmkv_bench calibrate prefixkv``. In a configuration ``auto`` or a path; the allocator can divide
+            a budget only after the profile is loaded.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
             no more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
-        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta asks for.
-        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is rounded
-            separately, halves to the even number. Under "offline" the profile is used without the common factor, at the requested
-            fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries per KV head more or fewer than its
-            budget, plus the error of the profile's ratios (more under ``reading=released`` alone).
+        steps: more than 0: this many halvings of the online search instead of delta (table 11).
+        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer
+            is rounded separately, halves to the even number. Under "offline" the profile is then used at the requested
+            fraction, without the common factor. A model may hold up to L / 2 entries per KV head more or fewer than its
+            budget, plus the error of the profile's ratios, so this is allowed under ``reading=released`` alone.
 
-    Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget and
-    rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 % for "10 %" of
-    LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not released. Its per-sample search
-    stops within 5 tokens of the total, counts two protected entries in addition to each prefix, scales the EVICTED counts and
-    rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is not reproduced. Tables 7 and 9
-    (spread of R_l, instruction lengths) analyse profiles: they are not parameters. Prompts of a few tokens are divided like all
-    others, so that no budget is exceeded.
+    Paper and code: the release reads evicted fractions per layer from one file for each model and budget and rounds
+    each of them separately (``reading=released``). They need not add up to the budget in the file's name (10.11 % for
+    "10 %" of LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not released.
+    The release's search per sample is not reproduced: it stops within 5 tokens of the total, counts two protected
+    entries in addition to each prefix, and scales the EVICTED counts and rounds them down. Here the kept ratios are
+    scaled, as the paper's text says. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are not
+    parameters.
     """
 
     calibrated_by = "prefixkv"
@@ -140,7 +142,6 @@ class Prefix(Allocator):
 
     @cached_property
     def _profile(self) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-        """Return grid and ratios of the profile (`calibration`)."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"calibration={self.calibration} was not loaded, because no model is known: {_ADVICE}"
@@ -171,7 +172,7 @@ def _profile_counts(
 
 
 def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], ...], context: Context) -> list[int]:
-    """Return the entries of every layer as the released code computes them.
+    """Return the entries of every layer as the release computes them, from a profile with ``grid`` and ``ratios``.
 
     The requested fraction is of all T tokens, and the tokens that will be fed again are subtracted.
     """
@@ -192,15 +193,15 @@ def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[
 
 
 def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
-    """Return the number of kept entries of every layer. Each evicted count is rounded separately, halves to the even number.
+    """Round each layer's evicted count, halves to the even number; return the kept entries of every layer.
 
-    shares: exact entries of each layer. n: candidates. least: smallest result.
+    shares: exact kept entries of each layer. n: candidates. least: smallest result.
     """
     return [max(n - round(n - share), least) for share in shares]
 
 
 def _checked(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-    """Return (grid, ratios) of a profile, as nested tuples; raise CalibrationError if they are not a profile."""
+    """Return (grid, ratios) of a profile as nested tuples. Raise CalibrationError if these are not valid."""
     if not {"grid", "ratios"} <= set(calibration):
         raise CalibrationError(f"the PrefixKV profile has no grid or no ratios: {_ADVICE}")
     grid = tuple(float(rho) for rho in calibration["grid"])

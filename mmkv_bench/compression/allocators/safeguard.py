@@ -13,16 +13,16 @@ from mmkv_bench.compression.parameter_checks import check_share
 
 @dataclass(frozen=True)
 class Safeguard(Allocator):
-    """An allocator that grants a layer's ``C * Hkv`` entries to the highest scores of all heads, and a floor to every head.
+    """An allocator that gives every head of a layer a floor, and the rest of the layer's budget to the highest scores.
 
-    With C entries per KV head, each head's ``floor`` highest scores stay first. The rest of the layer's budget goes to the
-    highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C * Hkv`` entries.
+    With C entries per KV head, each head's ``floor`` highest scores stay first. The highest of all other scores in the
+    layer get the rest (equal scores: lower head, then lower token, first). A layer holds exactly ``C * Hkv`` entries.
 
     Args:
-        alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless it is 0.
+        alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless alpha is 0.
 
-    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). AdaKV's own algorithm mixes a floor with a credit, which
-    is ``HeadPool``: there a head's cap is ``alpha * C`` PLUS its part of the rest, here it is at least ``alpha * C``.
+    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). In AdaKV's own algorithm (``HeadPool``) a head
+    gets the floor in addition to its part of the rest; here a head gets at least the floor.
     """
 
     alpha: float = 0.2

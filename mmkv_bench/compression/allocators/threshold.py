@@ -13,9 +13,9 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 @dataclass(frozen=True)
 class Threshold(Allocator):
-    """An allocator that grants the budget to the highest scores of the whole model, in any layer and head; no head has a floor.
+    """An allocator that grants the budget to the highest scores of the whole model, in any layer and head.
 
-    With a budget of C entries per KV head, the ``C * Hkv * L`` highest scores of the L layers stay, so a head may keep everything
+    With C entries per KV head, the ``C * Hkv * L`` highest scores of the L layers stay, so a head may keep everything
     or nothing. Equal scores stay in the order of layer, head and token. Scores of different layers must have one scale.
 
     Args:
