@@ -15,7 +15,8 @@ from mmkv_bench.errors import ConfigError
 
 class AccumulatingLayer(CompressedLayer):
     """The entries of one sequence, and the attention that each has received so far: `gathered`, float32 `[Hkv,
-    stored]`, 0 at padding."""
+    stored]`, 0 at padding.
+    """
 
     gathered: Tensor
     _counted: int  # earlier queries are in the scores already
@@ -46,9 +47,8 @@ class AccumulatingLayer(CompressedLayer):
         return [*super().buffers(), self.gathered, self._refed]
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Add the attention of the n newest tokens to the gathered attention, then evict.
-
-        One entry is evicted for each answer token above the layer's size. query: ``[1, Hq, n, D]`` of the newest tokens.
+        """Add the attention of the n newest tokens, ``query [1, Hq, n, D]``, to `gathered`. Then evict one entry per
+        head for each answer token above the layer's size.
         """
         n = query.shape[2]
         self._admit(n)
@@ -67,7 +67,7 @@ class AccumulatingLayer(CompressedLayer):
             self._evict(self._recents)
 
     def _admit(self, n: int) -> None:
-        """Append slots of gathered attention for n new tokens: 0, or the prefill's score for a token that is fed again."""
+        """Append n slots to `gathered`: the prefill's score for a token that is fed again, 0 for any other token."""
         heads = self.gathered.shape[0]
         new_mass = self.gathered.new_zeros(heads, n)
         refed = min(self._refed.shape[1], n)
@@ -76,10 +76,10 @@ class AccumulatingLayer(CompressedLayer):
         self.gathered = torch.cat([self.gathered, new_mass], 1)
 
     def _rows(self, query: Tensor, scaling: float) -> Tensor:
-        """Return the attention that the newest tokens pay to every slot, float32 `[Hkv, stored]`.
+        """Return the attention of the newest tokens, ``query [Hq, n, D]``, to every slot up to their own: float32
+        `[Hkv, stored]`.
 
-        It is summed over tokens and over the query heads of a KV head. A token attends to the slots up to its own.
-        query: `[Hq, n, D]` of the newest tokens.
+        It is summed over these tokens and over the query heads of a KV head.
         """
         keys = self.keys[0]
         if not self.ragged:

@@ -44,7 +44,6 @@ class EvictingLayer(CompressedLayer):
         return layer
 
     def entry_counts(self) -> list[int]:
-        """Return the current entries per head."""
         fed = self.seen - self.acts_from
         return [before + fed - gone for before, gone in zip(self._before, self._evicted, strict=True)]
 
@@ -62,7 +61,7 @@ class EvictingLayer(CompressedLayer):
         ]
 
     def _evict(self, due: list[bool]) -> None:
-        """Remove one entry from every head that has too many. due: for each head, whether it has too many."""
+        """Remove one entry from every head that is ``due``."""
         counts = self.entry_counts()
         slots = [
             self.stored - count + self._slot(count, start) for count, start in zip(counts, self._start, strict=True)

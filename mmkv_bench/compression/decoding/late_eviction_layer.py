@@ -27,7 +27,7 @@ class WaitingLayer(CompressedLayer):
 
     @classmethod
     def of(cls, start: Start, allocator: Allocator, selector: Selector, reducer: Reducer, prior: bool) -> WaitingLayer:
-        """Build the layer of a policy `Late` from the policy's parameters. prior: see `Late`."""
+        """Build the layer of a policy `Late` from the policy's parameters."""
         if start.scores is None:
             raise ConfigError(
                 "reducing in the first decode step starts from the prefill's scores, but the method has no "
@@ -42,9 +42,8 @@ class WaitingLayer(CompressedLayer):
         return layer
 
     def buffers(self) -> list[Tensor]:
-        """Return all tensors of the layer, including the method's index and scores.
-
-        Token types and summaries are left out, because they belong to the prompt.
+        """Return the layer's tensors, including the method's index and scores, without the prompt's token types and
+        summaries.
         """
         start_tensors = () if self._start is None else (self._start.index, self._start.scores)
         return [*super().buffers(), *(tensor for tensor in start_tensors if tensor is not None)]
@@ -55,10 +54,7 @@ class WaitingLayer(CompressedLayer):
             self._reduce(start, query[0, :, -1:], scaling)
 
     def _reduce(self, start: Start, query: Tensor, scaling: float) -> None:
-        """Reduce the layer by the method's parts, from its scores and the attention of the newest token.
-
-        query: `[Hq, 1, D]` of this token.
-        """
+        """Reduce the layer from the prefill's scores and the attention of the newest token, ``query [Hq, 1, D]``."""
         (allocator, selector, reducer), total = self._parts, self.stored
         scores = column_sums(query, self.keys[0], scaling, total - 1, start.sinks)
         prefill_scores, types = start.scores, start.context.types

@@ -19,9 +19,9 @@ Key = TypeVar("Key", bound=Hashable)
 class _Store:
     """Keys or values of one layer: per KV head packed units, then a rest in full precision.
 
-    A unit is what is quantised at once: G tokens of keys, or one token of values. Every head's entries begin at the
-    left, in the order of the kept tokens, so that padding is never part of a group. Heads differ in `units` and `left`
-    if they kept different numbers of entries.
+    A unit is quantised at once: G tokens of keys, or one token of values. Every head's entries begin at the left, in
+    the order of the kept tokens, so padding is never part of a group. `units` and `left` count each head's units and
+    full-precision tokens.
 
     Args:
         entries: for each head `[m_h, D]`, in full precision.
@@ -42,7 +42,7 @@ class _Store:
             self.rest[row, : len(head)] = head
 
     def append(self, new: Tensor) -> None:
-        """Append the tokens `[Hkv, n, D]` to the rest, in full precision."""
+        """Append the tokens `[Hkv, n, D]` in full precision."""
         heads, n, dim = new.shape
         missing_slots = max(self.left) + n - self.rest.shape[1]
         if missing_slots > 0:
@@ -65,9 +65,8 @@ class _Store:
         self.rest = self.rest[:, : max(self.left)].clone()  # frees what was quantised
 
     def _write(self, rows: list[int], first: int, tokens: Tensor) -> None:
-        """Pack tokens `[rows, units * unit, D]` as units `first`, `first + 1`, ... of the given heads.
-
-        rows: indices of the heads.
+        """Pack tokens `[rows, units * unit, D]` as units `first`, `first + 1`, ... of the heads with the indices
+        `rows`.
         """
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
         new_packed = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
@@ -88,7 +87,9 @@ class _Store:
         return Packed(data, scale, zero, self.bits)
 
     def _used(self) -> Packed | None:
-        """Return the packed units of the longest head; units that shorter heads have not filled are zeros."""
+        """Return the packed units of the longest head, with zeros where shorter heads have none; None if there are no
+        units.
+        """
         most = max(self.units)
         if not most or self.packed is None:
             return None
@@ -125,7 +126,6 @@ class _Store:
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of one head's token in full precision."""
         return self.rest.shape[-1] * self.rest.element_size()
 
     def padding_nbytes(self) -> int:
@@ -134,11 +134,11 @@ class _Store:
         return units * self.unit_nbytes + left * self.token_nbytes
 
     def read_nbytes(self, units: list[int], left: list[int]) -> int:
-        """Return the bytes to read if heads have `units` packed units and `left` full-precision tokens, one number per head."""
+        """Return the bytes read if each head has this many packed `units` and full-precision tokens (`left`)."""
         return len(units) * (max(units) * self.unit_nbytes + max(left) * self.token_nbytes)
 
     def nbytes(self) -> tuple[int, int]:
-        """Return two values: bytes of packed numbers and full-precision tokens, and bytes of scales and minima.
+        """Return the bytes of packed numbers and full-precision tokens, and the bytes of scales and minima.
 
         All heads count with the size of the longest head. Slack does not count.
         """
@@ -151,8 +151,11 @@ class _Store:
 
 
 class QuantisedLayer(CompressedLayer):
-    """KIVI's layer for one sequence. The base class keeps slots, positions and masks. Its key and value storage has zero
-    channels, because two `_Store`s hold the entries; `keys` and `values` dequantise them on every access."""
+    """KIVI's layer for one sequence.
+
+    Two `_Store`s hold the entries, so the base class's storage has zero channels and only slots, positions and masks
+    are used. `keys` and `values` dequantise on every access.
+    """
 
     acts_from: int
     _residual: int
@@ -175,11 +178,9 @@ class QuantisedLayer(CompressedLayer):
         return layer
 
     def _read_keys(self) -> Tensor:
-        """Return a dequantised copy of all keys, `[1, Hkv, stored, D]`."""
         return self._keys.read()[None]
 
     def _read_values(self) -> Tensor:
-        """Return a dequantised copy of all values, `[1, Hkv, stored, D]`."""
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -198,10 +199,10 @@ class QuantisedLayer(CompressedLayer):
             store.flush(self._excess(store, store.left))
 
     def _excess(self, store: _Store, left: list[int]) -> list[int]:
-        """Return, per head, how many full-precision tokens to quantise now.
+        """Return how many of each head's full-precision tokens (`left`) to quantise now.
 
-        Keys are quantised in blocks of `residual` tokens. Of the values, all but the newest `residual` tokens are quantised.
-        left: for each head, its number of tokens in full precision.
+        Keys are quantised `residual` tokens at a time. Of the values, all but the newest `residual` tokens are
+        quantised.
         """
         residual = self._residual
         return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
@@ -219,10 +220,7 @@ class QuantisedLayer(CompressedLayer):
         return padding_position_bytes + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes of packed and full-precision entries that attention reads to decode a token.
-
-        Unpacked copies do not count.
-        """
+        """Return the bytes of packed and full-precision entries that a decode step reads. Unpacked copies do not count."""
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:
@@ -255,7 +253,7 @@ class QuantisedLayer(CompressedLayer):
 
 
 def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Group the indices of equal keys: `[([index, ...], key), ...]`, so that heads with equal counts are processed at once."""
+    """Group the indices of equal keys: `[([index, ...], key), ...]`."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)

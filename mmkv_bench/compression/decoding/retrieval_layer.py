@@ -17,7 +17,7 @@ from mmkv_bench.errors import UnsupportedError
 class Pages:
     """All n entries of a layer's H dynamic heads as P chunks in host memory, and the chunks' mean keys on the device.
 
-    The last chunk may be incomplete: it is padded with the mean of its tokens, so its mean key is the mean of these tokens.
+    An incomplete last chunk is padded with the mean of its tokens.
 
     Attributes:
         keys, values: ``[H * P, chunk * D]`` in host memory (pinned if the device is an accelerator), the model's dtype.
@@ -48,7 +48,6 @@ class Pages:
         ]
 
     def _chunked(self, entries: Tensor) -> Tensor:
-        """Return entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
         padded = entries.new_empty(self.heads, self.count * self.chunk, entries.shape[2])
         padded[:, : self.length] = entries
         last_mean = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
@@ -58,7 +57,7 @@ class Pages:
     def best(self, query: Tensor, keep_last: bool) -> Tensor:
         """Return the chunks to fetch for each head, int64 ``[H, slots]``, ascending.
 
-        They are the chunks with the largest ``query . mean key``; of equal ones, the lower chunk.
+        The largest ``query . mean key`` win; of equal ones, the lower chunk.
 
         Args:
             query: float32 ``[H, D]``.
@@ -70,10 +69,10 @@ class Pages:
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
     def asked(self, chosen: Tensor) -> Tensor:
-        """Start copying the row indices of the chosen chunks to the host; return the copy, int64 ``[H * slots]``.
+        """Start copying the row numbers of the chunks ``chosen`` (int64 ``[H, slots]``) to the host: int64
+        ``[H * slots]``.
 
         The copy may be read only after the device has finished its work so far.
-        chosen: int64 ``[H, slots]``.
         """
         device = chosen.device
         rows = (torch.arange(self.heads, device=device)[:, None] * self.count + chosen).flatten()
@@ -88,8 +87,8 @@ class Pages:
             rows: the result of `asked` for these chunks; the device must have finished that copy.
 
         Returns:
-            Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding slots are on the left
-                and have the index -1.
+            Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding is on the left
+                and has the index -1.
         """
         device = chosen.device
         token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
@@ -109,11 +108,9 @@ class Pages:
 
     @property
     def host_tensors(self) -> tuple[Tensor, ...]:
-        """Tensors in host memory: the pages and the staging buffers."""
         return (self.keys, self.values, *self.staging)
 
     def host_nbytes(self) -> int:
-        """Return the bytes of the pages and of the staging buffers."""
         return sum(tensor.nbytes for tensor in self.host_tensors)
 
     def padding_nbytes(self) -> int:
@@ -134,7 +131,7 @@ class RetrievalLayer(CompressedLayer):
     """One layer of one sequence: the static heads' entries, and a buffer that the dynamic heads refill at every step.
 
     The buffer of a dynamic head is the last ``width`` of the ``prefix`` slots before the appended tokens. A step is one
-    forward pass: its queries (one while decoding, all of a question or of a second turn) choose chunks once, by their
+    forward pass. Its queries (one while decoding, all of a question or of a second turn) choose chunks once, by their
     mean, so that the device never has more entries than the budget. Appended tokens are visible as in other layers.
     """
 
@@ -161,7 +158,8 @@ class RetrievalLayer(CompressedLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Run an attention kernel on the layer, see `CompressedLayer.attention`.
 
-        If the device can overlap copies and computation, static heads attend while the dynamic heads' chunks are copied.
+        If the device can overlap copies and computation, static heads attend while the dynamic heads' chunks are
+        copied.
         """
         pages = self.pages
         stream = None if pages is None else devices.at(self.device).lane()
@@ -209,15 +207,13 @@ class RetrievalLayer(CompressedLayer):
         self._fill(*pages.fetch(chunks, self.width, pages.asked(chunks)))
 
     def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
-        """Return the chunks to fetch for the queries ``[1, Hq, n, D]`` of a step.
-
-        The choice is by their mean over the n tokens and the query heads of each KV head.
+        """Return the chunks to fetch for the queries ``[1, Hq, n, D]`` of a step, chosen by the mean over tokens and
+        query heads.
         """
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
         return pages.best(mean[self.heads], self.keep_last)
 
     def _fill(self, keys: Tensor, values: Tensor, token: Tensor) -> None:
-        """Copy fetched chunks into the dynamic heads' buffers."""
         buffer = slice(self.prefix - self.width, self.prefix)
         self._key_storage[0, self.heads, buffer] = keys
         self._value_storage[0, self.heads, buffer] = values
@@ -239,11 +235,9 @@ class RetrievalLayer(CompressedLayer):
         )
 
     def padding_nbytes(self) -> int:
-        """Return the bytes of padding, including the padding in incomplete last chunks."""
         return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes read in a step, including the mean keys of all chunks and the chunks fetched from the host."""
         return super().read_nbytes(fed) + (0 if self.pages is None else self.pages.read_nbytes())
 
     def moved_nbytes(self) -> int:
