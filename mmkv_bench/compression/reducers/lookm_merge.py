@@ -31,21 +31,22 @@ class LookMMerge(Reducer):
 
     Under the text prior, text is evicted only if it exceeds the budget. At small budgets this is most of a text-rich
     prompt, and its content survives by merging alone. A prompt without visual tokens is reduced as by H2O: evicted
-    entries are lost (the releases leave the prompt whole), and the row says ``nothing_merged``. Entries that nothing is
-    assigned to come back bit for bit. Cosines and sums are float32; evicted tokens are taken in blocks, so memory
-    beyond the result is one tile of (evicted block) x (kept).
+    entries are lost (fallback ``nothing_merged``; the releases leave the prompt whole). Entries that nothing is
+    assigned to come back bit for bit. Cosines and sums are float32. Memory beyond the result is one tile of (evicted
+    block) x (kept).
 
     Args:
         merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
             best), weighted, or none (ablation without merging).
-        sources: "aligned": every token joins the entry nearest to it; "misaligned": filtered as in the releases, see below.
+        sources: "aligned": every token joins the entry nearest to it; "misaligned": filtered as in the releases, see
+            below.
 
-    Paper and code: the released pivot class computes the above. The other two classes merge only tokens whose cosine, averaged
-    over heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` does exactly this. For "average" the
-    release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the r-th
-    token that PASSED, which ``sources=misaligned`` reproduces as well; "pivot" and "none" have nothing to misalign. The filter
-    compares tokens over heads, so it needs the same number of evicted tokens in every head. The releases keep all text, so that
-    only visual tokens are ever merged there. Not reproduced: sums in bfloat16.
+    Paper and code: the released pivot class computes the above. The other two merge only tokens whose cosine, averaged
+    over heads, is at least the mean of all cosines; so does ``sources=misaligned`` for "weighted". For "average" the
+    release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the
+    r-th token that PASSED, which ``sources=misaligned`` reproduces as well. "pivot" and "none" are not filtered. The
+    filter compares tokens over heads, so it needs the same number of evicted tokens in every head. The releases keep
+    all text, so they only ever merge visual tokens. Not reproduced: sums in bfloat16.
 
     Raises:
         UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of tokens.
@@ -62,9 +63,8 @@ class LookMMerge(Reducer):
         return self.merge != "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results: 2 if evicted text is merged too, else 1.
-
-        A selector that keeps all text, as the releases do, evicts no text.
+        """Return 2 if evicted text is merged too, else 1. A selector that keeps all text, as the releases do, evicts
+        none.
         """
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 
@@ -97,10 +97,10 @@ class LookMMerge(Reducer):
     def _filtered(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, after the released code's filter.
+        """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, after the released code's
+        filter.
 
-        The filter passes the evicted tokens whose cosine to their nearest kept key, averaged over heads, reaches the mean of all.
-        rows, valid: as of `_evicted`. cosine, slot, weight ``[Hkv, e]``: of the nearest kept key.
+        rows, valid: as of `_evicted`. cosine, slot, weight: ``[Hkv, e]``, of the nearest kept key.
         """
         if not bool(valid.all()):
             counts = valid.sum(-1).tolist()
@@ -146,9 +146,10 @@ class LookMMerge(Reducer):
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the positions below n that are evicted, int64 ``[Hkv, e]`` ascending, and which are valid, bool ``[Hkv, e]``.
+    """Return the evicted positions below n, int64 ``[Hkv, e]`` ascending, and which of them are valid, bool
+    ``[Hkv, e]``.
 
-    Some heads may evict fewer than e; a head that keeps nothing has no valid ones.
+    A head that evicts fewer than e has invalid positions at its end. A head that keeps nothing has only invalid ones.
     index: kept positions, int64 ``[Hkv, C]``. real: False where a head's row of ``index`` is only padded.
     """
     is_kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
@@ -161,9 +162,10 @@ def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Find, for each candidate in ``rows``, the kept key with the largest cosine; return cosine and slot of this key.
+    """Return the largest cosine of each candidate in ``rows`` with a kept key, float32 ``[Hkv, e]``, and this key's
+    slot.
 
-    The cosine is float32 ``[Hkv, e]``. kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
+    kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
     """
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
