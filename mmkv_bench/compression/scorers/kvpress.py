@@ -24,27 +24,30 @@ _UNIFORM = {"_target_": "mmkv_bench.compression.allocators.uniform.Uniform"}
 
 @dataclass(frozen=True)
 class PressScorer(Scorer):
-    """The score of a press of kvpress: any `ScorerPress` that does not override the library's hook and `compress`, and two
-    presses that mask by a score, `AdaKVPress` and `CriticalAdaKVPress`.
+    """The score of a press of kvpress, with this package's eviction under this package's budget.
 
-    The press receives what its hook would get in a prefill (module, hidden states, keys, values, position embeddings);
-    it evicts nothing. Entries are then chosen by this package's allocator and selector and really evicted, with exact
-    totals: `compression_ratio` is set so that `int(T * (1 - ratio))` is C, for presses whose score depends on it. The
-    two masking presses divide C * Hkv among a layer's heads (`allocator`).
+    Supported are `ScorerPress` classes that override neither the library's hook nor `compress`, and two presses that
+    mask by a score, `AdaKVPress` and `CriticalAdaKVPress`. All others are refused with the reason (`presses.py`).
+
+    The press receives what its hook would get in a prefill (module, hidden states, keys, values, position embeddings).
+    It evicts nothing: this package's allocator and selector choose the entries. For presses whose score depends on
+    `compression_ratio`, it is set so that `int(T * (1 - ratio))` is C. The two masking presses divide C * Hkv among a
+    layer's heads (`allocator`).
 
     Args:
         press: class name in `kvpress`, such as `KnormPress`.
         args: the press's constructor arguments except `compression_ratio`. A press inside a press is a class name, or
             `{press: <name>, <argument>: <value>}`, or `{press: <name>, args: {<argument>: <value>}}`.
 
-    Fallback `press_reduced`: presses give their highest score to entries that always stay (an observation window or sinks). If
-    these are more than C, the library lets `topk` decide which of them stay, and the prompt's last token may be evicted. Here the
-    last token and the latest of these entries stay, as with sinks and recents of this package's methods.
+    Fallback `press_reduced`: presses give their highest score to entries that always stay (an observation window or
+    sinks). If these are more than C, the library lets `topk` decide which of them stay, and the prompt's last token may
+    be evicted. Here the last token and the latest of these entries stay, as with sinks and recents of this package's
+    methods.
 
-    Differences to a run of the library: Scores are read as float32. Other ties go to the lower index (kvpress leaves them
-    to `topk`). `torch`'s random stream is seeded per sample, layer and seed. Queries have the module's query norm in every
+    Differences to a run of the library: scores are read as float32. Other ties go to the lower index (kvpress leaves
+    them to `topk`). Random numbers are seeded per sample, layer and seed. Queries have the module's query norm in every
     family (kvpress knows Qwen3 and Gemma3 only). Positions after the prompt are the model's, also under mrope (kvpress
-    counts 1-D positions). All other presses are refused with the reason (`presses.py`).
+    counts 1-D positions).
     """
 
     press: str
@@ -76,16 +79,16 @@ class PressScorer(Scorer):
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
-        """Return version 2 of the results.
+        """Return 2.
 
-        Since version 2 the last of the protected entries stay if they exceed the budget, and the rows record the defaults of a
-        press inside a press.
+        Since version 2 the last of the protected entries stay if they exceed the budget, and the rows record the
+        defaults of a press inside a press.
         """
         return 2
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Part of a cell's identity: the library's version and all arguments of the press."""
+        """Part of the identity of results: the library's version and all arguments of the press."""
         return {"args": json.loads(self._text), "kvpress": presses.version()}
 
     @property
@@ -124,7 +127,7 @@ class PressScorer(Scorer):
         return scores == scores.amax(-1, keepdim=True)
 
     def _innermost(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return the score of the innermost press, which scores by itself: float32 ``[Hkv,T]``."""
+        """Return the score of the innermost press, which contains no other press: float32 ``[Hkv,T]``."""
 
         def ask() -> Tensor:
             return self._ask(obs, presses.chain(presses.load(), self._made(obs, budget))[-1], seed)
@@ -132,7 +135,7 @@ class PressScorer(Scorer):
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
     def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Return the score that the press's own `score` gives for the observation, float32 ``[Hkv,T]``."""
+        """Return the score that the press `made` gives for the observation, float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "
@@ -186,10 +189,7 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _latest(protected: Tensor, budget: int) -> Tensor:
-    """Return the last token and the latest protected ones, at most ``budget`` together: bool ``[Hkv,T]``.
-
-    protected: bool ``[Hkv,T]``.
-    """
+    """Return the last token and the latest ``protected`` ones, at most ``budget`` together: bool ``[Hkv,T]``."""
     latest_protected = protected.clone()
     latest_protected[:, -1] = True
     return latest_protected & (latest_protected.flip(-1).cumsum(-1).flip(-1) <= budget)
@@ -198,11 +198,12 @@ def _latest(protected: Tensor, budget: int) -> Tensor:
 def _critical_ada(
     library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
 ) -> Tensor:
-    """Return the selection of CriticalAdaKVPress as a score ``[Hkv,T]`` in [0, 5].
+    """Return the selection of CriticalAdaKVPress as a score ``[Hkv,T]`` in [0, 5], whose `C * Hkv` highest entries
+    stay.
 
-    The `C * Hkv` highest scores are the entries that the library keeps. A first part of each head's share (`allocator`) goes to
-    the highest values of ``score``. The second part goes to the highest ``(score + epsilon) * mean over g of ||W_O v||_1``.
-    Entries of the first part get 5, those of the second part 2 to 3, and all others 0 to 1, ordered by that product.
+    A first part of each head's share (`allocator`) goes to the highest values of ``score``, the second part to the
+    highest ``(score + epsilon) * mean over g of ||W_O v||_1``. Entries of the first part get 5, those of the second
+    part 2 to 3, and all others 0 to 1, ordered by that product.
     """
     shares = allocator.layer(score, budget)[:, None]
     first_part = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
@@ -221,15 +222,14 @@ def _critical_ada(
 
 
 def _ranks(score: Tensor) -> Tensor:
-    """Return the rank of each entry in its head, int64 like ``score``: 0 for the highest score; of equal ones the lower index
-    first.
-    """
+    """Return the rank of each entry in its head, int64 like ``score``: 0 is the highest; of equal ones the lower index."""
     return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 class _View:
-    """The attention module as a press sees it: with `rotary_emb`, which kvpress' own hook would attach to the module, and
-    projections that include the module's norms. All other attributes are the module's."""
+    """The attention module as a press sees it: with the `rotary_emb` of kvpress' hook, and with norms in its
+    projections.
+    """
 
     def __init__(self, obs: Observation):
         self._obs = obs

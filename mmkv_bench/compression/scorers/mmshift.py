@@ -27,19 +27,21 @@ COPIES = 16
 class MMShiftScorer(Scorer):
     """MM-ShiftKV (sections 3.2.1 to 3.2.3, equations 4 to 11, algorithm 1): decode-aware importance from the prefill.
 
-    Per layer, N hidden states ``h_i = mu + gamma * sigma * eps_i`` are drawn around the prompt's own statistics (eq. 5),
-    projected by the layer's query projection and rotated at positions after the prompt (eq. 6). Each attends to all T keys (eq.
-    7). The proxies form G groups of n = N / G consecutive ones; the attention mass of a group is the sum over its proxies (eq.
-    8), and every key in the smallest set that covers the fraction tau of it gets one vote (eq. 9). With a(q_last) the attention
-    of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)`` (eq. 11). The selector keeps the last token and the C - 1
-    best others: by S_t in float64, equal scores by the larger anchor a_t (with lam above 0), then by the lower index. Scores are
-    float64 for this reason: at 8 to 32 votes the steps of float32 (1e-6) are larger than most anchors; even those of float64 are
-    larger than the smallest anchors. Extra memory is O(T): groups are streamed.
+    Per layer, N hidden states ``h_i = mu + gamma * sigma * eps_i`` are drawn around the prompt's own statistics (eq.
+    5), projected by the layer's query projection and rotated at positions after the prompt (eq. 6). Each of these
+    proxies attends to all T keys (eq. 7). They form G groups of n = N / G consecutive ones. The attention mass of a
+    group is the sum over its proxies (eq. 8), and every key in the smallest set that covers the fraction tau of it gets
+    one vote (eq. 9). With a(q_last) the attention of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)``
+    (eq. 11).
 
-    Choices where the paper is open: mu and sigma are those of the query projection's input, that is AFTER the input norm, over
-    all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma; bias and query norm are
-    the module's own; proxy i (from 0) is i + 1 positions after the last token, all mrope axes advanced together; eps is drawn
-    once per (seed, sample, layer) and shared by heads and budgets.
+    The selector keeps the last token and the C - 1 best others: by S_t in float64, equal scores by the larger anchor
+    a_t (with lam above 0), then by the lower index. At 8 to 32 votes the steps of float32 (1e-6) are larger than most
+    anchors, and even those of float64 are larger than the smallest. Extra memory is O(T): groups are streamed.
+
+    Choices where the paper is open: mu and sigma are those of the query projection's input, that is AFTER the input
+    norm, over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma;
+    bias and query norm are the module's own; proxy i (from 0) is i + 1 positions after the last token, all mrope axes
+    advanced together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets.
 
     Args:
         samples: N, proxy queries per layer (table 8).
@@ -70,22 +72,24 @@ class MMShiftScorer(Scorer):
         expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
         layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
         last_tokens: number of last tokens that mu and sigma are computed over, 0 = all T.
-        plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state, at
-            positions 1 to 16 after it, form one group.
-        calibration: data for ``centring=global`` and ``expansion=layer`` (in a configuration ``auto``, the model's committed
-            artefact, or a path): the content of an artefact made by ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per
-            layer E floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
+        plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state,
+            at positions 1 to 16 after it, form one group.
+        calibration: data for ``centring=global`` and ``expansion=layer`` (in a configuration ``auto``, the model's
+            committed artefact, or a path): the content of an artefact made by
+            ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per layer E floats) and ``gamma`` (a float per layer:
+            std of decoded tokens over that of the prompt's).
 
-    Open in the paper: what replaces the votes in table 5; whether table 13 also splits the keys; which ratio table 10
-    takes for a layer. The choices above are ours.
+    Also open in the paper: what replaces the votes in table 5; whether table 13 also splits the keys; which ratio table
+    10 takes for a layer.
 
-    Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are isotropic noise
-    and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets (+32, ..., +512, the same 16 in every
-    group); anchor inside the groups as well as at the end; right-sided cover; last key dropped; rounding in the model's dtype,
-    votes and anchor added in float32. The release's LLaVA path has G = 16 groups of 32, statistics of the last 512 tokens, and
-    two layers without proxies (method ``mmshift_llava``); as released it does not run. Not reproduced: the global random stream,
-    the unbiased std (relative difference below 1 / T E), cumulative sums in float32, an unstable sort, and the fall-back to gamma
-    = 1 in layers that a table shipped for a 28-layer model lacks.
+    Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are
+    isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets (+32, ...,
+    +512, the same 16 in every group); anchor inside the groups as well as at the end; right-sided cover; last key
+    dropped; rounding in the model's dtype, votes and anchor added in float32. The release's LLaVA path has G = 16
+    groups of 32, statistics of the last 512 tokens, and two layers without proxies (method ``mmshift_llava``); as
+    released it does not run. Not reproduced: the global random stream, the unbiased std (relative difference below 1 /
+    T E), cumulative sums in float32, an unstable sort, and the fall-back to gamma = 1 in layers that a table shipped
+    for a 28-layer model lacks.
     """
 
     samples: int = 512
@@ -222,7 +226,7 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results: 2 if the anchor breaks ties in float64 (in float32 it may be too small), else 1."""
+        """Return 2 if the anchor breaks ties in float64, else 1. In float32 some anchors were too small to break ties."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -264,7 +268,8 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation over those of the ``last_tokens`` that are chosen; over all of these if none is.
+        """Return mean and standard deviation over the ``chosen`` of the ``last_tokens``; over all of these if none is
+        chosen.
 
         chosen: bool ``[T]``; None: all tokens.
         """

@@ -16,14 +16,15 @@ _FIRST, _SECOND = -4658895280553007687, -7723592293110705685  # of splitmix64
 class ReservoirScorer(Scorer):
     """Reservoir sampling with random priorities: every token of every KV head draws one number, once. No parameters.
 
-    In a stream (``protocol=stream``) the entries with the C largest numbers so far stay: a uniform sample of all
-    tokens, however often entries were evicted. ``random`` draws again at every eviction, so that an old entry must
-    survive every draw, and old entries die out geometrically. With a single eviction both are uniform.
+    Under ``protocol=stream`` the entries with the C largest numbers so far stay: a uniform sample of all tokens,
+    however often entries were evicted. ``random`` draws again at every eviction, so old entries die out geometrically.
+    With a single eviction both are uniform.
 
     The number is a hash (splitmix64) of the token's index and of a start value, which is drawn on the CPU from (seed,
     sample, layer, head).
 
-    Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with priorities.
+    Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with
+    priorities.
     """
 
     stochastic = True

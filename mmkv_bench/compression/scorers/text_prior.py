@@ -14,22 +14,21 @@ class TextPriorScorer(Scorer):
     """LOOK-M (arXiv 2406.18139) and MEDA (arXiv 2502.17599, eq. 8 and 9): accumulated attention with a text prior.
 
     ``s_j = sum_i A[i, j]`` over all T causal queries, summed over the g query heads of a KV head; for text tokens
-    ``s_j += max_j s_j``, the head's maximum over all T tokens. Every text token then ranks before every visual one
-    (also where the sum would round to the maximum itself: it is raised to the next float32), text by its attention,
-    visual tokens by theirs. Sums and ranks are float32: text tokens are ordered among themselves only up to the spacing
-    of numbers twice the maximum, which matters only when not all text fits.
+    ``s_j += max_j s_j``, the head's maximum over all T tokens. Every text token then ranks before every visual one (a
+    sum that rounds to the maximum itself is raised to the next float32), text by its attention, visual tokens by
+    theirs. Sums are float32, so text tokens are ordered among themselves only up to the spacing of numbers twice the
+    maximum, which matters only when not all text fits. Recents and the rule for text above the budget belong to the
+    selector (``TextRecents``).
 
-    Recents and the rule for text above the budget belong to the selector (``TextRecents``).
-
-    A prompt without visual tokens, or of unknown types, is scored by H2O's plain sums; the row says ``no_visual_tokens``.
+    Fallback ``no_visual_tokens``: a prompt without visual tokens, or of unknown types, is scored by H2O's plain sums.
 
     Args:
         prior: text scores get the head's largest score on top, so that text ranks before visual tokens; false leaves
             the sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
 
-    Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text whatever
-    the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They treat each query head of a model
-    without GQA separately; their bfloat16 sums, 576 tokens per image and batch of one are not reproduced.
+    Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text
+    whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They treat each query
+    head of a model without GQA separately. Not reproduced: bfloat16 sums, 576 tokens per image and batch of one.
     """
 
     streams = False
@@ -63,7 +62,8 @@ def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
 def without_text_prior(scores: Tensor, types: Tensor) -> Tensor:
     """Return the sums from which ``with_text_prior`` made these scores, up to its rounding.
 
-    The largest score gives the maximum M of the sums: it is M if a visual token had the maximum, 2 M if a text token had it.
+    The largest score gives the maximum M of the sums: it is M if a visual token had the maximum, 2 M if a text token
+    had it.
     """
     text = types.to(scores.device) == 0
     visual = scores.masked_fill(text, 0).amax(-1, keepdim=True)

@@ -30,15 +30,15 @@ class WindowScorer(Scorer):
             code, so that with k = 5 the outer columns are scaled by 0.6 and 0.8; "max": padding never wins.
         heads: "first": mean over the g query heads, then pooling; "last": every query head is pooled separately. The
             order matters for the maximum, and for rounded averages.
-        score_rounding: "none": float32 throughout; "model": dot products, probabilities, means and pooled scores are rounded to
-            the model's dtype, which makes many ties in half precision. Nothing changes in float32, and rows of float32 models do
-            not include this parameter.
+        score_rounding: "none": float32 throughout; "model": dot products, probabilities, means and pooled scores are
+            rounded to the model's dtype, which makes many ties in half precision. Nothing changes in float32, and rows
+            of float32 models do not include this parameter.
 
     Paper and code: the SnapKV paper tunes w and k per model; codes circulate with (8, 7, max), (32, 7, max; method
     ``adakv_official``) and (64, 5, average; ``snapkv_kvpress``). The defaults here, w = 32 and k = 5 with average
     pooling, are those that MM-ShiftKV (appendix F.1) states for its baseline. The released code defaults to w = 1
-    instead, i.e. attention of the last query alone: ``reading=released`` sets that. All releases of the family round to
-    the model's dtype (``score_rounding=model``); which of equal scores stays is up to their topk; here it is the lower
+    instead, attention of the last query alone: ``reading=released`` sets that. All releases of the family round to the
+    model's dtype (``score_rounding=model``); which of equal scores stays is up to their topk; here it is the lower
     index. LOOK-M's release has a window that is a share of the prompt; it is not reproduced.
     """
 
