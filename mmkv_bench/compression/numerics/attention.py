@@ -9,8 +9,8 @@ KV head h // g.
 Sinks, float32 ``[Hq]``, are learned scores that join the keys' scores in a softmax (gpt-oss). Each takes a share of its
 head's softmax that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
-Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It may come after the row's own key if the tokens
-of a picture see the whole picture (Gemma 3). None: attention is causal, so each row sees keys up to its own.
+Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It may come after the row's own key if
+the tokens of a picture see the whole picture (Gemma 3). None: attention is causal, so each row sees keys up to its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
     Args:
         scores: finite, or with -inf at keys that a row does not see.
-        masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value, because
-            subnormal numbers, which widely spread proxies often reach, take a CPU ten times as long.
+        masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value: a CPU takes
+            ten times as long for subnormal numbers, which widely spread proxies often reach.
         sinks: ``[...]``, the sink of each row; the maximum is over keys and sink.
 
     Returns:
@@ -48,9 +48,10 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink, float32 ``[..., S]``.
+    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink, without the sink: float32
+    ``[..., S]``.
 
-    The sink's probability is left out of the result. sinks: ``[...]``; None: there are none.
+    sinks: ``[...]``; None: there are none.
     """
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
@@ -59,9 +60,8 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def hide(scores: Tensor, reach: range | Tensor) -> None:
-    """Set scores to -inf, in place, at the keys that a row does not see.
-
-    scores: ``[..., n, S]``. reach: the last key that each row sees.
+    """Set ``scores [..., n, S]`` to -inf, in place, at the keys that a row does not see. reach: last key that each row
+    sees.
     """
     smallest_reach = int(reach[0])
     last_keys = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
@@ -149,8 +149,8 @@ def window_mass(
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
     """Return the largest attention that keys get from the newest n queries: ``[Hkv, last - first]`` float32.
 
-    The keys are those from ``first`` to ``last - 1``. The maximum is over the queries and the g query heads of a KV head. The
-    softmax runs over the first ``sinks`` keys, the keys from ``first`` to ``last - 1``, and causally over the queries' own keys.
+    The maximum is over the queries and the g query heads of a KV head. The softmax runs over the first ``sinks`` keys,
+    the keys from ``first`` to ``last - 1``, whose attention is returned, and causally over the queries' own keys.
 
     Args:
         query: ``[Hq, n, D]``.
@@ -186,15 +186,11 @@ def is_half(dtype: torch.dtype) -> bool:
 def half_window(
     tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> Tensor:
-    """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
+    """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w
+    rows.
 
-    Dot products, scores, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is float32. A
-    few heads are computed at a time (``tiles.py``).
-
-    Args:
-        tail, key: ``[Hq, w, D]``, the prompt's last w queries (w <= T), and ``[Hkv, T, D]``.
-        scaling: factor of the dot products.
-        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
+    Dot products, scores, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is
+    float32. A few heads are computed at a time (``tiles.py``). Args: see ``window_mass``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads

@@ -1,13 +1,13 @@
 """Orthonormal DCT-II along the tokens, and what a low-pass filter of keys or values leaves out.
 
-``C[m] = a(m) * sum_n x[n] * cos(pi * (2n + 1) * m / (2T))`` with ``a(0) = sqrt(1 / T)`` and ``a(m) = sqrt(2 / T)``: an
-orthonormal transform, so the energy of the bins is the energy of the tokens (Parseval). One real FFT of length T does
-this (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
-``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore holds all T
-bins, no T x T matrix exists, and the memory for a batch of channels is a few times the batch's size.
+``C[m] = a(m) * sum_n x[n] * cos(pi * (2n + 1) * m / (2T))`` with ``a(0) = sqrt(1 / T)`` and ``a(m) = sqrt(2 / T)``. The
+transform is orthonormal, so the energy of the bins is the energy of the tokens (Parseval). One real FFT of length T
+does this (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m /
+(2T)), ``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore
+holds all T bins, no T x T matrix exists, and the memory for a batch of channels is a few times the batch's size.
 
-T is the prompt's own length. It is not padded to a size that suits an FFT, because that would change the bins, so lengths
-with large prime factors take several times as long as their neighbours.
+T is the prompt's own length. Padding to a length that suits an FFT would change the bins, so lengths with large prime
+factors take several times as long as their neighbours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class HighPass:
     """What a low-pass filter leaves out of ``x [H, T, D]``: the bins from omega on.
 
     Attributes:
-        deviation: ``[H, T]`` float32, mean square over the D channels of what the low-pass filter left out of a token.
+        deviation: ``[H, T]`` float32 (float64 for float64 inputs), mean square over the D channels of what is left out
+            of a token.
         outlier: ``[H]`` float64 on the CPU, energy of the bins ABOVE omega.
         total: ``[H]`` float64 on the CPU, energy of all bins.
     """
@@ -56,6 +57,9 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
     Args:
         x: any float dtype; computed in float32 (float64 stays).
         omega: first bin that the filter drops, 1 or more.
+
+    Raises:
+        ValueError: omega is below 1.
     """
     if omega < 1:
         raise ValueError(f"omega is {omega}; allowed: 1 or more, so that bin 0 belongs to the base")
@@ -84,10 +88,10 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
 
 
 def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
-    """Set the bins m < omega of FFTs to zero, IN PLACE; return the energy of bin omega, ``[h]`` float64.
+    """Set the bins m < omega of the FFTs ``spectrum [h, D, T // 2 + 1]`` to zero, IN PLACE.
 
-    spectrum: ``[h, D, T // 2 + 1]``. Only numbers that contain a dropped bin, or bin omega, are converted to bins and back; all
-    others stay bit for bit.
+    Returns the energy of bin omega, ``[h]`` float64. Only numbers that contain a dropped bin, or bin omega, are
+    converted to bins and back; all others stay bit for bit.
     """
     middle = length / 2
     frequency_slice = slice(0, omega + 1) if omega < middle else slice(None)
@@ -113,10 +117,7 @@ def _order(length: int, device: torch.device) -> Tensor:
 
 
 def _half_spectrum(folded: Tensor) -> Tensor:
-    """Return ``w * FFT`` of tokens in ``_order``, ``[..., T // 2 + 1]``; see the module's docstring.
-
-    The real part of number m is bin m. Minus its imaginary part is bin T - m.
-    """
+    """Return ``w * FFT`` of tokens in ``_order``, ``[..., T // 2 + 1]``; see the module's docstring."""
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
 

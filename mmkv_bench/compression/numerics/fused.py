@@ -134,11 +134,12 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
 def _softmax(
     query: Tensor, key: Tensor, scaling: float, shape: dict[str, Any], offset: int | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's largest score and 1 / its sum of exponentials, float32 ``[Hq, n]`` each.
+    """Return each row's largest score and 1 / its sum of exponentials, float32 ``[Hq, n]`` each; scores are exponents
+    of 2.
 
     Args:
         offset: tokens before the first row, for causal rows; None: every row sees every key.
-        sinks: ``[Hq]``, in the scale of scores before the change to powers of 2; a row's largest score is at least its sink.
+        sinks: ``[Hq]``, as natural exponents; a row's largest score is at least its sink.
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -161,7 +162,6 @@ def _softmax(
 
 
 def _rows(states: Tensor) -> Tensor:
-    """Return the states with a contiguous head dimension, as the kernels need."""
     return states if states.stride(-1) == 1 else states.contiguous()
 
 

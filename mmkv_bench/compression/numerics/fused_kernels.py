@@ -1,13 +1,15 @@
-"""Triton kernels of the attention statistics: scores live in registers, one tile at a time, and are never written to memory.
+"""Triton kernels of the attention statistics: scores live in registers, one tile at a time, never in memory.
 
-Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the keys:
-``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two programs add to the
-same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two numbers are kept per row, the
-maximum and the sum relative to it: at scores of some hundreds, as spread proxies have them, a single float32 would cost 1e-5.
+Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the
+keys: ``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two
+programs add to the same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two
+numbers are kept per row, the maximum and the sum relative to it: at scores of some hundreds, as spread proxies have
+them, a single float32 would cost 1e-5.
 
-Matrix multiplications use the inputs' dtype and sum in float32; float32 inputs are not multiplied as TF32. Scores are exponents
-of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not specialised: Triton
-would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change with every decode step.
+Matrix multiplications use the inputs' dtype and sum in float32; float32 inputs are not multiplied as TF32. Scores are
+exponents of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
+specialised: Triton would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change
+with every decode step.
 """
 
 import triton
@@ -39,8 +41,9 @@ def row_softmax(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute, for ROWS rows of a query head, the maximum score and the sum of exponentials over this program's ``reach``
-    keys."""
+    """Compute each row's maximum score and sum of exponentials over this program's ``reach`` keys, for ROWS rows of a
+    head.
+    """
     block, head, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     rows = block * ROWS + tl.arange(0, ROWS)
     query = _tile(QUERY + head * query_head, query_row, rows, count, DIM, DEPTH)

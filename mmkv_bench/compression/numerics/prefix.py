@@ -21,7 +21,8 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
     """Return ``P_l``, the cumulative priority of every layer: float64 ``[L, n]`` on the CPU, rising to exactly 1.
 
     Args:
-        importance: per layer ``[n]``, non-negative. The tokens of a layer without any importance count as equally important.
+        importance: per layer ``[n]``, non-negative. The tokens of a layer without any importance count as equally
+            important.
     """
     rows = torch.stack([row.double().cpu() for row in importance])
     total = rows.sum(-1, keepdim=True)
@@ -32,9 +33,10 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
 
 
 def prefix_counts(curves: Tensor, p: float) -> Tensor:
-    """Return ``n * R_l(p)``, the number of entries in the shortest prefix of each layer with cumulative priority p or more.
+    """Return ``n * R_l(p)``, the length of each layer's shortest prefix with cumulative priority p or more: int64
+    ``[L]``.
 
-    The result is int64 ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``.
+    curves: ``P_l`` of ``prefix_curves``.
     """
     return torch.searchsorted(curves, torch.full((len(curves), 1), p, dtype=curves.dtype)).squeeze(1) + 1
 
@@ -45,8 +47,8 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
     Args:
         curves: ``P_l``, ``[L, n]``.
         total: ``L * rho * n`` entries.
-        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10). 0 demands
-            the exact total, which may not exist: then the search ends when p has no more digits.
+        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10).
+            0 demands the exact total, which may not exist: then the search ends when p has no more digits.
         steps: more than 0: this many halvings instead of delta (the paper's table 11); an exact total ends it early.
 
     Returns:
@@ -67,9 +69,7 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
 def scaled(
     weights: Sequence[Fraction], total: Fraction, most: Fraction = Fraction(1), least: Fraction = Fraction(0)
 ) -> list[Fraction]:
-    """Return the weights times one common factor, clipped to [least, most], so that they add up to ``total``.
-
-    The excess of a clipped layer goes to the others in proportion to their weights. The arithmetic is exact.
+    """Return the weights times one common factor, clipped to [least, most], so that they add up to ``total``, exactly.
 
     Args:
         weights: non-negative; weights of 0 share the rest evenly if all others are clipped.
@@ -108,7 +108,8 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
         delta, steps: see ``search``.
 
     Returns:
-        ``R_l`` in (0, 1], scaled so that they add up to ``L * rho`` apart from float rounding; and the number of halvings.
+        ``R_l`` in (0, 1], scaled so that they add up to ``L * rho`` apart from float rounding; and the number of
+            halvings.
     """
     layers, n = curves.shape
     total = layers * Fraction(Decimal(str(rho)))

@@ -27,8 +27,8 @@ def group_mass(
 ) -> Iterator[Tensor]:
     """Yield the attention mass of each group of proxies, in blocks of consecutive groups.
 
-    Proxies are queries that stand for the queries of decoding. They follow the prompt, so each sees every key and no mask is
-    needed. Proxy i belongs to group i // n, n = N / G. The mass of a group is the softmax over all T keys, summed over its n
+    Proxies are queries that stand for those of decoding. They follow the prompt, so each sees every key and no mask is
+    needed. Proxy i belongs to group i // n, n = N / G. A group's mass is the softmax over all T keys, summed over its
     proxies.
 
     Args:
@@ -37,8 +37,9 @@ def group_mass(
         scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
-        rounding: dtype that probabilities, head means and group sums are rounded to; None: no rounding. Results stay float32.
-            With rounding, no fused kernel is used, because a changed last digit of a probability could be rounded the other way.
+        rounding: dtype that probabilities, head means and group sums are rounded to; None: no rounding. Results stay
+            float32. With rounding, no fused kernel is used, because a changed last digit of a probability could be
+            rounded the other way.
         sinks: ``[Hq]``, see ``attention.py``.
 
     Yields:
@@ -182,9 +183,8 @@ def _by_heads(
     sinks: Tensor | None = None,
     **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (KV heads, ``adjusted_mass`` of these heads) for a few heads at a time, so that blocks stay small.
-
-    Fused kernels take all heads at once.
+    """Yield (KV heads, ``adjusted_mass`` of these heads), a few heads at a time unless a fused kernel takes all at
+    once.
     """
     share = query.shape[0] // key.shape[0]
     uses_kernel = _fused(key, adjust.get("rounding"))
