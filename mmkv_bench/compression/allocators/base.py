@@ -73,8 +73,8 @@ class Allocator(ABC):
         return None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the statistics of a layer that the division needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU, or
-        None.
+        """Return the layer's statistics that the division needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU; None: none
+        needed.
         """
         return None
 

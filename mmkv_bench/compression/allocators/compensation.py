@@ -62,18 +62,14 @@ class Compensation(Allocator):
         return (self.theta, min(self.proxies, length))
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the number of entries that each KV head needs, ``k_v + k_t``, ``[Hkv]``. Unknown token types count as
-        text.
-        """
+        """Return how many entries each KV head needs, ``k_v + k_t``, ``[Hkv]``. Unknown token types count as text."""
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)
         return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
 
     def _cover(self, mass: Tensor) -> Tensor:
-        """Count, for each row of ``mass [Hkv, m]``, the fewest columns that hold theta of the row's sum: int64
-        ``[Hkv]``.
-        """
+        """Return the fewest columns that hold theta of the sum of each row of ``mass [Hkv, m]``: int64 ``[Hkv]``."""
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)

@@ -25,14 +25,12 @@ UNDEFINED = 0.0  # the entropy of a prompt of one modality: equal in all layers,
 class Entropy(Allocator):
     """MEDA (arXiv 2502.17599, eq. 4 to 7): layer l gets ``softmax(E)_l * L * C`` entries per KV head.
 
-    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). The softmax has no temperature,
-    so a difference of 2 nats is a factor of 7.4, and shares above the prompt's length are common. The paper does not
-    say what happens to them; here they are clipped, and the other layers divide the excess in proportion
-    (water-filling). Whole entries come from the largest remainder: the model holds exactly ``C * L`` entries per KV
-    head. All entropies must be known first, so peak memory is the full cache's.
-
-    A prompt of one modality has no cross-modal map: every layer gets C (fallback ``single_modality`` or
-    ``no_visual_tokens``).
+    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). The softmax has no temperature:
+    2 nats are a factor of 7.4, and shares above the prompt's length are common. The paper does not say what happens to
+    them. Here they are clipped, and the other layers divide the excess in proportion (water-filling). Whole entries
+    come from the largest remainder, so the model holds exactly ``C * L`` entries per KV head. All entropies must be
+    known first, so peak memory is the full cache's. A prompt of one modality has no cross-modal map: every layer gets C
+    (fallback ``single_modality`` or ``no_visual_tokens``).
 
     Args:
         entropy: "cross_modal": the entropy of the two attention maps between modalities, each averaged over heads

@@ -25,16 +25,16 @@ class HeadScores(Allocator):
     """SparseMM (arXiv 2506.05344): every head of the whole model gets entries in proportion to its visual score.
 
     With n candidates, C entries per KV head on average and w of them for the observation window, ``base = C - w``.
-    Every KV head gets the floor ``r = rho_min * base``. The rest is divided among all ``L * Hkv`` heads in proportion
-    to their scores s:
+    Every KV head gets the floor ``r = rho_min * base``. All ``L * Hkv`` heads divide the rest in proportion to their
+    scores s:
 
         cap = (base - r) * L * Hkv * s / sum(s)  +  r  +  w
 
     The score of a KV head is the sum over its g query heads. Scores are measured offline
-    (``python -m mmkv_bench.calibrate sparsemm``), so caps are known before the prefill. A head cannot hold more than n
-    entries: the other heads divide the excess in proportion to their shares (water-filling), and the model holds
-    exactly ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is rounded
-    down), and the rest of the budget stays unused.
+    (``python -m mmkv_bench.calibrate sparsemm``), so caps are known before the prefill. A head holds at most n entries:
+    the others divide the excess in proportion to their shares (water-filling), and the model holds exactly
+    ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is rounded down), and
+    the rest of the budget stays unused.
 
     Args:
         calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. In a
@@ -46,16 +46,16 @@ class HeadScores(Allocator):
             "uniform": the same cap for every head. MM-ShiftKV's release calls this SparseMM, because it overwrites the
             caps with a constant: SnapKV at the uniform budget.
         draw: seed of the random scores; no other setting reads it.
-        surplus: "redistribute": the other heads get what a head cannot hold of its share; "drop": this is lost, so
-            short prompts store less than their budget.
-        rounding: "remainder": largest remainder, exact totals; "nearest": the floor r is rounded down first, and each
-            cap is rounded separately, halves to the even number. The model may then hold a few entries more than its
-            budget, so this is allowed under ``reading=released`` alone.
+        surplus: "redistribute": other heads get what a head cannot hold; "drop": it is lost, so short prompts store
+            less than their budget.
+        rounding: "remainder": largest remainder, exact totals; "nearest": r is rounded down first, and each cap is
+            rounded separately, halves to the even number. The model may then hold a few entries more than its budget,
+            so this is allowed under ``reading=released`` alone.
 
     Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains r already. The release
-    computes the cap above, as this class does, with ``rounding=nearest`` and ``surplus=drop``. It compresses nothing if
-    ``base > T - w``, that is ``C > T``, where every method here keeps everything. The paper does not mention pooling;
-    the release pools by average over 5 tokens, as all methods with a window do here.
+    computes the cap above, with ``rounding=nearest`` and ``surplus=drop``. It compresses nothing if ``base > T - w``,
+    that is ``C > T``, where every method here keeps everything. The paper does not mention pooling; the release pools
+    by average over 5 tokens, as all methods with a window do here.
     """
 
     calibrated_by = "sparsemm"
@@ -99,7 +99,7 @@ class HeadScores(Allocator):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Tell whether an allocator with these parameters reads head scores. Random scores take their shape from them."""
+        """Tell whether these parameters need head scores. Random scores take their shape from them."""
         return parameters.get("scores", "calibrated") != "uniform"
 
     @property

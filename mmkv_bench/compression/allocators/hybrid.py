@@ -83,9 +83,7 @@ class HeadClasses:
         return float(self.calibration["theta"])
 
     def dynamic(self, summaries: Mapping[int, Tensor]) -> Tensor:
-        """Return which heads are dynamic: bool ``[L, Hkv]``. summaries: layer -> S*, float64 ``[Hkv]``, of all L
-        layers.
-        """
+        """Return which heads are dynamic, bool ``[L, Hkv]``. summaries: layer -> S*, float64 ``[Hkv]``, all L layers."""
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
         if self.classes != "hybrid":
             return torch.full_like(sparsity, self.classes == "dynamic", dtype=torch.bool)
@@ -114,18 +112,18 @@ class Hybrid(Allocator):
     """HybridKV (arXiv 2604.05887, sections 3.1 and 3.2, equations 2 to 5): the model's budget is divided top down.
 
     A text row's sparsity is the sum of its ``k = ceil(top * T)`` largest attention probabilities (causal, softmax in
-    float32). S* of a KV head is the mean of this over the prompt's text rows and over its g query heads. With
-    ``B = C * L * Hkv`` entries for N heads, N_dyn of them dynamic and N_stat static:
+    float32). A KV head's S* is the mean over the prompt's text rows and its g query heads. With ``B = C * L * Hkv``
+    entries for N heads, N_dyn of them dynamic and N_stat static:
 
     - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model with heads of one kind gives B to them.
     - Dynamic heads share B_dyn equally. The entries that a head may read per step are rounded to a power of two and to
       whole chunks; a share below one chunk is read as one smaller chunk. Static heads gain the entries saved by
       rounding and lose those added by it.
-    - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``. No head gets more than the
-      candidates; other static heads divide the excess, and the total is exact.
+    - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``, at most all candidates.
+      The other static heads divide the excess, and the total is exact.
 
-    Static entries and the entries that dynamic heads read per step add up to at most B (except with ``power=up``). They
-    add up to less only if no static head can take the entries saved by rounding (fallback ``budget_unused``).
+    Static entries and the entries that dynamic heads read per step add up to at most B (except with ``power=up``), and
+    to less only if no static head can take the entries saved by rounding (fallback ``budget_unused``).
 
     Args:
         heads: which heads are dynamic.
@@ -133,8 +131,7 @@ class Hybrid(Allocator):
             ``infeasible_allocation``).
         alpha: part of the static budget that all static heads share equally, in [0, 1]; 1 is the paper's "w/o H" (table
             5), with r=1 its "w/o H & HT".
-        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in
-            (0, 1].
+        top: keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in (0, 1].
         chunk: tokens per chunk, as in the decode policy.
         window: the selector's observation window [tokens].
         power: rounding of a dynamic head's share. "nearest": the nearest power of two (the lower one if two are equally
@@ -147,7 +144,7 @@ class Hybrid(Allocator):
     The paper pads dynamic budgets "to its nearest powers of 2": the nearest power (the default), or, as padding
     suggests, the next higher one ("up", whose rows may exceed their budget and are marked). "down" stays within B, but
     gives dynamic heads .38 to .64 of the mean budget at 10 % although r is .75. The paper's ceilings per head would
-    exceed the budget too; here totals are exact.
+    exceed the budget too.
     """
 
     heads: HeadClasses = field(default_factory=HeadClasses)
@@ -269,7 +266,7 @@ class Hybrid(Allocator):
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable(self, share: int, candidates: int, most: int) -> int:
-        """Return a dynamic head's share, rounded to a power of two (unless all candidates fit) and then to whole
+        """Return a dynamic head's share, rounded to a power of two (if not all candidates fit) and then to whole
         chunks.
 
         The result is above ``most`` only with power=up.
@@ -283,7 +280,7 @@ class Hybrid(Allocator):
         return self._whole(share, candidates)
 
     def _whole(self, share: int, candidates: int) -> int:
-        """Return a share rounded down to whole chunks, at most all candidates. A share below one chunk is not rounded."""
+        """Round a share of one chunk or more down to whole chunks; return at most all candidates."""
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:

@@ -1,4 +1,4 @@
-"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds a common share of the layer's importance."""
+"""PrefixKV: every layer keeps its best entries, as many as hold a common share of the layer's importance."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class Prefix(Allocator):
             "layer"). "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores
             >= 0.
         calibration: the profile for "offline", ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean
-            ``R_l`` of sample prompts for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear
-            in rho; the ends are ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by
-            ``python -m mmkv_bench calibrate prefixkv``. In a configuration ``auto`` or a path; the allocator can divide
-            a budget only after the profile is loaded.
+            ``R_l`` of sample prompts for each budget of an ascending grid in (0, 1], linear in rho between budgets,
+            with ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. In a
+            configuration ``auto`` or a path; the allocator can divide a budget only after the profile is loaded.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
             no more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
         steps: more than 0: this many halvings of the online search instead of delta (table 11).
@@ -49,11 +48,10 @@ class Prefix(Allocator):
 
     Paper and code: the release reads evicted fractions per layer from one file for each model and budget and rounds
     each of them separately (``reading=released``). They need not add up to the budget in the file's name (10.11 % for
-    "10 %" of LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not released.
-    The release's search per sample is not reproduced: it stops within 5 tokens of the total, counts two protected
-    entries in addition to each prefix, and scales the EVICTED counts and rounds them down. Here the kept ratios are
-    scaled, as the paper's text says. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are not
-    parameters.
+    "10 %" of LLaVA-1.5-7B). The code that averaged samples into these files is not released. Not reproduced: the
+    release's search per sample stops within 5 tokens of the total, counts two protected entries in addition to each
+    prefix, and scales the EVICTED counts and rounds them down. Here the kept ratios are scaled, as the paper's text
+    says. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles, and are not parameters.
     """
 
     calibrated_by = "prefixkv"

@@ -23,8 +23,8 @@ class Pyramid(Allocator):
     With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w`` remain on
     average. The last layer gets ``low = base / beta`` and the first ``high = 2 * base - low``. If a prompt is so short
     that ``high > n - w``, then ``high = n - w`` and ``low = 2 * base - high``. Layer l (from 0) gets
-    ``high - l * (high - low) / (L - 1)`` entries per KV head and the window, so that the model holds exactly C per KV
-    head on average. Caps depend on the prompt's length alone.
+    ``high - l * (high - low) / (L - 1) + w`` entries per KV head, so the model holds exactly C on average. Caps depend
+    on the prompt's length alone.
 
     Args:
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; equal to the selector's

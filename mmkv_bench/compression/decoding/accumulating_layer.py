@@ -14,8 +14,10 @@ from mmkv_bench.errors import ConfigError
 
 
 class AccumulatingLayer(CompressedLayer):
-    """The entries of one sequence, and the attention that each has received so far: `gathered`, float32 `[Hkv,
-    stored]`, 0 at padding.
+    """The entries of one sequence, and the attention that each has received so far.
+
+    Attributes:
+        gathered: this attention, float32 `[Hkv, stored]`, 0 at padding.
     """
 
     gathered: Tensor
@@ -47,8 +49,9 @@ class AccumulatingLayer(CompressedLayer):
         return [*super().buffers(), self.gathered, self._refed]
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Add the attention of the n newest tokens, ``query [1, Hq, n, D]``, to `gathered`. Then evict one entry per
-        head for each answer token above the layer's size.
+        """Add the attention of the n newest tokens, ``query [1, Hq, n, D]``, to `gathered`, then evict.
+
+        Every head evicts one entry for each answer token above the layer's size.
         """
         n = query.shape[2]
         self._admit(n)
@@ -76,10 +79,8 @@ class AccumulatingLayer(CompressedLayer):
         self.gathered = torch.cat([self.gathered, new_mass], 1)
 
     def _rows(self, query: Tensor, scaling: float) -> Tensor:
-        """Return the attention of the newest tokens, ``query [Hq, n, D]``, to every slot up to their own: float32
+        """Return the attention to every slot, summed over the newest tokens, ``query [Hq, n, D]``, and g: float32
         `[Hkv, stored]`.
-
-        It is summed over these tokens and over the query heads of a KV head.
         """
         keys = self.keys[0]
         if not self.ragged:

@@ -24,20 +24,20 @@ class HeavyHitters(DecodePolicy):
     entries, the new token's included, are never evicted.
 
     A head holds what its selection granted: C entries with uniform budgets. Under ``query_agnostic`` the question's Q
-    entries come on top, as for every method, so the head holds C + Q. The question's queries then add their attention,
-    because no prefill has counted it. Under ``strict`` C - 1 entries are selected and the last token, fed again, is the
-    C-th. Its entry starts from its score in the prefill, which has counted its query already. A prompt within its
-    budget keeps the full cache, also when its answer outgrows the budget.
+    entries come on top, and its queries add their attention, because no prefill has counted it. Under ``strict`` C - 1
+    entries are selected and the last token, fed again, is the C-th. Its entry starts from its score in the prefill,
+    which has counted its query already. A prompt within its budget keeps the full cache, also when its answer outgrows
+    the budget.
 
     Args:
         share: share of the held entries that are recents, in [0, 1]; equal to the selector's share.
 
-    Paper and code: of the authors' release, ``h2o_hf/utils_real_drop/modify_llama.py`` accumulates and evicts as this
-    class does. ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and masks those that it would evict, with sizes
-    that are fractions of the prompt. ElasticCache's release, which made the H2O rows of PrefixKV's tables, decodes
-    differently and is not reproduced. It has one accumulated score for all layers and heads, which is not re-indexed
-    when the prompt is reduced, so its minimum selects other tokens than those that it was measured on. Its size follows
-    the ratio as the answer grows. Its selection after the prefill is ``method=h2o reading=released``.
+    Paper and code: of the authors' release, ``h2o_hf/utils_real_drop/modify_llama.py`` does what this class does.
+    ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and masks those that it would evict, with sizes that are
+    fractions of the prompt. ElasticCache's release, which made the H2O rows of PrefixKV's tables, is not reproduced.
+    Its one accumulated score for all layers and heads is not re-indexed when the prompt is reduced, so its minimum
+    selects other tokens than those that it was measured on, and its size follows the ratio as the answer grows. Its
+    selection after the prefill is ``method=h2o reading=released``.
     """
 
     share: float = 0.5
@@ -46,10 +46,7 @@ class HeavyHitters(DecodePolicy):
         check_share(self, "share", "the held entries")
 
     def recents(self, entries: int) -> int:
-        """Return the number of last entries of a head that are never evicted, of ``entries``.
-
-        The share is exact in decimal arithmetic: 0.29 of 100 is 29.
-        """
+        """Return how many of a head's last entries are never evicted, exact in decimal: a share of 0.29 of 100 is 29."""
         return int(Decimal(str(self.share)) * entries)
 
     def layer(self, start: Start) -> CompressedLayer:

@@ -28,10 +28,8 @@ class KIVI(DecodePolicy):
     Keys are quantised with their rotation, as released. Evicted entries are in no group; heads that kept different
     numbers of entries form separate groups. Prompt tokens that are fed after the reduction (the last one under
     ``strict``, the question under ``query_agnostic``) are attended to in full precision once, like the rest of the
-    prompt.
-
-    Fewer than R entries all stay in full precision until the answer has filled the residual (fallback
-    `within_residual`). With eviction, R should therefore be well below the budget.
+    prompt. Fewer than R entries all stay in full precision until the answer has filled the residual (fallback
+    `within_residual`), so with eviction R should be well below the budget.
 
     Every step dequantises a whole layer for the attention kernel and drops that copy again. So stored bytes count the
     packed entries only, and decoding is slower than with the paper's fused kernels.

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Late(DecodePolicy):
-    """A policy that decodes the first two answer tokens from the full cache, then reduces every layer by the method's
-    parts.
+    """A policy that decodes the first two answer tokens from the full cache and then reduces every layer.
 
     With ``when=first_step``: while the answer's first token is fed, each layer attends to all T + 1 entries. This
     attention is added to the scores of the prefill (the new token has no other), and allocator, selector and reducer

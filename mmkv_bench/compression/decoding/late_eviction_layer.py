@@ -42,9 +42,7 @@ class WaitingLayer(CompressedLayer):
         return layer
 
     def buffers(self) -> list[Tensor]:
-        """Return the layer's tensors, including the method's index and scores, without the prompt's token types and
-        summaries.
-        """
+        """Return the layer's tensors, including index and scores, without the prompt's token types and summaries."""
         start_tensors = () if self._start is None else (self._start.index, self._start.scores)
         return [*super().buffers(), *(tensor for tensor in start_tensors if tensor is not None)]
 

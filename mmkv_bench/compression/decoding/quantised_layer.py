@@ -65,9 +65,7 @@ class _Store:
         self.rest = self.rest[:, : max(self.left)].clone()  # frees what was quantised
 
     def _write(self, rows: list[int], first: int, tokens: Tensor) -> None:
-        """Pack tokens `[rows, units * unit, D]` as units `first`, `first + 1`, ... of the heads with the indices
-        `rows`.
-        """
+        """Pack tokens `[heads, units * unit, D]` of the heads `rows` as units `first`, `first + 1`, ..."""
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
         new_packed = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
         end = first + units.shape[1]
@@ -87,8 +85,8 @@ class _Store:
         return Packed(data, scale, zero, self.bits)
 
     def _used(self) -> Packed | None:
-        """Return the packed units of the longest head, with zeros where shorter heads have none; None if there are no
-        units.
+        """Return the packed units of the longest head, with zeros where shorter heads have none; None if there are
+        none.
         """
         most = max(self.units)
         if not most or self.packed is None:
@@ -220,7 +218,7 @@ class QuantisedLayer(CompressedLayer):
         return padding_position_bytes + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes of packed and full-precision entries that a decode step reads. Unpacked copies do not count."""
+        """Return the bytes of packed and full-precision entries that a decode step reads, without unpacked copies."""
         return sum(self._read(store, fed) for store in (self._keys, self._values))
 
     def _read(self, store: _Store, fed: int) -> int:

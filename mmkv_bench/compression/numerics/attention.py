@@ -48,10 +48,10 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink, without the sink: float32
+    """Return the softmax of ``scores [..., S]`` over keys and sink, without the sink's probability: float32
     ``[..., S]``.
 
-    sinks: ``[...]``; None: there are none.
+    sinks: ``[...]``, one per row; None: there are none.
     """
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
@@ -60,9 +60,7 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def hide(scores: Tensor, reach: range | Tensor) -> None:
-    """Set ``scores [..., n, S]`` to -inf, in place, at the keys that a row does not see. reach: last key that each row
-    sees.
-    """
+    """Set ``scores [..., n, S]`` to -inf, in place, at keys after the last one that a row sees (``reach``)."""
     smallest_reach = int(reach[0])
     last_keys = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
     is_hidden = (
@@ -186,11 +184,10 @@ def is_half(dtype: torch.dtype) -> bool:
 def half_window(
     tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> Tensor:
-    """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w
-    rows.
+    """Return the mean attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys.
 
     Dot products, scores, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is
-    float32. A few heads are computed at a time (``tiles.py``). Args: see ``window_mass``.
+    float32. A few heads are computed at a time (``tiles.py``). Arguments: see ``window_mass``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads

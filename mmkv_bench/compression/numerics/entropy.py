@@ -1,5 +1,4 @@
-"""Spread of a layer's attention, streamed by blocks of query rows: entropies (MEDA) and the mass of a row's largest
-keys.
+"""Spread of a layer's attention, streamed by blocks of query rows: entropies, and the mass of a row's largest keys.
 
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, T tokens, D head dimension; query head h reads KV head h // g.
 Inputs may be float16 or bfloat16; scores, softmax and row entropies are float32, sums over rows float64. Entropies are

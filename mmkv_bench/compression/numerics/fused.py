@@ -134,8 +134,7 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
 def _softmax(
     query: Tensor, key: Tensor, scaling: float, shape: dict[str, Any], offset: int | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's largest score and 1 / its sum of exponentials, float32 ``[Hq, n]`` each; scores are exponents
-    of 2.
+    """Return each row's largest score, as exponent of 2, and 1 / its sum of exponentials: float32 ``[Hq, n]`` each.
 
     Args:
         offset: tokens before the first row, for causal rows; None: every row sees every key.

@@ -41,9 +41,7 @@ def row_softmax(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute each row's maximum score and sum of exponentials over this program's ``reach`` keys, for ROWS rows of a
-    head.
-    """
+    """Compute maximum score and sum of exponentials over this program's ``reach`` keys, for ROWS rows of a head."""
     block, head, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     rows = block * ROWS + tl.arange(0, ROWS)
     query = _tile(QUERY + head * query_head, query_row, rows, count, DIM, DEPTH)
@@ -125,7 +123,7 @@ def group_mass(
 
 @triton.jit
 def _above(MASS, width, bits, BLOCK: tl.constexpr):
-    """Sum the masses whose bit pattern is larger than ``bits``, float64. Non-negative floats order like their bit patterns."""
+    """Sum the masses whose bit pattern is larger than ``bits``, float64; non-negative floats order like these."""
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, width, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -136,7 +134,7 @@ def _above(MASS, width, bits, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["width"])
 def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute the smallest mass in a row's covering set, and the last index of a key of that mass in the set (-1: none).
+    """Compute the smallest mass in a row's covering set, and the last index of such a key in the set (-1: none).
 
     The bit pattern of the threshold is bisected down to its last bit, each time with one sum over the row
     (``ordering.nucleus`` stops earlier and sorts the rest, which a kernel cannot do as cheaply).

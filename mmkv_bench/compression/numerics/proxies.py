@@ -183,9 +183,7 @@ def _by_heads(
     sinks: Tensor | None = None,
     **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (KV heads, ``adjusted_mass`` of these heads), a few heads at a time unless a fused kernel takes all at
-    once.
-    """
+    """Yield (KV heads, ``adjusted_mass`` of these heads), a few heads at a time; a fused kernel takes all at once."""
     share = query.shape[0] // key.shape[0]
     uses_kernel = _fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)

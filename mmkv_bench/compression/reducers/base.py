@@ -29,8 +29,7 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[Hkv, m, D]`` of the slots in ``index``, without writing to the inputs, which others
-        still read.
+        """Return keys and values ``[Hkv, m, D]`` of the slots in ``index``. Nothing is written to the inputs.
 
         Args:
             key: ``[Hkv, n, D]`` of the candidates (no padding, no token that will be fed again), rotated at their own

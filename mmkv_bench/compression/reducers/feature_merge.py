@@ -30,8 +30,9 @@ class FeatureMerge(Reducer):
 
     @staticmethod
     def _most_similar(key: Tensor, index: Tensor) -> Tensor:
-        """Return, for each token, the column of ``index [Hkv, m]`` with the most similar key, int64 ``[Hkv, n]``; m in
-        empty heads.
+        """Return the column of ``index [Hkv, m]`` with the key most similar to each token's: int64 ``[Hkv, n]``.
+
+        It is m in heads that keep no token.
         """
         heads, slots = index.shape
         target = torch.full(key.shape[:2], slots, dtype=torch.int64, device=key.device)

@@ -63,9 +63,7 @@ class LookMMerge(Reducer):
         return self.merge != "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if evicted text is merged too, else 1. A selector that keeps all text, as the releases do, evicts
-        none.
-        """
+        """Return 2 if evicted text is merged too, else 1: a selector that keeps all text, as released, evicts none."""
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -97,8 +95,8 @@ class LookMMerge(Reducer):
     def _filtered(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, after the released code's
-        filter.
+        """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, filtered as in the
+        release.
 
         rows, valid: as of `_evicted`. cosine, slot, weight: ``[Hkv, e]``, of the nearest kept key.
         """
@@ -146,8 +144,7 @@ class LookMMerge(Reducer):
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the evicted positions below n, int64 ``[Hkv, e]`` ascending, and which of them are valid, bool
-    ``[Hkv, e]``.
+    """Return the evicted positions below n, int64 ``[Hkv, e]`` ascending, and which are valid, bool ``[Hkv, e]``.
 
     A head that evicts fewer than e has invalid positions at its end. A head that keeps nothing has only invalid ones.
     index: kept positions, int64 ``[Hkv, C]``. real: False where a head's row of ``index`` is only padded.
@@ -162,10 +159,9 @@ def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest cosine of each candidate in ``rows`` with a kept key, float32 ``[Hkv, e]``, and this key's
-    slot.
+    """Return each candidate's largest cosine with a kept key, float32 ``[Hkv, e]``, and the slot of this key.
 
-    kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
+    rows: the candidates. kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
     """
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)

@@ -15,10 +15,10 @@ class PositionMerge(Reducer):
     """ElasticCache (arXiv 2407.18121) and PrefixKV's ablation "Position" (arXiv 2412.03409, table 12).
 
     Pruned token m goes to the kept token ``n = argmin |m - n|`` of its head (equal distances: the lower n), and
-    ``k_n = mean({k_n} and all k_m assigned to n)``; values likewise. ElasticCache describes the same operation: it cuts
-    the sequence at the midpoints between consecutive kept tokens (its anchors) and replaces each bucket by its mean,
-    the anchor included. Keys are averaged as they are cached, with the rotation of their own positions; the merged
-    entry counts at the kept token's position. Extra memory: one float32 copy of a layer's keys or values.
+    ``k_n = mean({k_n} and all k_m assigned to n)``; values likewise. ElasticCache describes this as cutting the
+    sequence at the midpoints between kept tokens (its anchors) and replacing each bucket by its mean. Keys are averaged
+    as they are cached, with the rotation of their own positions; the merged entry counts at the kept token's position.
+    Extra memory: one float32 copy of a layer's keys or values.
 
     Args:
         shift: pruned token m is merged with the content of token ``m - shift``, and into the kept token nearest to that

@@ -70,8 +70,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def key(self, budget: int, length: int) -> tuple[object, ...]:
-        """Return the parameters on which scores depend, at this budget [entries per KV head] and prompt length
-        [tokens].
+        """Return the parameters on which scores depend, at this budget [entries per KV head] and length [tokens].
 
         Methods whose scorers have equal type and key (and, when ``stochastic``, equal seed) share one score. So the key
         includes every parameter that changes a score, and the budget only if it does.
@@ -79,7 +78,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return a score for each entry, float32 ``[Hkv, T]`` on the observation's device, finite; higher scores are
+        """Return a finite score for each entry, float32 ``[Hkv, T]`` on the observation's device; higher scores are
         kept.
 
         Of equal scores the selector, which also protects tokens, keeps the lower index. float64 is allowed for scores
@@ -113,8 +112,7 @@ class Scorer(ABC):
         """Raise ConfigError if the parameters do not fit a model with this number of layers; called before any work."""
 
     def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
-        """Return the final scores of one layer after the full cache has answered. Called only if ``needs.answer`` is
-        set.
+        """Return the final scores of one layer after the full cache has answered, if ``needs.answer`` is set.
 
         Args:
             score: the result of ``score`` during the prefill.

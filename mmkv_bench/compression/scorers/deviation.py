@@ -16,9 +16,7 @@ from mmkv_bench.errors import ConfigError
 
 
 def cutoff(gamma: float, length: int) -> int:
-    """Return omega, the first of the T bins that the low-pass filter drops: ``max(1, int(gamma * T))``, exact in
-    decimal.
-    """
+    """Return omega, the first of the T bins that the filter drops: ``max(1, int(gamma * T))``, exact in decimal."""
     return max(1, int(Decimal(str(gamma)) * length))
 
 
@@ -36,8 +34,7 @@ def filter_needs(keys: str) -> Needs:
 
 
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
-    """Return what the low-pass filter leaves out of a layer's keys, and of its values; scorer and allocator share the
-    result.
+    """Return what the low-pass filter leaves out of a layer's keys and of its values, shared by scorer and allocator.
 
     gamma, keys: parameters of ``DeviationScorer``.
     """
@@ -124,8 +121,6 @@ class DeviationScorer(Scorer):
         return keys.deviation + values.deviation
 
     def _drawn(self, obs: Observation, seed: int) -> Tensor:
-        """Return uniform random numbers ``[Hkv, T]``. For joint heads, `score` takes their mean, so all tokens have
-        equal chances.
-        """
+        """Return uniform random numbers ``[Hkv, T]``; the mean that `score` takes for joint heads is as fair."""
         draw = torch.rand(obs.key.shape[:2], generator=obs.generator("flashcache", seed), dtype=torch.float32)
         return draw.to(obs.device)

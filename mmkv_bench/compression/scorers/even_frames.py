@@ -13,8 +13,7 @@ _TEXT = 64.0  # above every power of two that divides a frame's number
 
 @dataclass(frozen=True)
 class EvenFramesScorer(Scorer):
-    """A control that keeps evenly spaced frames, whatever they show: all, every second, every fourth, ... No
-    parameters.
+    """A control that keeps evenly spaced frames: all, every second, every fourth, ... No parameters.
 
     A frame scores the power of two that divides its number, the first frame most. Of frames with equal scores every
     second is evicted first, by the same rule. So the kept frames of a video stream are evenly spaced at any time

@@ -1,4 +1,4 @@
-"""Scores of NVIDIA's kvpress (the optional package `kvpress`), with this package's eviction under this package's budget."""
+"""Scores of NVIDIA's kvpress (the optional package `kvpress`), with this package's budget and eviction."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ class PressScorer(Scorer):
         args: the press's constructor arguments except `compression_ratio`. A press inside a press is a class name, or
             `{press: <name>, <argument>: <value>}`, or `{press: <name>, args: {<argument>: <value>}}`.
 
-    Fallback `press_reduced`: presses give their highest score to entries that always stay (an observation window or
-    sinks). If these are more than C, the library lets `topk` decide which of them stay, and the prompt's last token may
-    be evicted. Here the last token and the latest of these entries stay, as with sinks and recents of this package's
-    methods.
+    Fallback `press_reduced`: the entries with a press's highest score, which always stay (an observation window or
+    sinks), are more than C. The library lets `topk` decide which of them stay, and may evict the prompt's last token.
+    Here the last token and the latest of these entries stay, as with sinks and recents of this package's methods.
 
     Differences to a run of the library: scores are read as float32. Other ties go to the lower index (kvpress leaves
     them to `topk`). Random numbers are seeded per sample, layer and seed. Queries have the module's query norm in every
@@ -74,7 +73,7 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the press, or a press inside it, may draw random numbers: the source of its module has `torch.rand`."""
+        """True if the press, or a press inside it, may draw random numbers (its module's source has `torch.rand`)."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
@@ -198,8 +197,7 @@ def _latest(protected: Tensor, budget: int) -> Tensor:
 def _critical_ada(
     library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
 ) -> Tensor:
-    """Return the selection of CriticalAdaKVPress as a score ``[Hkv,T]`` in [0, 5], whose `C * Hkv` highest entries
-    stay.
+    """Return CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5], whose `C * Hkv` highest entries stay.
 
     A first part of each head's share (`allocator`) goes to the highest values of ``score``, the second part to the
     highest ``(score + epsilon) * mean over g of ||W_O v||_1``. Entries of the first part get 5, those of the second
@@ -222,14 +220,12 @@ def _critical_ada(
 
 
 def _ranks(score: Tensor) -> Tensor:
-    """Return the rank of each entry in its head, int64 like ``score``: 0 is the highest; of equal ones the lower index."""
+    """Return the rank of each entry in its head, int64 like ``score``: 0 is the highest; equal scores by index."""
     return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 class _View:
-    """The attention module as a press sees it: with the `rotary_emb` of kvpress' hook, and with norms in its
-    projections.
-    """
+    """The attention module as a press sees it: with kvpress' `rotary_emb`, and with norms in its projections."""
 
     def __init__(self, obs: Observation):
         self._obs = obs
@@ -252,7 +248,7 @@ class _View:
         return key if norm is None else norm(key.unflatten(-1, (-1, module.head_dim))).flatten(-2)
 
     def rotary_emb(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[1,n,D]` in the dtype of `like` at positions `[1,n]`, counted from the prompt's first token."""
+        """Return cos, sin `[1,n,D]` in the dtype of `like` at positions `[1,n]`, counted from the prompt's start."""
         offsets = positions[0] - (self._obs.length - 1)
         if int(offsets.min()) < 1:
             raise UnsupportedError(

@@ -20,15 +20,13 @@ KEPT = 2.0  # score of entries that always stay; no attention is above 1
 
 @dataclass(frozen=True)
 class KVzipScorer(Scorer):
-    """KVzip (arXiv 2505.23416): an entry's score is the largest attention that it gets while the model repeats the
-    context.
+    """KVzip (arXiv 2505.23416): an entry's score is its largest attention while the model repeats the context.
 
     After the prefill the context is fed again in chunks of m tokens, each after an instruction to repeat the context
     and the chat template's end of a user's turn. From the second chunk on, the instruction is to repeat the part that
     begins with the 8 tokens before the chunk. With f tokens fed, whose queries are Q, a key of the chunk scores::
 
-        max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T) at that key, causal among
-        the fed
+        max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T), causal among the fed
 
     The fed tokens are dropped: the cache is left as after the prefill, bit for bit. If a protocol has a context and a
     question, only the context is fed again, so scores never know the question, and the same entries stay as under
@@ -87,7 +85,7 @@ class KVzipScorer(Scorer):
         return scores
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` if there are more sinks than C entries. The protected prefix of the template
-        does not count.
+        """Return ``protected_reduced`` if there are more sinks than C entries; the template's protected prefix does not
+        count.
         """
         return ("protected_reduced",) if self.sinks > budget else ()

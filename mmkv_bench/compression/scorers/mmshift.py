@@ -226,7 +226,7 @@ class MMShiftScorer(Scorer):
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if the anchor breaks ties in float64, else 1. In float32 some anchors were too small to break ties."""
+        """Return 2 if the anchor breaks ties in float64, else 1: float32 was too coarse for some anchors."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -268,8 +268,8 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation over the ``chosen`` of the ``last_tokens``; over all of these if none is
-        chosen.
+        """Return mean and standard deviation over the chosen tokens of the ``last_tokens``; over all of these if none
+        is.
 
         chosen: bool ``[T]``; None: all tokens.
         """

@@ -13,8 +13,7 @@ from mmkv_bench.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class PixelsScorer(Scorer):
-    """A control that shows smaller images, or videos with fewer frames, until the full cache fits the budget. No
-    parameters.
+    """A control that shows smaller images, or videos with fewer frames, until the full cache fits. No parameters.
 
     It shows what equal memory gives without any method. Nothing is scored and nothing is evicted:
     ``generation/smaller_prompts.py`` makes the smaller prompt through the model's own processor, and it is prefilled by

@@ -10,8 +10,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 
 @dataclass(frozen=True)
 class TextFirst(TopK):
-    """HybridKV's text-prior pruning (appendix A): window, then the text before it, then the visual tokens with the
-    highest scores.
+    """HybridKV's text-prior pruning (appendix A): the window and all text, then the best visual tokens.
 
     If a head's cap cannot hold all protected tokens, the last ones stay: first the window, then the most recent text.
     Without token types every token counts as text.
