@@ -122,7 +122,7 @@ class Seen(parts.RandomScores):
         top = entropy.top_mass(obs.queries, obs.key, obs.scaling, [7, 20, 41], 5, None, obs.reach)
         mean = entropy.causal_entropy(obs.queries, obs.key, obs.scaling, None, obs.reach)
         apart = WindowScorer(WINDOW, pool=3, pooling="max", heads="last").score(obs, 2 * WINDOW, 0)
-        rounded = WindowScorer(WINDOW, pool=1, score_rounding="model")._rounded(obs, WINDOW)
+        rounded = WindowScorer(WINDOW, pool=1, score_rounding="model")._rounded_scores(obs, WINDOW)
         first = torch.tensor([one.value for one in quantities.sinks(obs, obs)][:-1])  # the last is of no attention
         self.seen.append((obs.reach, obs.column_sums, obs.window_mass(WINDOW), top, mean, apart, rounded, first))
         return super().score(obs, budget, seed)

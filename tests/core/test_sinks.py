@@ -88,7 +88,7 @@ def test_a_decode_policy_that_adds_attention_up_counts_them():
     layer.update(key[None, :, 11:], key[None, :, 11:])
     layer.attended(query[None], scaling)
     wanted = dense(query, key, scaling, sinks, causal=True).sum((1, 2))
-    torch.testing.assert_close(layer.gathered.double(), wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(layer.attention_sums.double(), wanted, atol=1e-6, rtol=1e-5)
 
 
 def tensors(rows, length, heads=2, dim=8, seed=0):

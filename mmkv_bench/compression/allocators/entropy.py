@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from math import exp
 from typing import Literal
@@ -14,6 +13,7 @@ from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.errors import ConfigError
@@ -91,7 +91,7 @@ class Entropy(Allocator):
 
     def layer_caps(self, entropies: Sequence[float], budget: int, candidates: int) -> list[int]:
         """Return the entries per KV head of every layer of the model, from the entropies of all layers [nats]."""
-        mean = Fraction(Decimal(str(self.rho))) * candidates if self.rho else Fraction(budget)
+        mean = exact_decimal(self.rho) * candidates if self.rho else Fraction(budget)
         highest = max(entropies)
         weights = [exp(value - highest) for value in entropies]
         if self.clamp == "none":

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from typing import Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import effective_window
 from mmkv_bench.compression.parameter_checks import check_least, check_share, check_words
 from mmkv_bench.errors import UnsupportedError
@@ -73,7 +72,7 @@ class HeadPool(Allocator):
         window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
         base = budget - window
         credit = self._credit(score[:, : candidates - window], base)
-        alpha = Fraction(Decimal(str(self.alpha)))
+        alpha = exact_decimal(self.alpha)
         if self.rounding == "nearest":
             floor = int(alpha * base)
             shares = [min(round((1 - alpha) * n + floor), candidates - window) for n in credit]

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import effective_window
 from mmkv_bench.compression.parameter_checks import check_least, check_share, check_words
 from mmkv_bench.errors import CalibrationError, ConfigError
@@ -78,7 +78,7 @@ class HeadScores(Allocator):
                 "nothing can be redistributed; allowed: rounding=remainder, or surplus=drop"
             )
         if isinstance(self.calibration, Mapping):
-            _check(self.calibration)
+            _check_calibration(self.calibration)
 
     @property
     def exceeds(self) -> bool:
@@ -139,7 +139,7 @@ class HeadScores(Allocator):
         Raises:
             CalibrationError: no calibration, or a calibration of another shape.
         """
-        visual = self._visual()
+        visual = self._kv_head_scores()
         if len(visual) != n_layers or kv_heads not in (None, len(visual[0])):
             raise CalibrationError(
                 f"SparseMM's calibration has {len(visual)} layers of {len(visual[0])} KV heads, but this model "
@@ -149,7 +149,7 @@ class HeadScores(Allocator):
         if budget >= candidates:
             return [[candidates] * len(row) for row in visual]
         window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
-        flat = _caps(
+        flat = _divide_entries(
             tuple(score for row in visual for score in row),
             budget - window,
             candidates - window,
@@ -160,7 +160,7 @@ class HeadScores(Allocator):
         width = len(visual[0])
         return [[cap + window for cap in flat[i : i + width]] for i in range(0, len(flat), width)]
 
-    def _visual(self) -> list[list[float]]:
+    def _kv_head_scores(self) -> list[list[float]]:
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"SparseMM has no head scores (calibration={self.calibration!r}); give it a model's artefact, made with "
@@ -175,7 +175,7 @@ class HeadScores(Allocator):
 
 
 @lru_cache(maxsize=256)
-def _caps(
+def _divide_entries(
     visual: tuple[float, ...], base: int, room: int, rho_min: float, surplus: str, rounding: str
 ) -> tuple[int, ...]:
     """Return the entries of every head of the model without the window's, at most ``room`` each.
@@ -183,7 +183,7 @@ def _caps(
     visual: scores of the heads. base: mean entries per head. The other arguments are parameters of ``HeadScores``.
     """
     exact = [Fraction(score) for score in visual]
-    floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
+    floor, total = exact_decimal(rho_min) * base, sum(exact)
     if rounding == "nearest":
         floor = Fraction(math.floor(floor))
     entries_per_score = (base - floor) * len(exact) / total if total else Fraction(0)
@@ -196,7 +196,7 @@ def _caps(
     return tuple(min(count, room) for count in water_fill(shares, entries, entries))
 
 
-def _check(calibration: Mapping[str, Any]) -> None:
+def _check_calibration(calibration: Mapping[str, Any]) -> None:
     """Raise CalibrationError unless the calibration is a table of finite scores whose rows divide into KV heads."""
     table, heads = calibration.get("scores"), calibration.get("kv_heads")
     if (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
 from math import ceil
 from typing import Any, Literal
@@ -14,14 +13,10 @@ from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.entropy import top_mass
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import Needs, Observation, effective_window
 from mmkv_bench.compression.parameter_checks import check_least, check_share, check_words
 from mmkv_bench.errors import ConfigError
-
-
-def _exact(value: float) -> Fraction:
-    """Return the decimal number as the user wrote it, not its nearest float: 0.05 of 60 is exactly 3."""
-    return Fraction(Decimal(str(value)))
 
 
 @dataclass(frozen=True)
@@ -193,7 +188,7 @@ class Hybrid(Allocator):
         """Return S* of the layer's KV heads, float64 ``[Hkv]``."""
         types = obs.token_types
         rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
-        top = ceil(_exact(self.top) * obs.length)
+        top = ceil(exact_decimal(self.top) * obs.length)
         return top_mass(obs.queries, obs.key, obs.scaling, rows or range(obs.length), top, obs.sinks, obs.reach)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -250,11 +245,11 @@ class Hybrid(Allocator):
         n_dynamic = int(dynamic.sum())
         n_static = dynamic.numel() - n_dynamic
         total = budget * dynamic.numel()
-        requested = ceil(_exact(self.r) * budget * n_dynamic)
+        requested = ceil(exact_decimal(self.r) * budget * n_dynamic)
         # What static heads cannot hold (everything, if there are none) goes to the dynamic heads.
         dynamic_budget = min(max(requested, total - n_static * candidates), total)
         entries_per_layer = (
-            self._readable(dynamic_budget // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
+            self._readable_entries(dynamic_budget // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
         )
         static_entries = max(total - entries_per_layer * n_dynamic, 0)
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
@@ -265,7 +260,7 @@ class Hybrid(Allocator):
         entries[~dynamic] = torch.tensor(static, dtype=torch.int64)
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
-    def _readable(self, share: int, candidates: int, most: int) -> int:
+    def _readable_entries(self, share: int, candidates: int, most: int) -> int:
         """Return a dynamic head's share, rounded to a power of two (if not all candidates fit) and then to whole
         chunks.
 
@@ -275,15 +270,15 @@ class Hybrid(Allocator):
             return min(share, candidates)
         if self.power != "none":
             lower_power, upper_power = 1 << share.bit_length() - 1, 1 << (share - 1).bit_length()
-            nearer_above = upper_power - share < share - lower_power and self._whole(upper_power, candidates) <= most
+            nearer_above = upper_power - share < share - lower_power and self._floor(upper_power, candidates) <= most
             share = upper_power if self.power == "up" or (self.power == "nearest" and nearer_above) else lower_power
-        return self._whole(share, candidates)
+        return self._floor(share, candidates)
 
-    def _whole(self, share: int, candidates: int) -> int:
+    def _floor(self, share: int, candidates: int) -> int:
         """Round a share of one chunk or more down to whole chunks; return at most all candidates."""
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:
-        alpha, scores = _exact(self.alpha), [Fraction(value) for value in sparsity]
+        alpha, scores = exact_decimal(self.alpha), [Fraction(value) for value in sparsity]
         total = sum(scores)
         return [alpha * total + (1 - alpha) * len(scores) * score for score in scores]

@@ -12,7 +12,7 @@ from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor
-from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, scaled, search
+from mmkv_bench.compression.numerics.prefix import interpolate_ratios, prefix_curves, scale_to, search
 from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
@@ -68,7 +68,7 @@ class Prefix(Allocator):
         if self.steps < 0:
             raise ConfigError(f"steps is {self.steps}; allowed: 0 (stop by delta) or more halvings")
         if isinstance(self.calibration, Mapping):
-            _checked(self.calibration)
+            _validate_profile(self.calibration)
         elif self.mode == "offline" and self.calibration is None:
             raise CalibrationError(f"mode=offline without a calibration: {_ADVICE}")
 
@@ -102,7 +102,7 @@ class Prefix(Allocator):
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         if self.mode == "online":
             return super().allowance(budget, candidates, layers, n_layers)
-        counts = self._from_profile(budget, candidates, n_layers)
+        counts = self._counts_from_profile(budget, candidates, n_layers)
         return sum(counts[layer] for layer in layers)
 
     @property
@@ -119,13 +119,13 @@ class Prefix(Allocator):
     ) -> list[Tensor]:
         n = scores[0].shape[1]
         if self.mode == "offline":
-            counts = self._from_profile(budget, n, n_layers, context)
+            counts = self._counts_from_profile(budget, n, n_layers, context)
             counts = [counts[layer] for layer in layers]
         else:
-            counts = self._searched(scores, budget, n)
+            counts = self._search_counts(scores, budget, n)
         return same_in_heads(scores, counts)
 
-    def _searched(self, scores: Sequence[Tensor], budget: int, n: int) -> list[int]:
+    def _search_counts(self, scores: Sequence[Tensor], budget: int, n: int) -> list[int]:
         if budget >= n or budget == 0:
             return [min(budget, n)] * len(scores)
         if any(bool((score < 0).any()) for score in scores):
@@ -144,9 +144,9 @@ class Prefix(Allocator):
             raise CalibrationError(
                 f"calibration={self.calibration} was not loaded, because no model is known: {_ADVICE}"
             )
-        return _checked(self.calibration)
+        return _validate_profile(self.calibration)
 
-    def _from_profile(self, budget: int, n: int, n_layers: int, context: Context | None = None) -> list[int]:
+    def _counts_from_profile(self, budget: int, n: int, n_layers: int, context: Context | None = None) -> list[int]:
         grid, ratios = self._profile
         if len(ratios[0]) != n_layers:
             raise CalibrationError(
@@ -163,9 +163,9 @@ def _profile_counts(
 ) -> tuple[int, ...]:
     if budget in (0, n):
         return (budget,) * len(ratios[0])
-    weights = interpolated(grid, ratios, Fraction(budget, n))
+    weights = interpolate_ratios(grid, ratios, Fraction(budget, n))
     if rounding == "nearest":  # the release uses its file without scaling
-        return tuple(_nearest([weight * n for weight in weights], n, min(LEAST, budget)))
+        return tuple(_round_evicted_counts([weight * n for weight in weights], n, min(LEAST, budget)))
     return tuple(_whole(weights, budget, n, rounding))
 
 
@@ -176,7 +176,7 @@ def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], .
     """
     assert context.asked is not None, "of a budget that is a fraction"
     n, least = context.length, min(LEAST, context.budget)
-    counts = _nearest([weight * n for weight in interpolated(grid, ratios, context.asked)], n, least)
+    counts = _round_evicted_counts([weight * n for weight in interpolate_ratios(grid, ratios, context.asked)], n, least)
     return [count - context.refed for count in counts]
 
 
@@ -186,11 +186,11 @@ def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[
     budget: entries per layer on average (0 < budget < n). n: candidates. rounding: parameter of ``Prefix``.
     """
     least = min(LEAST, budget)
-    shares = scaled(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
-    return _nearest(shares, n, least) if rounding == "nearest" else largest_remainder(shares)
+    shares = scale_to(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
+    return _round_evicted_counts(shares, n, least) if rounding == "nearest" else largest_remainder(shares)
 
 
-def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
+def _round_evicted_counts(shares: list[Fraction], n: int, least: int) -> list[int]:
     """Round each layer's evicted count, halves to the even number; return the kept entries of every layer.
 
     shares: exact kept entries of each layer. n: candidates. least: smallest result.
@@ -198,7 +198,7 @@ def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
     return [max(n - round(n - share), least) for share in shares]
 
 
-def _checked(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+def _validate_profile(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """Return (grid, ratios) of a profile as nested tuples. Raise CalibrationError if these are not valid."""
     if not {"grid", "ratios"} <= set(calibration):
         raise CalibrationError(f"the PrefixKV profile has no grid or no ratios: {_ADVICE}")

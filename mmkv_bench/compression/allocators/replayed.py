@@ -78,14 +78,14 @@ class Replayed(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         self.allocator.caps(scores, budget, layers, n_layers, context)
-        caps_by_layer = self.divided(budget, scores[0].shape[1])
+        caps_by_layer = self.divide(budget, scores[0].shape[1])
         return [torch.tensor(caps_by_layer[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        divided = self.divided(budget, candidates)
-        return -(-sum(sum(divided[layer]) for layer in layers) // len(self.kept[0]))
+        counts = self.divide(budget, candidates)
+        return -(-sum(sum(counts[layer]) for layer in layers) // len(self.kept[0]))
 
-    def divided(self, budget: int, candidates: int) -> list[list[int]]:
+    def divide(self, budget: int, candidates: int) -> list[list[int]]:
         """Return the number of entries of every head, ``[layers][Hkv]``, for C (``budget``) of n ``candidates``."""
         weights, heads = [count for layer in self.kept for count in layer], len(self.kept[0])
         scaled = int(Fraction(sum(weights) * budget, self.entries))

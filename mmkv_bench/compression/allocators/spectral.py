@@ -13,7 +13,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameter_checks import check_words
-from mmkv_bench.compression.scorers.deviation import check_gamma, cutoff, filter_needs, filtered
+from mmkv_bench.compression.scorers.deviation import check_gamma, cutoff, filter_needs, high_pass_parts
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Spectral(Allocator):
         """Return R_k and R_v of a layer, ``[2]``."""
         if not self.dba:
             return None
-        filtered_parts = filtered(obs, self.gamma, self.keys)
-        outlier = torch.stack([part.outlier.sum() for part in filtered_parts])
-        total = torch.stack([part.total.sum() for part in filtered_parts])
+        parts = high_pass_parts(obs, self.gamma, self.keys)
+        outlier = torch.stack([part.outlier.sum() for part in parts])
+        total = torch.stack([part.total.sum() for part in parts])
         return outlier / total.masked_fill(total == 0, 1)
 
     def caps(

@@ -39,11 +39,11 @@ class Threshold(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         if self.layerwise:
-            return [self._pooled([score], budget)[0] for score in scores]
-        return self._pooled(scores, budget)
+            return [self._pool_caps([score], budget)[0] for score in scores]
+        return self._pool_caps(scores, budget)
 
     @staticmethod
-    def _pooled(scores: Sequence[Tensor], budget: int) -> list[Tensor]:
+    def _pool_caps(scores: Sequence[Tensor], budget: int) -> list[Tensor]:
         heads, candidates = scores[0].shape
         pool = torch.cat([score.to(scores[0].device).flatten() for score in scores])
         best_indices = pool.sort(descending=True, stable=True).indices[: budget * heads * len(scores)]

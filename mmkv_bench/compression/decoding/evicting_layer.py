@@ -51,10 +51,10 @@ class EvictingLayer(CompressedLayer):
         fed = self.seen - self.acts_from
         if fed <= 0:
             return
-        while any(due := self._due(fed)):
+        while any(due := self._heads_over_size(fed)):
             self._evict(due)
 
-    def _due(self, fed: int) -> list[bool]:
+    def _heads_over_size(self, fed: int) -> list[bool]:
         return [
             count >= start + share * fed + 1
             for count, start, share in zip(self.entry_counts(), self._start, self._growth, strict=True)

@@ -47,7 +47,7 @@ class _Store:
         missing_slots = max(self.left) + n - self.rest.shape[1]
         if missing_slots > 0:
             self.rest = torch.cat([self.rest, self.rest.new_zeros(heads, missing_slots, dim)], 1)
-        for rows, left in _alike(self.left):
+        for rows, left in _group_equal(self.left):
             self.rest[rows, left : left + n] = new[rows]
         self.left = [left + n for left in self.left]
 
@@ -56,7 +56,7 @@ class _Store:
         if not any(excess):
             return
         written_units = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
-        for rows, (units, amount) in _alike(written_units):
+        for rows, (units, amount) in _group_equal(written_units):
             if amount:
                 self._write(rows, units, self.rest[rows, :amount])
                 self.rest[rows, : self.rest.shape[1] - amount] = self.rest[rows, amount:].clone()
@@ -71,11 +71,11 @@ class _Store:
         end = first + units.shape[1]
         packed = self.packed
         if packed is None or end > packed.data.shape[1]:
-            packed = self.packed = self._grown(new_packed, end)
+            packed = self.packed = self._enlarge(new_packed, end)
         for stored, part in zip(packed.parts, new_packed.parts, strict=True):
             stored[rows, first:end] = part
 
-    def _grown(self, like: Packed, least: int) -> Packed:
+    def _enlarge(self, like: Packed, least: int) -> Packed:
         heads, room = len(self.units), max(least, self._capacity)
         old_packed = self.packed
         data, scale, zero = (part.new_zeros(heads, room, *part.shape[2:]) for part in like.parts)
@@ -84,7 +84,7 @@ class _Store:
                 part[:, : before.shape[1]] = before
         return Packed(data, scale, zero, self.bits)
 
-    def _used(self) -> Packed | None:
+    def _filled_units(self) -> Packed | None:
         """Return the packed units of the longest head, with zeros where shorter heads have none; None if there are
         none.
         """
@@ -96,7 +96,7 @@ class _Store:
 
     def read(self) -> Tensor:
         """Return all entries in full precision, `[Hkv, slots, D]`, heads padded on the left with zeros."""
-        used = self._used()
+        used = self._filled_units()
         full_precision = self.rest[:, : max(self.left)]
         if used is None:
             packed = full_precision[:, :0]
@@ -140,11 +140,11 @@ class _Store:
 
         All heads count with the size of the longest head. Slack does not count.
         """
-        data, metadata = _bytes(self.rest[:, : max(self.left)]), 0
-        used = self._used()
+        data, metadata = self.rest[:, : max(self.left)].nbytes, 0
+        used = self._filled_units()
         if used is not None:
-            data += _bytes(used.data)
-            metadata = _bytes(used.scale) + _bytes(used.zero)
+            data += used.data.nbytes
+            metadata = used.scale.nbytes + used.zero.nbytes
         return data, metadata
 
 
@@ -194,9 +194,9 @@ class QuantisedLayer(CompressedLayer):
 
     def _flush(self) -> None:
         for store in (self._keys, self._values):
-            store.flush(self._excess(store, store.left))
+            store.flush(self._tokens_to_quantise(store, store.left))
 
-    def _excess(self, store: _Store, left: list[int]) -> list[int]:
+    def _tokens_to_quantise(self, store: _Store, left: list[int]) -> list[int]:
         """Return how many of each head's full-precision tokens (`left`) to quantise now.
 
         Keys are quantised `residual` tokens at a time. Of the values, all but the newest `residual` tokens are
@@ -219,9 +219,9 @@ class QuantisedLayer(CompressedLayer):
 
     def read_nbytes(self, fed: int) -> int:
         """Return the bytes of packed and full-precision entries that a decode step reads, without unpacked copies."""
-        return sum(self._read(store, fed) for store in (self._keys, self._values))
+        return sum(self._store_read_nbytes(store, fed) for store in (self._keys, self._values))
 
-    def _read(self, store: _Store, fed: int) -> int:
+    def _store_read_nbytes(self, store: _Store, fed: int) -> int:
         """Return the bytes that a decode step reads of keys or of values (`store`), after `fed` more prompt tokens.
 
         Prompt tokens are quantised after their attention, answer tokens before or after it (`flush`).
@@ -229,7 +229,7 @@ class QuantisedLayer(CompressedLayer):
         units, left = store.units, [count + fed for count in store.left]
         for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
             left = [count + new for count in left]
-            excess = self._excess(store, left)
+            excess = self._tokens_to_quantise(store, left)
             units = [count + gone // store.unit for count, gone in zip(units, excess, strict=True)]
             left = [count - gone for count, gone in zip(left, excess, strict=True)]
         quantised_early = int(not self._before)
@@ -238,7 +238,7 @@ class QuantisedLayer(CompressedLayer):
     def nbytes(self) -> tuple[int, int]:
         """Return (bytes of packed entries and residuals, bytes of scales, minima and positions)."""
         store_bytes, positions = (self._keys.nbytes(), self._values.nbytes()), self.positions
-        position_bytes = 0 if positions is None else _bytes(positions)
+        position_bytes = 0 if positions is None else positions.nbytes
         return sum(data for data, _ in store_bytes), sum(metadata for _, metadata in store_bytes) + position_bytes
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
@@ -250,13 +250,9 @@ class QuantisedLayer(CompressedLayer):
     retain = drop = forget = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse
 
 
-def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
+def _group_equal(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
     """Group the indices of equal keys: `[([index, ...], key), ...]`."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)
     return [(rows, key) for key, rows in groups.items()]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -54,7 +54,7 @@ class Pages:
         padded[:, self.length :] = last_mean.to(entries.dtype)
         return padded.view(self.heads, self.count, self.chunk, -1)
 
-    def best(self, query: Tensor, keep_last: bool) -> Tensor:
+    def best_chunks(self, query: Tensor, keep_last: bool) -> Tensor:
         """Return the chunks to fetch for each head, int64 ``[H, slots]``, ascending.
 
         The largest ``query . mean key`` win; of equal ones, the lower chunk.
@@ -68,7 +68,7 @@ class Pages:
             scores[:, -1] = float("inf")
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
-    def asked(self, chosen: Tensor) -> Tensor:
+    def copy_rows_to_host(self, chosen: Tensor) -> Tensor:
         """Start copying the row numbers of chunks, ``chosen [H, slots]``, to the host; return them, int64
         ``[H * slots]``.
 
@@ -84,7 +84,7 @@ class Pages:
         Args:
             chosen: int64 ``[H, slots]``, ascending.
             width: slots of the result; at least as many as the chosen chunks have tokens.
-            rows: the result of `asked` for these chunks; the device must have finished that copy.
+            rows: the result of `copy_rows_to_host` for these chunks; the device must have finished that copy.
 
         Returns:
             Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding is on the left
@@ -144,7 +144,7 @@ class RetrievalLayer(CompressedLayer):
             pages: the entries of these heads.
             width: slots of a head's buffer.
             origin: logical index of the pages' first token.
-            keep_last: see ``Pages.best``.
+            keep_last: see ``Pages.best_chunks``.
         """
         self.heads, self.pages, self.width = heads, pages, width
         self.origin, self.keep_last, self.prefix = origin, keep_last, self.stored
@@ -166,19 +166,19 @@ class RetrievalLayer(CompressedLayer):
         if pages is None or stream is None:
             return super().attention(kernel, query, key, value, mask)
         with stream:
-            chunks = self._chosen(query, pages)
-            rows = pages.asked(chunks)
-        output_by_head = self._parts(False, kernel, query, key, value, mask)
+            chunks = self._choose_chunks(query, pages)
+            rows = pages.copy_rows_to_host(chunks)
+        output_by_head = self._attend_heads(False, kernel, query, key, value, mask)
         stream.settle()
         with stream:
             fetched = pages.fetch(chunks, self.width, rows)
         stream.join()
-        self._fill(*fetched)
-        output_by_head |= self._parts(True, kernel, query, key, value, mask)
+        self._fill_buffers(*fetched)
+        output_by_head |= self._attend_heads(True, kernel, query, key, value, mask)
         outputs, weights = zip(*(output_by_head[first] for first in sorted(output_by_head)), strict=True)
         return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
 
-    def _parts(
+    def _attend_heads(
         self, dynamic: bool, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """Run attention with only the dynamic heads or only the static heads, without copying keys or values.
@@ -203,17 +203,17 @@ class RetrievalLayer(CompressedLayer):
 
     def _refill(self, query: Tensor, pages: Pages) -> None:
         assert devices.at(self.device).lane() is None, "its copies are waited for in `attention`"
-        chunks = self._chosen(query, pages)
-        self._fill(*pages.fetch(chunks, self.width, pages.asked(chunks)))
+        chunks = self._choose_chunks(query, pages)
+        self._fill_buffers(*pages.fetch(chunks, self.width, pages.copy_rows_to_host(chunks)))
 
-    def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
+    def _choose_chunks(self, query: Tensor, pages: Pages) -> Tensor:
         """Return the chunks to fetch for a step, by the mean of its queries ``[1, Hq, n, D]`` over tokens and query
         heads.
         """
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
-        return pages.best(mean[self.heads], self.keep_last)
+        return pages.best_chunks(mean[self.heads], self.keep_last)
 
-    def _fill(self, keys: Tensor, values: Tensor, token: Tensor) -> None:
+    def _fill_buffers(self, keys: Tensor, values: Tensor, token: Tensor) -> None:
         buffer = slice(self.prefix - self.width, self.prefix)
         self._key_storage[0, self.heads, buffer] = keys
         self._value_storage[0, self.heads, buffer] = values
@@ -245,9 +245,7 @@ class RetrievalLayer(CompressedLayer):
 
     def nbytes(self) -> tuple[int, int]:
         data, metadata = super().nbytes()
-        return data, metadata + (
-            0 if self.pages is None else self.pages.means.numel() * self.pages.means.element_size()
-        )
+        return data, metadata + (0 if self.pages is None else self.pages.means.nbytes)
 
     def host_nbytes(self) -> int:
         return 0 if self.pages is None else self.pages.host_nbytes()

@@ -24,7 +24,7 @@ HELD = 4  # tensors of a block's size in memory at once
 def dct(x: Tensor) -> Tensor:
     """Return the orthonormal DCT-II along the last axis. ``x [..., T]`` -> ``[..., T]``, float32 (float64 stays)."""
     length = x.shape[-1]
-    spectrum = _half_spectrum(_working(x)[..., _order(length, x.device)])
+    spectrum = _half_spectrum(x.to(_dtype(x))[..., _order(length, x.device)])
     out = torch.cat([spectrum.real, -spectrum.imag[..., 1 : (length + 1) // 2].flip(-1)], -1)
     out *= math.sqrt(2 / length)
     out[..., 0] *= math.sqrt(0.5)
@@ -129,7 +129,3 @@ def _quarter_turns(length: int, like: Tensor) -> Tensor:
 
 def _dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _working(x: Tensor) -> Tensor:
-    return x.to(_dtype(x))

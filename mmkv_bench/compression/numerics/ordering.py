@@ -7,7 +7,7 @@ from typing import Literal
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 
-def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
+def break_ties(score: Tensor, breaker: Tensor) -> Tensor:
     """Return float64 scores that order the entries by (score, breaker). Entries that are equal in both stay equal.
 
     Selectors and allocators take one number per entry. So entries with equal scores are separated by the smallest steps

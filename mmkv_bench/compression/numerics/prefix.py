@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from decimal import Decimal
 from fractions import Fraction
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 
 HALVINGS = 64  # of the interval [0, 1]: the two ends are then one float64 unless p is below 2^-11
 
@@ -54,7 +54,7 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
         ``n * R_l`` at the last p, before any scaling, and the number of halvings.
     """
     n = curves.shape[1]
-    tolerance = 0 if steps else Fraction(Decimal(str(delta))) * n
+    tolerance = 0 if steps else exact_decimal(delta) * n
     low, high, steps_used = 0.0, 1.0, 0
     while True:
         p, steps_used = (low + high) / 2, steps_used + 1
@@ -65,7 +65,7 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
         low, high = (p, high) if excess < 0 else (low, p)
 
 
-def scaled(
+def scale_to(
     weights: Sequence[Fraction], total: Fraction, most: Fraction = Fraction(1), least: Fraction = Fraction(0)
 ) -> list[Fraction]:
     """Return the weights times one common factor, clipped to [least, most], so that they add up to ``total``, exactly.
@@ -111,12 +111,12 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
             halvings.
     """
     layers, n = curves.shape
-    total = layers * Fraction(Decimal(str(rho)))
+    total = layers * exact_decimal(rho)
     counts, used = search(curves, total * n, delta, steps)
-    return [float(share) for share in scaled([Fraction(count, n) for count in counts], total)], used
+    return [float(share) for share in scale_to([Fraction(count, n) for count in counts], total)], used
 
 
-def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
+def interpolate_ratios(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
     """Return ``R_l`` of every layer, interpolated linearly at rho between the two nearest budgets of a profile.
 
     The profile is extended by 0 at rho = 0 and 1 at rho = 1.
@@ -128,15 +128,10 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
     layers = len(ratios[0])
     points = [
         (Fraction(0), [0.0] * layers),
-        *zip(map(_exact, grid), ratios, strict=True),
+        *zip(map(exact_decimal, grid), ratios, strict=True),
         (Fraction(1), [1.0] * layers),
     ]
     upper_index = next(i for i, (at, _) in enumerate(points) if at >= rho)
     (left, low), (right, high) = points[max(upper_index - 1, 0)], points[upper_index]
     share = (rho - left) / (right - left) if right > left else Fraction(0)
-    return [_exact(a) + (_exact(b) - _exact(a)) * share for a, b in zip(low, high, strict=True)]
-
-
-def _exact(value: float) -> Fraction:
-    """Return the decimal number as the user wrote it, not its nearest float."""
-    return Fraction(Decimal(str(value)))
+    return [exact_decimal(a) + (exact_decimal(b) - exact_decimal(a)) * share for a, b in zip(low, high, strict=True)]

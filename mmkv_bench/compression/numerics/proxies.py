@@ -45,7 +45,7 @@ def group_mass(
     Yields:
         float32 ``[Hkv, m, b, T]`` for b groups, m = g with ``per_query_head``, else 1.
     """
-    if _fused(key, rounding):
+    if _runs_fused(key, rounding):
         yield from _fused_group_mass(query, key, scaling, groups, per_query_head, sinks)
         return
     heads, total, dim = key.shape
@@ -74,7 +74,7 @@ def group_mass(
         yield mass if rounding is None else mass.to(rounding).float()
 
 
-def _fused(key: Tensor, rounding: torch.dtype | None) -> bool:
+def _runs_fused(key: Tensor, rounding: torch.dtype | None) -> bool:
     return rounding is None and devices.at(key.device).fuses
 
 
@@ -185,7 +185,7 @@ def _by_heads(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield (KV heads, ``adjusted_mass`` of these heads), a few heads at a time; a fused kernel takes all at once."""
     share = query.shape[0] // key.shape[0]
-    uses_kernel = _fused(key, adjust.get("rounding"))
+    uses_kernel = _runs_fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)
     for first, last in [(0, key.shape[0])] if uses_kernel else together:
         anchors = None if anchor is None else anchor[first:last]

@@ -75,30 +75,30 @@ class LookMMerge(Reducer):
         is_entry = index >= 0
         if not self.merges or types is None or not bool((types > 0).any()) or not bool(is_entry.any()):
             return kept_entries
-        rows, valid = _evicted(index, is_entry, len(types))
+        rows, valid = _evicted_positions(index, is_entry, len(types))
         if rows.shape[1] == 0:
             return kept_entries
         cosine, slot = _nearest_kept(key, rows, kept_entries[0], is_entry)
         plain = self.merge != "weighted" and bool(valid.all())  # every weight is 1
         weight = cosine if self.merge == "weighted" else torch.ones_like(cosine)
         if self.sources == "misaligned" and self.merge != "pivot":
-            rows, slot, weight = self._filtered(rows, valid, cosine, slot, weight)
+            rows, slot, weight = self._filter_as_released(rows, valid, cosine, slot, weight)
             valid = torch.ones_like(rows, dtype=torch.bool)
         weight = weight * valid
         count = torch.zeros(index.shape, device=key.device).scatter_add_(1, slot, valid.float())
         merged_key, merged_value = (
-            self._merged(old, new, rows, slot, None if plain else weight, count)
+            self._merge_entries(old, new, rows, slot, None if plain else weight, count)
             for old, new in zip((key, value), kept_entries, strict=True)
         )
         return merged_key, merged_value
 
-    def _filtered(
+    def _filter_as_released(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, filtered as in the
         release.
 
-        rows, valid: as of `_evicted`. cosine, slot, weight: ``[Hkv, e]``, of the nearest kept key.
+        rows, valid: as of `_evicted_positions`. cosine, slot, weight: ``[Hkv, e]``, of the nearest kept key.
         """
         if not bool(valid.all()):
             counts = valid.sum(-1).tolist()
@@ -110,7 +110,7 @@ class LookMMerge(Reducer):
         taken = passed if self.merge == "weighted" else passed.new_tensor(range(len(passed)))
         return rows[:, taken], slot[:, passed], weight[:, passed]
 
-    def _merged(
+    def _merge_entries(
         self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor | None, count: Tensor
     ) -> Tensor:
         """Return the kept entries, ``[Hkv, m, D]``, after evicted entries were merged into them.
@@ -143,7 +143,7 @@ class LookMMerge(Reducer):
         return torch.where(count > 0, merged_sum.div_(count + 1), kept_float).to(kept.dtype)
 
 
-def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def _evicted_positions(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return the evicted positions below n, int64 ``[Hkv, e]`` ascending, and which are valid, bool ``[Hkv, e]``.
 
     A head that evicts fewer than e has invalid positions at its end. A head that keeps nothing has only invalid ones.

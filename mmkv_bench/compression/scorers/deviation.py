@@ -33,7 +33,7 @@ def filter_needs(keys: str) -> Needs:
     return Needs(states=keys == "unrotated")
 
 
-def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
+def high_pass_parts(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
     """Return what the low-pass filter leaves out of a layer's keys and of its values, shared by scorer and allocator.
 
     gamma, keys: parameters of ``DeviationScorer``.
@@ -111,16 +111,16 @@ class DeviationScorer(Scorer):
         return (cutoff(self.gamma, length), self.heads, self.keys, self.removal)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        score = self._drawn(obs, seed) if self.removal == "random" else self._deviation(obs)
+        score = self._random_scores(obs, seed) if self.removal == "random" else self._deviation(obs)
         if self.removal == "largest":
             score = -score
         return score if self.heads == "per_head" else score.mean(0, keepdim=True).repeat(len(score), 1)
 
     def _deviation(self, obs: Observation) -> Tensor:
-        keys, values = filtered(obs, self.gamma, self.keys)
+        keys, values = high_pass_parts(obs, self.gamma, self.keys)
         return keys.deviation + values.deviation
 
-    def _drawn(self, obs: Observation, seed: int) -> Tensor:
+    def _random_scores(self, obs: Observation, seed: int) -> Tensor:
         """Return uniform random numbers ``[Hkv, T]``; the mean that `score` takes for joint heads is as fair."""
         draw = torch.rand(obs.key.shape[:2], generator=obs.generator("flashcache", seed), dtype=torch.float32)
         return draw.to(obs.device)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Frames, Observation, text_fallbacks
-from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError
 
@@ -42,7 +41,6 @@ class InfiniPotVScorer(Scorer):
     comparable = False
 
     def __post_init__(self) -> None:
-        check_words(self)
         if not 0 <= self.alpha <= 1 or not 0 < self.recent <= 1:
             raise ConfigError(
                 f"alpha={self.alpha} and recent={self.recent} are not both shares; allowed: alpha in [0, 1], "

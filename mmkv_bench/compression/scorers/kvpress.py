@@ -64,12 +64,12 @@ class PressScorer(Scorer):
         presses.build(library, self.press, self.args, _ARGS)
 
     @cached_property
-    def _text(self) -> str:
+    def _effective_args(self) -> str:
         """The effective arguments, as JSON."""
         return json.dumps(presses.effective(presses.load(), self.press, self.args), sort_keys=True)
 
     def __hash__(self) -> int:
-        return hash((self.press, self._text))
+        return hash((self.press, self._effective_args))
 
     @cached_property
     def stochastic(self) -> bool:
@@ -88,48 +88,48 @@ class PressScorer(Scorer):
     @property
     def origin(self) -> dict[str, Any]:
         """Part of the identity of results: the library's version and all arguments of the press."""
-        return {"args": json.loads(self._text), "kvpress": presses.version()}
+        return {"args": json.loads(self._effective_args), "kvpress": presses.version()}
 
     @property
     def allocator(self) -> Safeguard | None:
         """The allocator of a press that masks; None for presses that only score."""
-        return Safeguard(json.loads(self._text)["alpha_safeguard"]) if self.press in presses.POOLED else None
+        return Safeguard(json.loads(self._effective_args)["alpha_safeguard"]) if self.press in presses.POOLED else None
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
-        return (self.press, self._text, budget)
+        return (self.press, self._effective_args, budget)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        library, made = presses.load(), self._made(obs, budget)
+        library, made = presses.load(), self._build_press(obs, budget)
         scoring = made.press if self.press in presses.POOLED else made
         is_wrapped = len(presses.chain(library, scoring)) > 1
-        score = self._ask(obs, scoring, seed) if is_wrapped else self._innermost(obs, budget, seed)
+        score = self._ask(obs, scoring, seed) if is_wrapped else self._innermost_score(obs, budget, seed)
         if self.press == presses.CRITICAL_ADA and self.allocator is not None:
             score = _critical_ada(library, made, score, self.allocator, obs, budget)
-        protected = self._protected(obs, budget, seed)
+        protected = self._always_kept(obs, budget, seed)
         exceeds_budget = protected.sum(-1, keepdim=True) > budget
-        kept_protected = _latest(protected, budget)
+        kept_protected = _latest_tokens(protected, budget)
         score = torch.where(exceeds_budget & kept_protected, score.amax(-1, keepdim=True), score)
         return torch.where(exceeds_budget & protected & ~kept_protected, score.amin(-1, keepdim=True), score)
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        exceeds_budget = self._protected(obs, budget, seed).sum(-1) > budget
+        exceeds_budget = self._always_kept(obs, budget, seed).sum(-1) > budget
         return ("press_reduced",) if bool(exceeds_budget.any()) else ()
 
-    def _made(self, obs: Observation, budget: int) -> Any:
+    def _build_press(self, obs: Observation, budget: int) -> Any:
         press = presses.build(presses.load(), self.press, self.args, _ARGS)
         press.compression_ratio = 1 - (budget + 0.5) / obs.length
         return press
 
-    def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
+    def _always_kept(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Return the entries with the press's highest score, which it always keeps, bool ``[Hkv,T]``."""
-        scores = self._innermost(obs, budget, seed)
+        scores = self._innermost_score(obs, budget, seed)
         return scores == scores.amax(-1, keepdim=True)
 
-    def _innermost(self, obs: Observation, budget: int, seed: int) -> Tensor:
+    def _innermost_score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Return the score of the innermost press, which contains no other press: float32 ``[Hkv,T]``."""
 
         def ask() -> Tensor:
-            return self._ask(obs, presses.chain(presses.load(), self._made(obs, budget))[-1], seed)
+            return self._ask(obs, presses.chain(presses.load(), self._build_press(obs, budget))[-1], seed)
 
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
@@ -187,7 +187,7 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {"scorer": scorer, "allocator": safeguard}
 
 
-def _latest(protected: Tensor, budget: int) -> Tensor:
+def _latest_tokens(protected: Tensor, budget: int) -> Tensor:
     """Return the last token and the latest ``protected`` ones, at most ``budget`` together: bool ``[Hkv,T]``."""
     latest_protected = protected.clone()
     latest_protected[:, -1] = True

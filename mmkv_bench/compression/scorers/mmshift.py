@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mmkv_bench.compression.context import Composed
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments
-from mmkv_bench.compression.numerics.ordering import tie_broken
+from mmkv_bench.compression.numerics.ordering import break_ties
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes, total_mass
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameter_checks import check_least, check_words
@@ -180,13 +180,13 @@ class MMShiftScorer(Scorer):
         )
 
     @cached_property
-    def _calibrated(self) -> str:
+    def _calibration_hash(self) -> str:
         text = "" if self.calibration is None else json.dumps(self.calibration, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
         parameters = (getattr(self, item.name) for item in fields(self) if item.name != "calibration")
-        return (*parameters, self._calibrated)
+        return (*parameters, self._calibration_hash)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         if self.modality == "unified" or types is None:
@@ -219,7 +219,7 @@ class MMShiftScorer(Scorer):
             votes = group_votes(queries, obs.key, obs.scaling, groups, self.tau, cover=self.cover, **adjust)
         if not self._breaks_ties:
             return votes + self.lam * anchor
-        return tie_broken(votes.double() + self.lam * anchor.double(), anchor)
+        return break_ties(votes.double() + self.lam * anchor.double(), anchor)
 
     @property
     def _breaks_ties(self) -> bool:
@@ -285,17 +285,17 @@ class MMShiftScorer(Scorer):
 
     def check_layers(self, layers: int) -> None:
         if self.layer_gamma:
-            self._one_each(self.layer_gamma, layers)
+            self._check_factor_count(self.layer_gamma, layers)
 
     def _gamma(self, obs: Observation) -> float:
         if self.expansion == "global":
             return self.gamma
-        factors = self.layer_gamma or self._measured("gamma")
-        self._one_each(factors, obs.layers)
+        factors = self.layer_gamma or self._calibration_values("gamma")
+        self._check_factor_count(factors, obs.layers)
         return factors[obs.layer]
 
     @staticmethod
-    def _one_each(factors: Sequence[float], layers: int) -> None:
+    def _check_factor_count(factors: Sequence[float], layers: int) -> None:
         if len(factors) != layers:
             raise ConfigError(
                 f"layer_gamma has {len(factors)} factors, but the model has {layers} layers; allowed: one factor "
@@ -303,7 +303,7 @@ class MMShiftScorer(Scorer):
             )
 
     def _global_mean(self, obs: Observation) -> Tensor:
-        means = self._measured("mean")
+        means = self._calibration_values("mean")
         if len(means) != obs.layers or len(means[obs.layer]) != obs.hidden_size:
             raise ConfigError(
                 f"the calibrated means are for {len(means)} layers of {len(means[0])} features, but the model has "
@@ -312,7 +312,7 @@ class MMShiftScorer(Scorer):
         mean = torch.tensor(means[obs.layer], dtype=torch.float32, device=obs.device)
         return mean if self.statistics == "elementwise" else mean.mean()
 
-    def _measured(self, name: str) -> Sequence[Any]:
+    def _calibration_values(self, name: str) -> Sequence[Any]:
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"calibration={self.calibration} was not loaded, because no model is known; make statistics of "

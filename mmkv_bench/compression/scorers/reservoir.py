@@ -37,11 +37,11 @@ class ReservoirScorer(Scorer):
         stream = obs.generator("reservoir", seed, every_round=False)
         start = torch.randint(2**62, (obs.key.shape[0], 1), generator=stream).to(obs.device)
         mixed = start + (obs.tokens + 1) * _ODD
-        mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
-        mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
-        return _shifted(mixed ^ _shifted(mixed, 31), 11).double() / 2**53
+        mixed = (mixed ^ _shift_right(mixed, 30)) * _FIRST
+        mixed = (mixed ^ _shift_right(mixed, 27)) * _SECOND
+        return _shift_right(mixed ^ _shift_right(mixed, 31), 11).double() / 2**53
 
 
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
+def _shift_right(numbers: Tensor, bits: int) -> Tensor:
     """Shift right by ``bits``, filling with zeros; torch's shift of int64 would copy the sign."""
     return (numbers >> bits) & (2 ** (64 - bits) - 1)

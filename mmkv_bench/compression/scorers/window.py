@@ -74,18 +74,18 @@ class WindowScorer(Scorer):
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         w = effective_window(self.window, budget, obs.length)
         if self.score_rounding == "model" and is_half(obs.key.dtype):
-            return self._rounded(obs, w)
+            return self._rounded_scores(obs, w)
         mass = obs.window_mass(w)
         prefix = mass[:, : obs.length - w]
         if self.pool == 1 or prefix.shape[1] == 0:
             return mass
         if self.heads == "last" and self.pooling == "max":
-            smoothed = torch.stack([self._pooled(one[:, : obs.length - w]) for one in self._apart(obs, w)]).mean(0)
+            smoothed = torch.stack([self._pool(one[:, : obs.length - w]) for one in self._member_mass(obs, w)]).mean(0)
         else:
-            smoothed = self._pooled(prefix)
+            smoothed = self._pool(prefix)
         return torch.cat([smoothed, mass[:, obs.length - w :]], 1)
 
-    def _rounded(self, obs: Observation, w: int) -> Tensor:
+    def _rounded_scores(self, obs: Observation, w: int) -> Tensor:
         """Return the scores ``[Hkv, T]`` with every step rounded to the model's half precision."""
         tail, prefix = obs.tail(w), obs.length - w
         reach = obs.tail_reach(w)
@@ -95,19 +95,19 @@ class WindowScorer(Scorer):
             return heads.view(obs.key.shape[0], obs.groups, obs.length).mean(1)
 
         def pooled(heads: Tensor) -> Tensor:
-            return torch.cat([self._pooled(heads[:, :prefix]), heads[:, prefix:]], 1)
+            return torch.cat([self._pool(heads[:, :prefix]), heads[:, prefix:]], 1)
 
         if self.pool == 1 or prefix == 0:
             return grouped(mass)
         return grouped(pooled(mass)) if self.heads == "last" else pooled(grouped(mass))
 
-    def _pooled(self, mass: Tensor) -> Tensor:
+    def _pool(self, mass: Tensor) -> Tensor:
         """Return scores ``[h, m]`` pooled along the tokens, in the same shape."""
         pool = torch.nn.functional.avg_pool1d if self.pooling == "average" else torch.nn.functional.max_pool1d
         return pool(mass, self.pool, stride=1, padding=self.pool // 2)
 
     @staticmethod
-    def _apart(obs: Observation, w: int) -> Iterator[Tensor]:
+    def _member_mass(obs: Observation, w: int) -> Iterator[Tensor]:
         """Yield the window's attention mass ``[Hkv, T]`` of the first, the second, ... query head of every KV head."""
         tail = obs.tail(w)
         tail = tail.view(obs.key.shape[0], obs.groups, *tail.shape[1:])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from fractions import Fraction
 from typing import Literal
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.selectors.recent_share import RecentShare
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
@@ -93,7 +93,7 @@ class TextRecents(RecentShare):
             return super().select(scores, is_kept.sum(-1), is_kept, order)
         if not self._by_cap:
             return super().select(scores, caps, protected, order, types)
-        recents, important = self._parts(caps.clamp_max(n).to(device))
+        recents, important = self._split_caps(caps.clamp_max(n).to(device))
         if self.margin >= 0 and text is not None:
             text_count = text.sum()
             recents = torch.where(recents < text_count, text_count + self.margin, recents).clamp_max(n)
@@ -104,9 +104,9 @@ class TextRecents(RecentShare):
             protected = protected | text
         return super().select(scores, (important + recents).clamp_max(n), protected, order, types)
 
-    def _parts(self, caps: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_caps(self, caps: Tensor) -> tuple[Tensor, Tensor]:
         """Return M (recent tokens) and N (important tokens) of every cap, int64 like ``caps``."""
-        share = Fraction(Decimal(str(self.share)))
+        share = exact_decimal(self.share)
         recents = caps * share.numerator // share.denominator
         important_share = 1 - share
         return (
