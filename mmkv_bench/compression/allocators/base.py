@@ -25,8 +25,8 @@ class Allocator(ABC):
             marked in rows and tables.
         falls_short: the model may be granted less than its budget with these parameters.
         reads_fraction: a budget requested as a fraction is used as this fraction (``Context.asked``), not as C / T.
-        streams: every KV head of every layer gets the same number of entries, at most the budget. ``protocol=stream``
-            demands this.
+        streams: all KV heads of all layers get the same number of entries, at most the budget, as ``protocol=stream``
+            demands.
         follows_prompt: the entries of a head depend on the prompt's content and the weights, not on its length alone.
             Then times and bytes measured with random weights do not hold for trained ones.
 
@@ -73,9 +73,7 @@ class Allocator(ABC):
         return None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the layer's statistics that the division needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU; None: none
-        needed.
-        """
+        """Return the layer's statistics that the division needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU, or None."""
         return None
 
     def method_version(self, method: Composed) -> int:
@@ -118,13 +116,12 @@ class Allocator(ABC):
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         """Return the most entries that one KV head may hold in the given layers together, before any score is known.
 
+        It is ``budget * len(layers)``, unless an allocator of scope "layer" divides the budget among layers. For all
+        layers of the model, an allocator that does not exceed its budget returns at most ``budget * n_layers``.
+
         Args:
             budget, layers, n_layers: see ``caps``.
             candidates: n.
-
-        Returns:
-            ``budget * len(layers)``, unless an allocator of scope "layer" divides the budget among layers. For all
-                layers of the model, an allocator that does not exceed its budget returns at most ``budget * n_layers``.
         """
         return budget * len(layers)
 

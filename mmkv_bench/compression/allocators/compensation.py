@@ -36,8 +36,8 @@ class Compensation(Allocator):
             pay for entries that no layer has, or gain entries that no layer gave; the total is cut at ``L * C`` and may
             stay below it.
 
-    No code was found. Third-party notes on the paper leave open or contradict theta (0.9 here), the units of K_l
-    (divided by H here) and the layer that gets the compensation (``carry=granted`` here).
+    No code was found. Open or contradictory in third-party notes on the paper, and chosen here: theta, the units of
+    K_l, and ``carry``.
     """
 
     theta: float = 0.9

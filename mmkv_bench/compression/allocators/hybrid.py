@@ -34,8 +34,8 @@ class HeadClasses:
             a configuration ``auto`` (the committed artefact of the model) or a path; heads can be classified only after
             it is loaded.
 
-    Paper: the text calls theta "quantile-based, tuned on a validation set". Its appendix sweeps 0.75 to 0.95 on scores
-    that cluster at the upper end, which only an absolute cutoff explains, so that is the default.
+    Paper: the text calls theta "quantile-based", but its appendix sweeps 0.75 to 0.95 on scores that cluster at the
+    upper end, which only an absolute cutoff explains.
     """
 
     theta: float = 0.9
@@ -78,7 +78,7 @@ class HeadClasses:
         return float(self.calibration["theta"])
 
     def dynamic(self, summaries: Mapping[int, Tensor]) -> Tensor:
-        """Return which heads are dynamic, bool ``[L, Hkv]``. summaries: layer -> S*, float64 ``[Hkv]``, all L layers."""
+        """Return which heads are dynamic, bool ``[L, Hkv]``, from S* of all L layers (layer -> float64 ``[Hkv]``)."""
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
         if self.classes != "hybrid":
             return torch.full_like(sparsity, self.classes == "dynamic", dtype=torch.bool)
@@ -261,8 +261,7 @@ class Hybrid(Allocator):
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable_entries(self, share: int, candidates: int, most: int) -> int:
-        """Return a dynamic head's share, rounded to a power of two (if not all candidates fit) and then to whole
-        chunks.
+        """Round a dynamic head's share to a power of two, if not all candidates fit, and then to whole chunks.
 
         The result is above ``most`` only with power=up.
         """

@@ -36,11 +36,10 @@ class Pyramid(Allocator):
             only, because shares of another prompt do not add up to the budget.
 
     Paper and code (``reading=released``): with ``step=floored``, as in the PyramidKV, AdaKV, SparseMM and MM-ShiftKV
-    releases, the average cap is above the budget by less than (L - 1) / 2 entries: 68.0 instead of 64 in 28 layers,
-    522.5 instead of 512. ``excess`` stays 0, because this depends on budget and prompt. The last three releases also
-    freeze the caps at the first prompt that the process sees, so the order of samples decides. Only ``frozen=T``
-    reproduces that, for a first prompt of T tokens. Not reproduced: PyramidKV's release takes the uniform budget if
-    ``C <= T < 2 * (C - w)``.
+    releases, the average cap is above the budget by less than (L - 1) / 2 entries: 68.0 instead of 64 in 28 layers.
+    ``excess`` stays 0, because this depends on budget and prompt. The last three releases also freeze the caps at the
+    first prompt that the process sees; only ``frozen=T`` reproduces that, for a first prompt of T tokens. Not
+    reproduced: PyramidKV's release takes the uniform budget if ``C <= T < 2 * (C - w)``.
     """
 
     window: int = 32

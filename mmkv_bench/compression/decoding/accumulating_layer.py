@@ -70,7 +70,7 @@ class AccumulatingLayer(CompressedLayer):
             self._evict(self._recents)
 
     def _append_slots(self, n: int) -> None:
-        """Append n slots to `attention_sums`: the prefill's score for a token that is fed again, 0 for any other token."""
+        """Append n slots to `attention_sums`: the prefill's score for a token that is fed again, 0 for others."""
         heads = self.attention_sums.shape[0]
         new_mass = self.attention_sums.new_zeros(heads, n)
         refed = min(self._refed.shape[1], n)
@@ -79,8 +79,10 @@ class AccumulatingLayer(CompressedLayer):
         self.attention_sums = torch.cat([self.attention_sums, new_mass], 1)
 
     def _attention_of(self, query: Tensor, scaling: float) -> Tensor:
-        """Return the attention to every slot, summed over the newest tokens, ``query [Hq, n, D]``, and g: float32
-        `[Hkv, stored]`.
+        """Sum the attention to every slot over the newest tokens, ``query [Hq, n, D]``, and over the query heads of a
+        KV head.
+
+        The result is float32 `[Hkv, stored]`.
         """
         keys = self.keys[0]
         if not self.ragged:

@@ -58,7 +58,7 @@ class Start:
         return (self.index + self.pad).masked_fill(self.index < 0, -1)
 
     def room_until_evicting(self, over: int) -> int:
-        """Return the slots to reserve for a policy that evicts an entry for each answer token after the first `over`."""
+        """Return the slots to reserve for a policy that evicts one entry per answer token after the first `over`."""
         return min(self.reserve, self.acts_from - self.seen + over)
 
 
@@ -103,8 +103,7 @@ class DecodePolicy(ABC):
         return ()
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
-        """Return the position ids that the model uses instead of ``position_ids [3|4, 1, n]`` or ``[1, n]``, in the
-        same shape.
+        """Return the position ids that the model uses instead of ``position_ids`` (``[3|4, 1, n]`` or ``[1, n]``).
 
         They differ only for policies that reproduce a released code's wrong positions.
         """

@@ -46,7 +46,7 @@ class HeavyHitters(DecodePolicy):
         check_share(self, "share", "the held entries")
 
     def recents(self, entries: int) -> int:
-        """Return how many of a head's last entries are never evicted, exact in decimal: a share of 0.29 of 100 is 29."""
+        """Return how many of a head's last entries are never evicted, exact in decimal: 0.29 of 100 is 29."""
         return int(Decimal(str(self.share)) * entries)
 
     def layer(self, start: Start) -> CompressedLayer:

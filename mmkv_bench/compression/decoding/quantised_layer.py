@@ -85,9 +85,7 @@ class _Store:
         return Packed(data, scale, zero, self.bits)
 
     def _filled_units(self) -> Packed | None:
-        """Return the packed units of the longest head, with zeros where shorter heads have none; None if there are
-        none.
-        """
+        """Return the packed units of the longest head, with zeros where shorter heads have none, or None."""
         most = max(self.units)
         if not most or self.packed is None:
             return None

@@ -69,7 +69,7 @@ class Pages:
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
     def copy_rows_to_host(self, chosen: Tensor) -> Tensor:
-        """Start copying the row numbers of chunks, ``chosen [H, slots]``, to the host; return them, int64
+        """Start copying the row numbers of ``chosen`` chunks (int64 ``[H, slots]``); return the copy, int64
         ``[H * slots]``.
 
         The copy may be read only after the device has finished its work so far.
@@ -207,9 +207,7 @@ class RetrievalLayer(CompressedLayer):
         self._fill_buffers(*pages.fetch(chunks, self.width, pages.copy_rows_to_host(chunks)))
 
     def _choose_chunks(self, query: Tensor, pages: Pages) -> Tensor:
-        """Return the chunks to fetch for a step, by the mean of its queries ``[1, Hq, n, D]`` over tokens and query
-        heads.
-        """
+        """Return the chunks to fetch, by the mean of a step's queries ``[1, Hq, n, D]`` over tokens and query heads."""
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
         return pages.best_chunks(mean[self.heads], self.keep_last)
 

@@ -4,7 +4,7 @@ A block contains complete rows and so their softmax denominators: one pass is en
 (``tiles.py``) exists at any time. Inputs may be float16 or bfloat16: scores, softmax and sums are float32.
 
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
-KV head h // g.
+KV head h // g. ``scaling`` is the factor of the dot products, usually ``D ** -0.5``.
 
 Sinks, float32 ``[Hq]``, are learned scores that join the keys' scores in a softmax (gpt-oss). Each takes a share of its
 head's softmax that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
@@ -48,8 +48,7 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]`` over keys and sink, without the sink's probability: float32
-    ``[..., S]``.
+    """Return the softmax of ``scores [..., S]`` over keys and sink, without the sink: float32 ``[..., S]``.
 
     sinks: ``[...]``, one per row; None: there are none.
     """
@@ -82,10 +81,8 @@ def column_sums(
     Args:
         query: ``[Hq, n, D]``, rows at positions ``offset .. offset + n - 1``.
         key: ``[Hkv, S, D]`` with ``S = offset + n``.
-        scaling: factor of the scores.
         offset: tokens before this chunk; the sums of all chunks add up to those of the whole prompt.
-        sinks: ``[Hq]``.
-        reach: ``[n]``; if it is given, no fused kernel is used.
+        scaling, sinks, reach: see above; with ``reach`` no fused kernel is used.
     """
     if reach is None and devices.at(key.device).fuses:
         from mmkv_bench.compression.numerics import fused
@@ -104,9 +101,9 @@ def column_sums(
 def _add_column_sums(
     sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None, reach: Tensor | None
 ) -> None:
-    """Add the attention to each key, summed over rows and query heads, to ``sums [h, S]``, in place, for h KV heads.
+    """Add ``column_sums`` of h KV heads to ``sums [h, S]``, in place.
 
-    The shapes are ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``; see ``column_sums``.
+    The shapes are ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``.
     """
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
@@ -122,7 +119,7 @@ def _add_column_sums(
 
 
 def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
-    """Return the sinks ``[h, g]`` repeated for each of ``rows`` query rows: ``[h, g * rows]``; None if there are none."""
+    """Repeat the sinks ``[h, g]`` for each of ``rows`` query rows: ``[h, g * rows]``; None if there are none."""
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 
@@ -136,8 +133,7 @@ def window_mass(
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T).
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores.
-        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
+        scaling, sinks, reach: see above.
     """
     rows = tail.shape[1]
     group = tail.shape[0] // key.shape[0]
@@ -145,15 +141,14 @@ def window_mass(
 
 
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
-    """Return the largest attention that keys get from the newest n queries: ``[Hkv, last - first]`` float32.
+    """Return the largest attention of keys ``first .. last - 1`` from the newest n queries: ``[Hkv, last - first]``.
 
-    The maximum is over the queries and the g query heads of a KV head. The softmax runs over the first ``sinks`` keys,
-    the keys from ``first`` to ``last - 1``, whose attention is returned, and causally over the queries' own keys.
+    It is float32, and the maximum over the queries and the g query heads of a KV head. The softmax runs over these
+    keys, the first ``sinks`` keys and, causally, the queries' own keys.
 
     Args:
         query: ``[Hq, n, D]``.
         key: ``[Hkv, S, D]``, the queries' own keys last.
-        scaling: factor of the scores.
         sinks, first, last: ``sinks <= first < last <= S - n``.
     """
     heads, total, dim = key.shape
@@ -186,8 +181,8 @@ def half_window(
 ) -> Tensor:
     """Return the mean attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys.
 
-    Dot products, scores, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is
-    float32. A few heads are computed at a time (``tiles.py``). Arguments: see ``window_mass``.
+    Dot products, scores, probabilities and means are rounded to that dtype; the softmax is float32. A few heads are
+    computed at a time (``tiles.py``). Arguments: see ``window_mass``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads

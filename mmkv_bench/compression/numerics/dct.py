@@ -1,13 +1,13 @@
 """Orthonormal DCT-II along the tokens, and what a low-pass filter of keys or values leaves out.
 
-``C[m] = a(m) * sum_n x[n] * cos(pi * (2n + 1) * m / (2T))`` with ``a(0) = sqrt(1 / T)`` and ``a(m) = sqrt(2 / T)``. The
-transform is orthonormal, so the energy of the bins is the energy of the tokens (Parseval). One real FFT of length T
-does this (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m /
-(2T)), ``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore
-holds all T bins, no T x T matrix exists, and the memory for a batch of channels is a few times the batch's size.
+``C[m] = a(m) * sum_n x[n] * cos(pi * (2n + 1) * m / (2T))`` with ``a(0) = sqrt(1 / T)`` and ``a(m) = sqrt(2 / T)``. It
+is orthonormal, so the energy of the bins is that of the tokens (Parseval). One real FFT of length T does this (Makhoul
+1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
+``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. So half a spectrum holds all T bins,
+and the memory is a few times the input's size.
 
-T is the prompt's own length. Padding to a length that suits an FFT would change the bins, so lengths with large prime
-factors take several times as long as their neighbours.
+T is the prompt's own length, because padding would change the bins. Lengths with large prime factors take several times
+as long as their neighbours.
 """
 
 from __future__ import annotations

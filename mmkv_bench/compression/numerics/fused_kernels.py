@@ -2,14 +2,12 @@
 
 Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the
 keys: ``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two
-programs add to the same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two
-numbers are kept per row, the maximum and the sum relative to it: at scores of some hundreds, as spread proxies have
-them, a single float32 would cost 1e-5.
+programs add to the same key, so results are equal on every run. Maximum and sum are kept apart, because a log-sum-exp
+in float32 would cost 1e-5 at scores of some hundreds, as spread proxies have them.
 
 Matrix multiplications use the inputs' dtype and sum in float32; float32 inputs are not multiplied as TF32. Scores are
 exponents of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
-specialised: Triton would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change
-with every decode step.
+specialised, because Triton would compile several programs for lengths that change with every decode step.
 """
 
 import triton

@@ -10,9 +10,9 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 def break_ties(score: Tensor, breaker: Tensor) -> Tensor:
     """Return float64 scores that order the entries by (score, breaker). Entries that are equal in both stay equal.
 
-    Selectors and allocators take one number per entry. So entries with equal scores are separated by the smallest steps
-    of float64, in the order of ``breaker``. An entry moves by at most as many steps as there are entries, each about
-    1e-16 of the score, and passes another score only if that is so near. Every other score is returned bit for bit.
+    Entries with equal scores are separated by the smallest steps of float64, in the order of ``breaker``. An entry
+    moves by at most as many steps as there are entries, each about 1e-16 of the score, and passes another score only if
+    that is so near. Every other score is returned bit for bit.
 
     Args:
         score: float64, 0 or more; all entries are ordered together, whatever the shape.

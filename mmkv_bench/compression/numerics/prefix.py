@@ -20,9 +20,7 @@ HALVINGS = 64  # of the interval [0, 1]: the two ends are then one float64 unles
 def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
     """Return ``P_l``, the cumulative priority of every layer: float64 ``[L, n]`` on the CPU, rising to exactly 1.
 
-    Args:
-        importance: per layer ``[n]``, non-negative. The tokens of a layer without any importance count as equally
-            important.
+    importance: per layer ``[n]``, 0 or more. The tokens of a layer without any importance count as equally important.
     """
     rows = torch.stack([row.double().cpu() for row in importance])
     total = rows.sum(-1, keepdim=True)
@@ -99,16 +97,14 @@ def scale_to(
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """Return the kept fraction ``R_l`` of every layer for one prompt, its global prefix configuration.
+    """Return the kept fraction ``R_l`` of every layer for one prompt, and the number of halvings.
+
+    ``R_l`` is in (0, 1], scaled so that the sum is ``L * rho`` apart from float rounding.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``.
         rho: fraction kept, in (0, 1].
         delta, steps: see ``search``.
-
-    Returns:
-        ``R_l`` in (0, 1], scaled so that they add up to ``L * rho`` apart from float rounding; and the number of
-            halvings.
     """
     layers, n = curves.shape
     total = layers * exact_decimal(rho)
@@ -119,11 +115,8 @@ def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0
 def interpolate_ratios(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
     """Return ``R_l`` of every layer, interpolated linearly at rho between the two nearest budgets of a profile.
 
-    The profile is extended by 0 at rho = 0 and 1 at rho = 1.
-
-    Args:
-        grid: budgets of the profile, ascending fractions in (0, 1].
-        ratios: for each budget one ``R_l`` per layer.
+    The profile is extended by 0 at rho = 0 and 1 at rho = 1. grid: its budgets, ascending in (0, 1]. ratios: for each
+    budget one ``R_l`` per layer.
     """
     layers = len(ratios[0])
     points = [

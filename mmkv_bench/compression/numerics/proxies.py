@@ -34,13 +34,11 @@ def group_mass(
     Args:
         query: ``[Hq, N, D]``, rotated, N divisible by ``groups``.
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
         rounding: dtype that probabilities, head means and group sums are rounded to; None: no rounding. Results stay
-            float32. With rounding, no fused kernel is used, because a changed last digit of a probability could be
-            rounded the other way.
-        sinks: ``[Hq]``, see ``attention.py``.
+            float32. No fused kernel is used then: a changed last digit could be rounded the other way.
+        scaling, sinks: see ``attention.py``.
 
     Yields:
         float32 ``[Hkv, m, b, T]`` for b groups, m = g with ``per_query_head``, else 1.
@@ -163,9 +161,7 @@ def _cover_votes(mass: Tensor, tau: float, cover: Literal["left", "right"]) -> T
 def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust: Any) -> Tensor:
     """Return the mass that each key receives from all groups together, float32 ``[Hkv, T]``, without sets and votes.
 
-    Args:
-        query, key, scaling, groups: see ``group_mass``.
-        adjust: keywords of ``adjusted_mass``.
+    Arguments: see ``group_mass`` and ``adjusted_mass`` (``adjust``).
     """
     total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):

@@ -29,11 +29,9 @@ class LookMMerge(Reducer):
         weighted  (k_c + sum cos_i k_i) / (n + 1)        the divisor is n + 1, not the weights' sum
         none      k_c
 
-    Under the text prior, text is evicted only if it exceeds the budget. At small budgets this is most of a text-rich
-    prompt, and its content survives by merging alone. A prompt without visual tokens is reduced as by H2O: evicted
-    entries are lost (fallback ``nothing_merged``; the releases leave the prompt whole). Entries that nothing is
-    assigned to come back bit for bit. Cosines and sums are float32. Memory beyond the result is one tile of (evicted
-    block) x (kept).
+    A prompt without visual tokens is reduced as by H2O: evicted entries are lost (fallback ``nothing_merged``; the
+    releases leave the prompt whole). Entries that nothing is assigned to come back bit for bit. Cosines and sums are
+    float32. Memory beyond the result is one tile of (evicted block) x (kept).
 
     Args:
         merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
@@ -95,8 +93,7 @@ class LookMMerge(Reducer):
     def _filter_as_released(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, filtered as in the
-        release.
+        """Return the evicted positions to merge, the kept slots they merge into and the weights, ``[Hkv, f]`` each.
 
         rows, valid: as of `_evicted_positions`. cosine, slot, weight: ``[Hkv, e]``, of the nearest kept key.
         """
@@ -113,15 +110,10 @@ class LookMMerge(Reducer):
     def _merge_entries(
         self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor | None, count: Tensor
     ) -> Tensor:
-        """Return the kept entries, ``[Hkv, m, D]``, after evicted entries were merged into them.
+        """Return the ``kept`` entries, ``[Hkv, m, D]``, after entries of ``old`` were merged into them.
 
-        Args:
-            old: all entries.
-            kept: the kept entries before merging.
-            rows: ``[Hkv, e]``, indices of the entries of ``old`` to merge.
-            slot: the kept entry into which each is merged.
-            weight: factor of each; None: 1.
-            count: number of entries merged into each kept entry.
+        rows: ``[Hkv, e]``, indices of the entries to merge. slot, weight: the kept entry into which each is merged, and
+        the factor of each (None: 1). count: number of entries merged into each kept entry.
         """
         heads, slots, dim = kept.shape
         in_order = devices.at(kept.device).adds_in_order

@@ -78,8 +78,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return a finite score for each entry, float32 ``[Hkv, T]`` on the observation's device; higher scores are
-        kept.
+        """Return a finite score per entry, float32 ``[Hkv, T]`` on the observation's device; higher scores are kept.
 
         Of equal scores the selector, which also protects tokens, keeps the lower index. float64 is allowed for scores
         whose ties are broken by a second, smaller number (``numerics/ordering.py``). A scorer that rounds as a release

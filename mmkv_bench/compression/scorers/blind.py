@@ -15,11 +15,9 @@ class BlindScorer(Scorer):
     """A control that keeps no visual entry, a floor for every method's score. No parameters.
 
     Text token j (markers around an image included) scores j + 1, a visual token -1. ``PositiveOnly`` grants visual
-    tokens nothing, so the latest text entries stay, up to C, and fewer than C when the prompt has less text. Text
-    entries after an image have already absorbed some of it during the full prefill; the control does not undo that.
-
-    A prompt within its budget is kept whole, image included, as with every method (``prompt_within_budget`` in its
-    row). The control has no meaning for this prompt.
+    tokens nothing, so the latest text entries stay, up to C. Text entries after an image have already absorbed some of
+    it during the full prefill; the control does not undo that. A prompt within its budget is kept whole, image
+    included, as with every method; there the control has no meaning.
 
     Raises:
         UnsupportedError: from ``score``, for a prompt without visual tokens or with unknown token types.

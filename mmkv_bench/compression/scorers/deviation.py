@@ -53,11 +53,10 @@ def high_pass_parts(obs: Observation, gamma: float, keys: str) -> tuple[HighPass
 class DeviationScorer(Scorer):
     """FlashCache's outlier recognition (paper section 3.2.1, equations 6 to 10): no query and no attention is used.
 
-    Every channel of the layer's keys and values is a signal over the T tokens. An orthonormal DCT-II, of which the bins
-    ``m < omega`` are kept, and the inverse transform give the smooth base. A token's score is its distance from the
-    base: ``Dev[n] = MSE(K[n], K_base[n]) + MSE(V[n], V_base[n])``, the means over channels. float32, one FFT forward
-    and one back; extra memory O(T * D). Constant keys and values deviate by exactly 0 and rank by position. Padding is
-    no part of the signal.
+    Every channel of the layer's keys and values is a signal over the T tokens. Its smooth base is the part in the bins
+    ``m < omega`` of an orthonormal DCT-II. A token's score is its distance from the base:
+    ``Dev[n] = MSE(K[n], K_base[n]) + MSE(V[n], V_base[n])``, the means over channels. float32, one FFT forward and one
+    back; extra memory O(T * D). Constant keys and values deviate by exactly 0 and rank by position.
 
     Args:
         gamma: cut-off as a share of the T bins, in [0, 1): ``omega = max(1, int(gamma * T))``, so that bin 0 (the mean)
@@ -73,9 +72,8 @@ class DeviationScorer(Scorer):
 
     No code was released. Open in the paper and chosen here: gamma of its main tables (0.2, the entry of its gamma
     ablation, Table 5, that equals the result with budget allocation in Table 7); joint or per head (joint); before or
-    after rotation (after). It names no sinks or recents, so the selector keeps the last token alone
-    (``TopK(recents=1)``). Keys and values enter unweighted, as in equation 10, so the larger of the two decides,
-    usually the keys.
+    after rotation (after); sinks and recents (the last token alone, ``TopK(recents=1)``). Keys and values enter
+    unweighted, as in equation 10, so the larger of the two decides, usually the keys.
     """
 
     gamma: float = 0.2

@@ -38,13 +38,12 @@ class ExpectedAttentionScorer(Scorer):
     Fallback ``statistics_undefined``: fewer than two queries remain for the moments (T < 6 by default); the most recent
     tokens are kept instead.
 
-    Paper and code: kvpress is the authors' release. It gives the budget as the fraction REMOVED, drops the query bias
-    in older versions, refuses models with a query norm, and takes 1-D future positions, which are not those of a model
-    with mrope. ``reading=released`` is MM-ShiftKV's copy as far as it can run: the last token is forced (``recents=1``)
-    and everything is rounded (``rounding=model``). The copy's sinks get the layer's largest score, which has the effect
-    of protection. Not reproduced: its 1-D future positions, its rotation averaged in half precision, and a budget given
-    as a ratio (compared as text, never used). Its dispatcher never selects the class, so that paper's row cannot come
-    from it.
+    Paper and code: kvpress, the authors' release, drops the query bias in older versions, refuses models with a query
+    norm, and takes 1-D future positions, which are not those of a model with mrope. ``reading=released`` is
+    MM-ShiftKV's copy as far as it can run: the last token is forced (``recents=1``) and everything is rounded
+    (``rounding=model``). Not reproduced: its 1-D future positions, its rotation averaged in half precision, and a
+    budget given as a ratio (compared as text, never used). Its dispatcher never selects the class, so that paper's row
+    cannot come from it.
     """
 
     future: int = 512

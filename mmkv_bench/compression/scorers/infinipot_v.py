@@ -20,19 +20,19 @@ class InfiniPotVScorer(Scorer):
         TaR(t, i, j) = -1/r sum_{t' recent} cos(k(t, i, j), k(t', i, j))        VaN(t, i, j) = |v(t, i, j)|_2
 
     Text ranks before everything else. An older entry gets TaR 0 if no recent frame has an entry left in the same place.
+    Fallback ``no_frames``: outside of ``protocol=stream`` frames are unknown, and entries are ranked by their value
+    norm.
 
     Args:
         alpha: share of the budget for recent frames and TaR, in [0, 1]; 0 is the value norm alone.
         recent: r as a share of the frames that the stored entries would fill, in (0, 1], at least one frame.
 
-    Paper and code (release aiha-lab/InfiniPot-V; the equations are read from it and from notes on the paper, not from
-    the paper itself): the paper compresses to C when the cache reaches a larger M; under ``protocol=stream`` M is C
-    plus a chunk of the video. The release lays out the remaining entries as if they were whole frames, so that after
-    the first compression different places are compared; here each entry keeps its place. The release pools value norms
-    over neighbouring places, by kernels of 7, 5, 3 or 1 that follow the layer; the entries that remain here have gaps,
-    so nothing is pooled. The release does not count text towards C, and fails if recent frames alone exceed alpha C;
-    here they then take entries from VaN's share. Fallback ``no_frames``: under other protocols frames are unknown, and
-    entries are ranked by their value norm.
+    Paper and code (equations from the release aiha-lab/InfiniPot-V and from notes on the paper): the paper compresses
+    to C when the cache reaches a larger M; here M is C plus a chunk of the video. Not reproduced: the release lays out
+    the remaining entries as if they were whole frames, so that after the first compression different places are
+    compared. It pools value norms over neighbouring places, by kernels of 7, 5, 3 or 1 that follow the layer. It does
+    not count text towards C, and fails if recent frames alone exceed alpha C; here they then take entries from VaN's
+    share.
     """
 
     alpha: float = 0.5

@@ -29,13 +29,12 @@ class KVzipScorer(Scorer):
         max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T), causal among the fed
 
     The fed tokens are dropped: the cache is left as after the prefill, bit for bit. If a protocol has a context and a
-    question, only the context is fed again, so scores never know the question, and the same entries stay as under
-    ``query_agnostic``. Where the whole prompt is compressed, the question is part of the context; the template's tokens
-    after it are not, and stay. The replay costs two to three prefills, which count as compression.
+    question, only the context is fed again, so scores never know the question. Where the whole prompt is compressed,
+    the question is part of the context; the template's tokens after it are not, and stay. The replay costs two to three
+    prefills, which count as compression. It is refused with several sequences or without a run's prompt (``attach``).
 
-    Pictures are fed as the embeddings that the vision tower gave, and as text: fed tokens have the positions of an
-    answer that follows the context, one position per token on all axes. The paper has no pictures; an answer has no
-    grid to repeat.
+    Pictures, which the paper does not have, are fed as the embeddings that the vision tower gave, at the positions of
+    text: one per token on all axes, after the context.
 
     Args:
         chunk: m [tokens].
@@ -44,9 +43,8 @@ class KVzipScorer(Scorer):
     Paper, authors' release and kvpress: the paper and the release take chunks of 2,000 tokens, kvpress of 2,048. The
     sinks of the release's softmax are the whole system prompt; kvpress uses the first 4 tokens, as here. The release
     never evicts the template's prefix, as here; kvpress protects the first 4 tokens alone. Both compute softmax in the
-    model's dtype; here it is float32. Both mask evicted entries of a full cache by a threshold, whose ties may change a
-    budget by a few entries; here exactly the budget stays, equal scores by layer, head and token. The replay is refused
-    with several sequences or without a run's prompt (``attach``).
+    model's dtype, here float32, and mask evicted entries of a full cache by a threshold, whose ties may change a budget
+    by a few entries. Here exactly the budget stays, equal scores by layer, head and token.
     """
 
     chunk: int = 2048
@@ -85,7 +83,5 @@ class KVzipScorer(Scorer):
         return scores
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` if there are more sinks than C entries; the template's protected prefix does not
-        count.
-        """
+        """Return ``protected_reduced`` if sinks exceed C entries. The template's protected prefix does not count."""
         return ("protected_reduced",) if self.sinks > budget else ()

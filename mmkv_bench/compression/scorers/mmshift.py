@@ -38,10 +38,11 @@ class MMShiftScorer(Scorer):
     a_t (with lam above 0), then by the lower index. At 8 to 32 votes the steps of float32 (1e-6) are larger than most
     anchors, and even those of float64 are larger than the smallest. Extra memory is O(T): groups are streamed.
 
-    Choices where the paper is open: mu and sigma are those of the query projection's input, that is AFTER the input
-    norm, over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma;
-    bias and query norm are the module's own; proxy i (from 0) is i + 1 positions after the last token, all mrope axes
-    advanced together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets.
+    Open in the paper and chosen here: mu and sigma are those of the query projection's input, AFTER the input norm,
+    over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma; bias and
+    query norm are the module's own; proxy i (from 0) is i + 1 positions after the last token, all mrope axes advanced
+    together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets; what replaces the votes in
+    table 5; whether table 13 also splits the keys; which ratio table 10 takes for a layer.
 
     Args:
         samples: N, proxy queries per layer (table 8).
@@ -68,28 +69,24 @@ class MMShiftScorer(Scorer):
         modality: tokens whose statistics mu and sigma are (table 13): "unified" all, "vision" the visual ones, "text"
             the others, "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around
             the text's. All T keys are used in every case. If there is no token of the requested kind, all tokens are
-            used and the row says ``single_modality``; "vision" refuses prompts without visual tokens.
+            used (fallback ``single_modality``); "vision" refuses prompts without visual tokens.
         expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
         layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
         last_tokens: number of last tokens that mu and sigma are computed over, 0 = all T.
         plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state,
             at positions 1 to 16 after it, form one group.
-        calibration: data for ``centring=global`` and ``expansion=layer`` (in a configuration ``auto``, the model's
-            committed artefact, or a path): the content of an artefact made by
-            ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per layer E floats) and ``gamma`` (a float per layer:
-            std of decoded tokens over that of the prompt's).
-
-    Also open in the paper: what replaces the votes in table 5; whether table 13 also splits the keys; which ratio table
-    10 takes for a layer.
+        calibration: data for ``centring=global`` and ``expansion=layer``: ``mean`` (per layer E floats) and ``gamma``
+            (a float per layer: std of decoded tokens over that of the prompt's). Made by
+            ``python -m mmkv_bench calibrate mmshift``. In a configuration ``auto``, the model's committed artefact, or
+            a path.
 
     Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are
     isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets (+32, ...,
     +512, the same 16 in every group); anchor inside the groups as well as at the end; right-sided cover; last key
-    dropped; rounding in the model's dtype, votes and anchor added in float32. The release's LLaVA path has G = 16
-    groups of 32, statistics of the last 512 tokens, and two layers without proxies (method ``mmshift_llava``); as
-    released it does not run. Not reproduced: the global random stream, the unbiased std (relative difference below 1 /
-    T E), cumulative sums in float32, an unstable sort, and the fall-back to gamma = 1 in layers that a table shipped
-    for a 28-layer model lacks.
+    dropped; ``rounding=model``. The release's LLaVA path has G = 16 groups of 32, statistics of the last 512 tokens,
+    and two layers without proxies (method ``mmshift_llava``); as released it does not run. Not reproduced: the global
+    random stream, the unbiased std (relative difference below 1 / T E), cumulative sums in float32, an unstable sort,
+    and gamma = 1 in layers that a table shipped for a 28-layer model lacks.
     """
 
     samples: int = 512
@@ -268,10 +265,9 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation over the chosen tokens of the ``last_tokens``; over all of these if none
-        is.
+        """Return mean and standard deviation over the ``chosen`` among the ``last_tokens``, or over all of these.
 
-        chosen: bool ``[T]``; None: all tokens.
+        chosen: bool ``[T]``; all count if None, or if none of the ``last_tokens`` is chosen.
         """
         first_token = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first_token:]

@@ -17,10 +17,9 @@ class RecencyScorer(Scorer):
     with the last ``C - 4`` tokens.
 
     Paper and code: the original evicts one entry per new token and rotates keys by their index in the cache. The
-    benchmarks of this field, and this class, use it one-shot at the end of the prefill with true positions.
-    MM-ShiftKV's released class takes its number of sinks from a shared setting named ``window_size``: 4 in a clean
-    process, so ``reading=released`` changes nothing; 1 or 32 when another method's set-up ran before it (``sinks=1`` or
-    ``sinks=32`` reproduce that).
+    field's benchmarks use it one-shot at the end of the prefill with true positions, as here. MM-ShiftKV's released
+    class takes its number of sinks from a shared setting: 4 in a clean process, so ``reading=released`` changes
+    nothing; 1 or 32 when another method's set-up ran before it (``sinks=1`` or ``sinks=32``).
     """
 
     comparable = False

@@ -15,20 +15,18 @@ class TextPriorScorer(Scorer):
 
     ``s_j = sum_i A[i, j]`` over all T causal queries, summed over the g query heads of a KV head; for text tokens
     ``s_j += max_j s_j``, the head's maximum over all T tokens. Every text token then ranks before every visual one (a
-    sum that rounds to the maximum itself is raised to the next float32), text by its attention, visual tokens by
-    theirs. Sums are float32, so text tokens are ordered among themselves only up to the spacing of numbers twice the
-    maximum, which matters only when not all text fits. Recents and the rule for text above the budget belong to the
-    selector (``TextRecents``).
-
-    Fallback ``no_visual_tokens``: a prompt without visual tokens, or of unknown types, is scored by H2O's plain sums.
+    sum that rounds to the maximum itself is raised to the next float32). Sums are float32, so text tokens are ordered
+    among themselves only up to the spacing of numbers twice the maximum, which matters only when not all text fits.
+    Recents and the rule for text above the budget belong to the selector (``TextRecents``). Fallback
+    ``no_visual_tokens``: a prompt without visual tokens, or of unknown types, is scored by H2O's plain sums.
 
     Args:
         prior: text scores get the head's largest score on top, so that text ranks before visual tokens; false leaves
             the sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
 
     Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text
-    whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They treat each query
-    head of a model without GQA separately. Not reproduced: bfloat16 sums, 576 tokens per image and batch of one.
+    whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. Not reproduced: bfloat16
+    sums, 576 tokens per image and batch of one.
     """
 
     streams = False

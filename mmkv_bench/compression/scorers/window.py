@@ -18,9 +18,9 @@ from mmkv_bench.errors import ConfigError
 class WindowScorer(Scorer):
     """SnapKV (arXiv 2404.14469, section 4): attention of an observation window, smoothed along the prompt.
 
-    The last w queries attend to all T keys (causal inside the window); the probabilities are averaged over the w rows
-    and over the g query heads of a KV head; the columns before the window are pooled with stride 1. The selector keeps
-    the window itself (``TopK(window=w)``); its columns keep their unpooled mass here.
+    The last w queries attend to all T keys (causal inside the window). The probabilities are averaged over the w rows
+    and over the g query heads of a KV head, and pooled with stride 1 in the columns before the window. The selector
+    keeps the window itself (``TopK(window=w)``), whose columns are not pooled.
 
     Args:
         window: w, the observation window [tokens]. The window that is used is ``min(w, max(1, C // 2), T)``; below w
@@ -35,11 +35,10 @@ class WindowScorer(Scorer):
             of float32 models do not include this parameter.
 
     Paper and code: the SnapKV paper tunes w and k per model; codes circulate with (8, 7, max), (32, 7, max; method
-    ``adakv_official``) and (64, 5, average; ``snapkv_kvpress``). The defaults here, w = 32 and k = 5 with average
-    pooling, are those that MM-ShiftKV (appendix F.1) states for its baseline. The released code defaults to w = 1
-    instead, attention of the last query alone: ``reading=released`` sets that. All releases of the family round to the
-    model's dtype (``score_rounding=model``); which of equal scores stays is up to their topk; here it is the lower
-    index. LOOK-M's release has a window that is a share of the prompt; it is not reproduced.
+    ``adakv_official``) and (64, 5, average; ``snapkv_kvpress``). The defaults here are those that MM-ShiftKV (appendix
+    F.1) states for its baseline. Its released code defaults to w = 1 instead, as ``reading=released`` does. All
+    releases of the family round to the model's dtype (``score_rounding=model``) and leave equal scores to their topk;
+    here the lower index stays. Not reproduced: LOOK-M's window that is a share of the prompt.
     """
 
     window: int = 32

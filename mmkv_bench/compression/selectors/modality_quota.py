@@ -14,13 +14,12 @@ class ModalityQuota(TopK):
     """MadaKV's modality preference (arXiv 2506.15724).
 
     A head that was granted phi entries sums its scores over visual tokens (``w_v``) and over text (``w_t``). It keeps
-    the ``phi_v = phi * w_v / (w_v + w_t)`` best visual tokens and the ``phi - phi_v`` best text tokens. Images and
+    the ``phi_v = phi * w_v / (w_v + w_t)`` best visual tokens and the ``phi - phi_v`` best text tokens; images and
     videos are one modality. Shares are rounded to the nearest whole entry, halves in favour of visual tokens. A quota
     larger than its modality is cut and the other modality gets the excess, so that exactly phi entries stay. In a
     prompt with one modality (or unknown types) this modality gets everything (fallback ``single_modality``). If all
-    scores are 0, the modalities share in proportion to their numbers of tokens.
-
-    Protected tokens count towards their own modality's quota, which is never below their number.
+    scores are 0, the modalities share in proportion to their numbers of tokens. Protected tokens count towards their
+    own modality's quota, which is never below their number.
 
     Args:
         sinks, recents, window: see ``TopK``; none by default, because the paper names none.
