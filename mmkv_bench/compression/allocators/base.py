@@ -73,7 +73,7 @@ class Allocator(ABC):
         return None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the layer's statistics that the division needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU, or None."""
+        """Return statistics of a layer, float64 ``[k]`` or ``[Hkv, k]`` on the CPU; None: scores are enough."""
         return None
 
     def method_version(self, method: Composed) -> int:

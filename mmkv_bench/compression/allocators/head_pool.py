@@ -28,9 +28,9 @@ class HeadPool(Allocator):
     Args:
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; equal to the selector's
             window.
-        alpha: share of ``base`` that every head gets, in [0, 1].
-        normalize: for n_h, multiply each head's scores by the fraction of their sum that the head's ``base`` largest
-            scores hold. Needs scores of 0 or more.
+        alpha: share of ``base``, the budget without its window, that every head gets, in [0, 1].
+        normalize: compare the heads' scores after multiplying those of each head by the fraction of their sum that its
+            ``base`` largest hold. Needs scores of 0 or more.
         rounding: "remainder": largest remainder, exact totals; "nearest", as released: each cap is rounded separately.
 
     Paper and code: ``reading=released`` is AdaKV's release as MM-ShiftKV's copy sets it: ``normalize=true``,

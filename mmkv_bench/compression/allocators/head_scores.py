@@ -41,7 +41,7 @@ class HeadScores(Allocator):
             configuration ``auto`` or a path; the allocator can divide a budget only after this artefact is loaded.
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; equal to the selector's
             window.
-        rho_min: share of ``base`` that every head gets, in [0, 1].
+        rho_min: share of ``base``, the budget without its window, that every head gets, in [0, 1].
         scores: "calibrated"; "random", a control of the paper: scores of the same shape, drawn evenly from [0, 1);
             "uniform": the same cap for every head. MM-ShiftKV's release calls this SparseMM, because it overwrites the
             caps with a constant: SnapKV at the uniform budget.

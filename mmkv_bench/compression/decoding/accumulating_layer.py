@@ -79,10 +79,10 @@ class AccumulatingLayer(CompressedLayer):
         self.attention_sums = torch.cat([self.attention_sums, new_mass], 1)
 
     def _attention_of(self, query: Tensor, scaling: float) -> Tensor:
-        """Sum the attention to every slot over the newest tokens, ``query [Hq, n, D]``, and over the query heads of a
-        KV head.
+        """Return the attention of the newest tokens, ``query [Hq, n, D]``, to every slot: float32 `[Hkv, stored]`.
 
-        The result is float32 `[Hkv, stored]`.
+        It is summed over these tokens and over the query heads of a KV head. A token attends to the slots up to its
+        own.
         """
         keys = self.keys[0]
         if not self.ragged:

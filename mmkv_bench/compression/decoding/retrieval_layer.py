@@ -69,10 +69,9 @@ class Pages:
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
     def copy_rows_to_host(self, chosen: Tensor) -> Tensor:
-        """Start copying the row numbers of ``chosen`` chunks (int64 ``[H, slots]``); return the copy, int64
-        ``[H * slots]``.
+        """Start copying the row numbers of ``chosen`` chunks to the host; return the copy, int64 ``[H * slots]``.
 
-        The copy may be read only after the device has finished its work so far.
+        The copy may be read only after the device has finished its work so far. chosen: int64 ``[H, slots]``.
         """
         device = chosen.device
         rows = (torch.arange(self.heads, device=device)[:, None] * self.count + chosen).flatten()

@@ -28,11 +28,11 @@ class TextRecents(RecentShare):
             exact decimal arithmetic. LOOK-M's alpha1 = alpha2 is 0.5, MEDA's 3:1 is 0.75.
         follow: what the share refers to: "budget": the prompt's C, the last token included; "cap": the layer's cap, for
             allocations that differ between layers; under ``strict`` this excludes the token that is fed again.
-        rule: "strict": M + N entries; "union", LOOK-M's equation 8 as printed: also ALL text, which exceeds the cap if
-            text is not among the M + N; "all_text", the releases': both parts are rounded down, ALL text outside of the
-            recents is kept and counts towards N, so that ``max(N, text) + M`` entries stay, which exceeds the cap when
-            text exceeds N. "all_text" takes parts of the cap whatever ``follow`` says, and is allowed only for
-            ``reading=released``.
+        rule: "strict": the M recents and the N highest scores of the others; "union", LOOK-M's equation 8 as printed:
+            also ALL text, which exceeds the cap if text is not among these; "all_text", the releases': both parts are
+            rounded down, ALL text outside of the recents is kept and counts towards N, so that ``max(N, text) + M``
+            entries stay, which exceeds the cap when text exceeds N. "all_text" takes parts of the cap whatever
+            ``follow`` says, and is allowed only for ``reading=released``.
         margin: when the M recents are fewer than the prompt's text tokens, take as many recents as there are text
             tokens and ``margin`` [tokens] more, of any kind, above the cap; -1 = never.
         text_first: the scorer ranks text first, so that text over the budget is reported.
