@@ -166,7 +166,7 @@ class Hybrid(Allocator):
     def exceeds(self) -> bool:
         return self.power == "up"
 
-    printed = True  # padding to the next power of two is a reading of the paper's own sentence
+    printed = True  # the paper's own sentence may mean the next power of two
 
     def method_version(self, method: Composed) -> int:
         """Return 2 with ``power=up``, else 1.
@@ -208,14 +208,14 @@ class Hybrid(Allocator):
         text_count = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
         text_entries = min(text_count + window - min(context.refed, window), context.candidates)
         chunk_tokens = min(self.chunk, context.candidates)
-        is_taken = {
-            "text_over_budget": bool((head_budgets.entries[~head_budgets.dynamic] < text_entries).any()),
-            "chunk_reduced": bool((head_budgets.entries[head_budgets.dynamic] < chunk_tokens).any()),
+        entries, dynamic = head_budgets.entries, head_budgets.dynamic
+        happened = {
+            "text_over_budget": bool((entries[~dynamic] < text_entries).any()),
+            "chunk_reduced": bool((entries[dynamic] < chunk_tokens).any()),
             "infeasible_allocation": head_budgets.clipped,
-            "budget_unused": int(head_budgets.entries.sum())
-            < (context.budget - context.refed) * head_budgets.entries.numel(),
+            "budget_unused": int(entries.sum()) < (context.budget - context.refed) * entries.numel(),
         }
-        return tuple(name for name, true in is_taken.items() if true)
+        return tuple(name for name, true in happened.items() if true)
 
     # ---- how many entries they get
 
@@ -248,15 +248,14 @@ class Hybrid(Allocator):
         requested = ceil(exact_decimal(self.r) * budget * n_dynamic)
         # What static heads cannot hold (everything, if there are none) goes to the dynamic heads.
         dynamic_budget = min(max(requested, total - n_static * candidates), total)
-        entries_per_layer = (
-            self._readable_entries(dynamic_budget // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
-        )
-        static_entries = max(total - entries_per_layer * n_dynamic, 0)
+        entries_per_head = 0
+        if n_dynamic:
+            entries_per_head = self._readable_entries(dynamic_budget // n_dynamic, candidates, total // n_dynamic)
+        static_entries = max(total - entries_per_head * n_dynamic, 0)
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
-        static = water_fill(
-            self._weights(sparsity[~dynamic].tolist()), min(static_entries, n_static * candidates), candidates
-        )
-        entries = torch.full(dynamic.shape, entries_per_layer)
+        weights = self._weights(sparsity[~dynamic].tolist())
+        static = water_fill(weights, min(static_entries, n_static * candidates), candidates)
+        entries = torch.full(dynamic.shape, entries_per_head)
         entries[~dynamic] = torch.tensor(static, dtype=torch.int64)
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 

@@ -50,8 +50,6 @@ class Safeguard(Allocator):
         if budget >= candidates:
             return torch.full((heads,), candidates, dtype=torch.int64, device=score.device)
         floor = self.floor(budget)
-        scores_above_floor = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
-        best_indices = (
-            scores_above_floor.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
-        )
-        return (best_indices // scores_above_floor.shape[1]).bincount(minlength=heads) + floor
+        others = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
+        best_indices = others.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
+        return (best_indices // others.shape[1]).bincount(minlength=heads) + floor

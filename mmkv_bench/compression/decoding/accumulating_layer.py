@@ -25,7 +25,7 @@ class AccumulatingLayer(CompressedLayer):
     _refed: Tensor  # scores of prompt tokens that will be fed again
     _acts_from: int
     _recents_of: Callable[[int], int]  # entries of a head -> recents among them
-    _limit: int  # slots, and recents per head; set at the first token of the answer
+    _limit: int  # slots; set at the first token of the answer, as `_recents` [entries per head]
     _recents: Tensor | None
     _sinks: Tensor | None
 

@@ -74,9 +74,8 @@ class EvictingLayer(CompressedLayer):
         evicted_slots = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
         places = self.positions
         assert places is not None, "a layer made of rows has positions"
-        keeps = (places >= 0) & (
-            torch.arange(self.stored, device=self.device) != evicted_slots[..., None].to(self.device)
-        )
+        is_evicted = torch.arange(self.stored, device=self.device) == evicted_slots[..., None].to(self.device)
+        keeps = (places >= 0) & ~is_evicted
         # Right-align what stays: a stable sort puts kept slots last, in their old order.
         width = max(count - is_due for count, is_due in zip(counts, due, strict=True))
         index = keeps.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]

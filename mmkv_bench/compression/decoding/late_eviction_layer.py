@@ -23,7 +23,7 @@ class WaitingLayer(CompressedLayer):
 
     _parts: tuple[Allocator, Selector, Reducer]
     _prior: bool
-    _start: Start | None  # until the method reduces
+    _start: Start | None  # None once the layer is reduced
 
     @classmethod
     def of(cls, start: Start, allocator: Allocator, selector: Selector, reducer: Reducer, prior: bool) -> WaitingLayer:

@@ -60,12 +60,10 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 def hide(scores: Tensor, reach: range | Tensor) -> None:
     """Set ``scores [..., n, S]`` to -inf, in place, at keys after the last one that a row sees (``reach``)."""
-    smallest_reach = int(reach[0])
+    first = int(reach[0])  # keys before it are seen by every row
     last_keys = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
-    is_hidden = (
-        torch.arange(smallest_reach, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
-    )
-    scores[..., smallest_reach:].masked_fill_(is_hidden, float("-inf"))
+    is_hidden = torch.arange(first, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
+    scores[..., first:].masked_fill_(is_hidden, float("-inf"))
 
 
 def column_sums(

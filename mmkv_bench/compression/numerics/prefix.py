@@ -83,7 +83,7 @@ def scale_to(
         return [min(max(weight * factor, least), most) for weight in weights]
 
     positive = [weight for weight in weights if weight > 0]
-    # Between two of these factors the sum is a straight line; the wanted factor lies on one of them.
+    # Between two of these factors the sum is a straight line; the factor lies on one of them.
     corners = sorted({Fraction(bound) / weight for weight in positive for bound in (least, most)})
     upper_index = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
     if upper_index == len(corners):  # all layers with a weight are full: the others share the rest

@@ -11,7 +11,7 @@ from mmkv_bench.compression.lazy_torch import torch
 
 _ENDS = (0, -2, -1)
 _ends_only: ContextVar[bool] = ContextVar("ends_only", default=False)
-ROWS = 128  # of a head in one matrix multiplication; with fewer rows it is bound by memory
+ROWS = 128  # of a head in one matrix multiplication; fewer rows would be limited by memory speed
 
 
 def head_blocks(heads: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:

@@ -206,21 +206,15 @@ def _critical_ada(
     shares = allocator.layer(score, budget)[:, None]
     first_part = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
     norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()
-    value_weighted_scores = (score + made.epsilon) * norm
+    weighted = (score + made.epsilon) * norm
     in_first_part = _ranks(score) < first_part
-    second_part = ~in_first_part & (
-        _ranks(value_weighted_scores.masked_fill(in_first_part, -torch.inf)) < shares - first_part
-    )
-    span = (value_weighted_scores.amax() - value_weighted_scores.amin()).clamp_min(
-        torch.finfo(value_weighted_scores.dtype).tiny
-    )
-    return torch.where(
-        in_first_part, 5, (value_weighted_scores - value_weighted_scores.amin()) / span + 2 * second_part
-    )
+    second_part = ~in_first_part & (_ranks(weighted.masked_fill(in_first_part, -torch.inf)) < shares - first_part)
+    span = (weighted.amax() - weighted.amin()).clamp_min(torch.finfo(weighted.dtype).tiny)
+    return torch.where(in_first_part, 5, (weighted - weighted.amin()) / span + 2 * second_part)
 
 
 def _ranks(score: Tensor) -> Tensor:
-    """Return the rank of each entry in its head, int64 like ``score``: 0 is the highest; equal scores by index."""
+    """Return the rank of each entry in its head, int64 ``[Hkv,T]``: 0 is the highest; equal scores by index."""
     return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 

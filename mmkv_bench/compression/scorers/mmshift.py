@@ -20,7 +20,7 @@ from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
 COPIES = 16
-"""Proxies of a layer without sampling: this many copies of the prompt's last hidden state, in one group (release, LLaVA)."""
+"""Proxies of a layer without sampling: copies of the prompt's last hidden state, in one group (release, LLaVA)."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,12 @@ class MMShiftScorer(Scorer):
             raise ConfigError(
                 "layer_gamma has no effect with expansion=global; allowed: expansion=layer, or layer_gamma=[]"
             )
-        conflicting_settings = [f"centring={self.centring}"] if self.centring == "global" else []
-        conflicting_settings += (
-            ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
-        )
-        if conflicting_settings and self.calibration is None:
+        unset = self.expansion == "layer" and not self.layer_gamma
+        settings = [f"centring={self.centring}"] if self.centring == "global" else []
+        settings += ["expansion=layer without layer_gamma"] if unset else []
+        if settings and self.calibration is None:
             raise ConfigError(
-                f"{' and '.join(conflicting_settings)} needs statistics of other prompts; make them with `python -m mmkv_bench "
+                f"{' and '.join(settings)} needs statistics of other prompts; make them with `python -m mmkv_bench "
                 "calibrate mmshift` and give calibration=auto or the file's path"
             )
 

@@ -68,9 +68,8 @@ class ModalityQuota(TopK):
         visual = (types != 0).to(scores.device)
         forced = protected.to(scores.device).expand_as(scores)
         quota = self.quotas(scores, caps, visual, forced)
-        free_quota = torch.stack([quota, caps - quota], -1) - torch.stack([forced & visual, forced & ~visual], -1).sum(
-            1
-        )
+        forced_counts = torch.stack([forced & visual, forced & ~visual], -1).sum(1)
+        free_quota = torch.stack([quota, caps - quota], -1) - forced_counts
         # In each row's order of scores: the first `free_quota` unprotected tokens of either modality come first.
         is_free = ~forced.gather(-1, order)
         is_visual = visual[order]

@@ -108,13 +108,10 @@ class TextRecents(RecentShare):
         """Return M (recent tokens) and N (important tokens) of every cap, int64 like ``caps``."""
         share = exact_decimal(self.share)
         recents = caps * share.numerator // share.denominator
+        if self.rule != "all_text":
+            return recents, caps - recents
         important_share = 1 - share
-        return (
-            recents,
-            caps - recents
-            if self.rule != "all_text"
-            else caps * important_share.numerator // important_share.denominator,
-        )
+        return recents, caps * important_share.numerator // important_share.denominator
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """Return ``text_over_budget`` if a layer with the cap C has more text tokens before the M recents than N."""
