@@ -23,20 +23,19 @@ class Compensation(Allocator):
 
     A KV head needs ``k_v + k_t`` entries: the fewest visual and the fewest text tokens that hold the share theta of
     their modality's attention mass. Layer l starts with ``phi_l`` entries per KV head, where ``phi_1 = C``. Later
-    layers settle the difference ``K_l = sum_h (k_v + k_t - phi_l)``: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l is a
-    sum over the H KV heads while phi is per head, so K_l is divided by H here. All heads of a layer get the same cap,
-    rounded to the nearest whole entry, from 1 to n.
+    layers settle the difference ``K_l = sum_h (k_v + k_t - phi_l)``: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l is
+    divided by H, because phi is per head. All heads of a layer get the same cap, rounded to the nearest whole entry,
+    from 1 to n.
 
     Args:
         theta: share of a modality's mass that its tokens must cover, in (0, 1].
         proxies: number of last queries whose attention is measured; equal to ``proxies`` of ``TailMassScorer``.
         carry: the entries that a layer gets. "granted": ``phi_l + K_l / H``, the entries that its heads need on
-            average; the last layer takes what is left, so the total is exactly ``L * C``. Early layers that need much
-            can leave later ones one entry each. "printed": phi_l, as the formulas say by themselves. Then later layers
-            pay for entries that no layer has, or gain entries that no layer gave; the total is cut at ``L * C`` and may
-            stay below it.
+            average; the last layer takes what is left, so the total is exactly ``L * C``. "printed": phi_l, as the
+            formulas say by themselves. Then later layers pay for entries that no layer has, or gain entries that no
+            layer gave; the total is cut at ``L * C`` and may stay below it.
 
-    No code was found. Open or contradictory in third-party notes on the paper, and chosen here: theta, the units of
+    No code was found. Open or contradictory in the paper, by third-party notes, and chosen here: theta, the units of
     K_l, and ``carry``.
     """
 

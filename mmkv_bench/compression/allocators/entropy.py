@@ -25,12 +25,11 @@ UNDEFINED = 0.0  # the entropy of a prompt of one modality: equal in all layers,
 class Entropy(Allocator):
     """MEDA (arXiv 2502.17599, eq. 4 to 7): layer l gets ``softmax(E)_l * L * C`` entries per KV head.
 
-    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). The softmax has no temperature:
-    2 nats are a factor of 7.4, and shares above the prompt's length are common. The paper does not say what happens to
-    them. Here they are clipped, and the other layers divide the excess in proportion (water-filling). Whole entries
-    come from the largest remainder, so the model holds exactly ``C * L`` entries per KV head. All entropies must be
-    known first, so peak memory is the full cache's. A prompt of one modality has no cross-modal map: every layer gets C
-    (fallback ``single_modality`` or ``no_visual_tokens``).
+    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Shares above the prompt's
+    length, of which the paper says nothing, are clipped, and the other layers divide the excess in proportion
+    (water-filling). Whole entries come from the largest remainder, so the model holds exactly ``C * L`` entries per KV
+    head. All entropies must be known first, so peak memory is the full cache's. A prompt of one modality has no
+    cross-modal map: every layer gets C (fallback ``single_modality`` or ``no_visual_tokens``).
 
     Args:
         entropy: "cross_modal": the entropy of the two attention maps between modalities, each averaged over heads
@@ -38,12 +37,10 @@ class Entropy(Allocator):
         clamp: "none", or "released": shares are clamped to [0.01, 1] of the candidates and rounded down, and the excess
             is lost, so the total differs from the budget.
         rho: fraction of the candidates that is kept instead of the budget; 0 = the budget.
-        dynamic: false gives every layer the same number of entries (MEDA's ablation "without dynamic allocation", table
-            5).
+        dynamic: false gives every layer the same number of entries (MEDA's ablation, table 5).
 
     Paper and code (``reading=released``): the release computes ``entropy=full`` and ``clamp=released``, with a fixed
-    ``rho`` of 0.2 where the paper reports 0.1 on MileBench. Its cross-modal routine is never called, and averages
-    entropies of heads instead of maps. Not reproduced: float16 entropies that become NaN.
+    ``rho`` of 0.2 where the paper reports 0.1 on MileBench. Not reproduced: float16 entropies that become NaN.
     """
 
     entropy: Literal["cross_modal", "full"] = "cross_modal"

@@ -35,8 +35,8 @@ class HeadPool(Allocator):
 
     Paper and code: ``reading=released`` is AdaKV's release as MM-ShiftKV's copy sets it: ``normalize=true``,
     ``alpha * base`` rounded down, and ``rounding=nearest``, so that a layer may hold a few entries more or fewer than
-    its budget. AdaKV's own release pools scores by maximum over 7 tokens. Here all methods with a window pool by
-    average over 5, so that only the allocation differs.
+    its budget. AdaKV's own release pools scores by maximum over 7 tokens; here all methods with a window pool by
+    average over 5.
     """
 
     window: int = 32

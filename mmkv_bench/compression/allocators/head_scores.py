@@ -43,8 +43,8 @@ class HeadScores(Allocator):
             window.
         rho_min: share of ``base``, the budget without its window, that every head gets, in [0, 1].
         scores: "calibrated"; "random", a control of the paper: scores of the same shape, drawn evenly from [0, 1);
-            "uniform": the same cap for every head. MM-ShiftKV's release calls this SparseMM, because it overwrites the
-            caps with a constant: SnapKV at the uniform budget.
+            "uniform": the same cap for every head. MM-ShiftKV's release does this, because it overwrites the caps with
+            a constant.
         draw: seed of the random scores; no other setting reads it.
         surplus: "redistribute": other heads get what a head cannot hold; "drop": it is lost, so short prompts store
             less than their budget.
@@ -54,8 +54,7 @@ class HeadScores(Allocator):
 
     Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains r already. The release
     computes the cap above, with ``rounding=nearest`` and ``surplus=drop``. It compresses nothing if ``base > T - w``,
-    that is ``C > T``, where every method here keeps everything. The paper does not mention pooling; the release pools
-    by average over 5 tokens, as all methods with a window do here.
+    that is ``C > T``, where every method here keeps everything.
     """
 
     calibrated_by = "sparsemm"

@@ -112,8 +112,7 @@ class Hybrid(Allocator):
 
     - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model with heads of one kind gives B to them.
     - Dynamic heads share B_dyn equally. The entries that a head may read per step are rounded to a power of two and to
-      whole chunks; a share below one chunk is read as one smaller chunk. Static heads gain the entries saved by
-      rounding and lose those added by it.
+      whole chunks. Static heads gain the entries saved by rounding and lose those added by it.
     - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``, at most all candidates.
       The other static heads divide the excess, and the total is exact.
 
@@ -137,9 +136,7 @@ class Hybrid(Allocator):
     No code was released. Open in the paper and chosen here: k (its section 2 counts the top 5 %), alpha, the causal
     mask of equation 2, the head dimension as d in its scaling, the classes of query heads that share keys, and power.
     The paper pads dynamic budgets "to its nearest powers of 2": the nearest power (the default), or, as padding
-    suggests, the next higher one ("up", whose rows may exceed their budget and are marked). "down" stays within B, but
-    gives dynamic heads .38 to .64 of the mean budget at 10 % although r is .75. The paper's ceilings per head would
-    exceed the budget too.
+    suggests, the next higher one ("up", whose rows may exceed their budget and are marked).
     """
 
     heads: HeadClasses = field(default_factory=HeadClasses)

@@ -39,7 +39,7 @@ class Prefix(Allocator):
             with ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. In a
             configuration ``auto`` or a path; the allocator can divide a budget only after the profile is loaded.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
-            no more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
+            no more digits. The default is the smallest that the paper tries.
         steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = delta decides.
         rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer
             is rounded separately, halves to the even number. Under "offline" the profile is then used at the requested
@@ -47,11 +47,10 @@ class Prefix(Allocator):
             budget, plus the error of the profile's ratios, so this is allowed under ``reading=released`` alone.
 
     Paper and code: the release reads evicted fractions per layer from one file for each model and budget and rounds
-    each of them separately (``reading=released``). They need not add up to the budget in the file's name (10.11 % for
-    "10 %" of LLaVA-1.5-7B). The code that averaged samples into these files is not released. Not reproduced: the
-    release's search per sample stops within 5 tokens of the total, counts two protected entries in addition to each
-    prefix, and scales the EVICTED counts and rounds them down. Here the kept ratios are scaled, as the paper's text
-    says. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles, and are not parameters.
+    each of them separately (``reading=released``). They need not add up to the budget in the file's name. Not
+    reproduced: the release's search per sample stops within 5 tokens of the total, counts two protected entries in
+    addition to each prefix, and scales the EVICTED counts and rounds them down. Here the kept ratios are scaled, as the
+    paper's text says.
     """
 
     calibrated_by = "prefixkv"

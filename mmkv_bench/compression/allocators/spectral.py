@@ -21,10 +21,10 @@ class Spectral(Allocator):
     """FlashCache's dynamic budget allocation (paper section 3.2.2, equations 11 and 12).
 
     With ``P[m]`` the energy of bin m, summed over the channels of a layer's keys,
-    ``R_k = sum_{m > omega} P[m] / sum_m P[m]``. R_v is the same for values, and ``R_l = R_k + R_v``. As printed, bin
-    omega counts neither as base nor as outlier. Each KV head of a layer gets ``R_l / sum R * L * C`` entries, at most
-    n. The other layers divide the excess in proportion (water-filling), and largest-remainder rounding makes the total
-    exactly ``L * C``. A layer may get 0 entries.
+    ``R_k = sum_{m > omega} P[m] / sum_m P[m]``. R_v is the same for values, and ``R_l = R_k + R_v``. As in the paper,
+    bin omega counts neither as base nor as outlier. Each KV head of a layer gets ``R_l / sum R * L * C`` entries, at
+    most n. The other layers divide the excess in proportion (water-filling), and largest-remainder rounding makes the
+    total exactly ``L * C``. A layer may get 0 entries.
 
     All layers must have been seen, so peak memory equals the full cache's. The transform is shared with the scorer.
 

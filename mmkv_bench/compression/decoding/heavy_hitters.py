@@ -33,11 +33,9 @@ class HeavyHitters(DecodePolicy):
         share: share of the held entries that are recents, in [0, 1]; equal to the selector's share.
 
     Paper and code: of the authors' release, ``h2o_hf/utils_real_drop/modify_llama.py`` does what this class does.
-    ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and masks those that it would evict, with sizes that are
-    fractions of the prompt. ElasticCache's release, which made the H2O rows of PrefixKV's tables, is not reproduced.
-    Its one accumulated score for all layers and heads is not re-indexed when the prompt is reduced, so its minimum
-    selects other tokens than those that it was measured on, and its size follows the ratio as the answer grows. Its
-    selection after the prefill is ``method=h2o reading=released``.
+    ``h2o_hf/utils_hh/modify_llama.py`` masks entries instead. Not reproduced: ElasticCache's release, which made the
+    H2O rows of PrefixKV's tables, does not re-index its scores when the prompt is reduced, so it evicts other tokens
+    than those that the scores were measured on. Its selection after the prefill is ``method=h2o reading=released``.
     """
 
     share: float = 0.5

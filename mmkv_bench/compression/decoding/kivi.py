@@ -31,8 +31,8 @@ class KIVI(DecodePolicy):
     prompt. Fewer than R entries all stay in full precision until the answer has filled the residual (fallback
     `within_residual`), so with eviction R should be well below the budget.
 
-    Every step dequantises a whole layer for the attention kernel and drops that copy again. So stored bytes count the
-    packed entries only, and decoding is slower than with the paper's fused kernels.
+    Every step dequantises a whole layer for the attention kernel and drops that copy again. Decoding is therefore
+    slower than with the paper's fused kernels; stored bytes count the packed entries only.
 
     Args:
         bits: bits of a stored number, 2 or 4 as in the paper, or 8. The scale and minimum of each group are stored too,
@@ -43,8 +43,7 @@ class KIVI(DecodePolicy):
             quantises after it (released code).
 
     Paper and code: see ``flush``. The released code divides by zero for a constant group; here the scale is at least
-    1e-6, and such a group is restored exactly. Its kernels need the same length in all heads and one KV head per query
-    head; neither is needed here.
+    1e-6, and such a group is restored exactly.
     """
 
     bits: int = 2

@@ -34,8 +34,8 @@ class Late(DecodePolicy):
         prior: the scores of the prefill include a text prior (``TextPriorScorer``), which is removed, and applied again
             after the new attention is added.
 
-    Paper and code: MEDA's paper reduces at the end of the prefill, its release like this class. Not reproduced: the
-    release would reduce a second time, by stale scores, once a reduced cache has grown to T + 1 again.
+    Paper and code: MEDA's paper reduces at the end of the prefill, its release like this class. Not reproduced: a
+    second reduction, by stale scores, once the cache has grown to T + 1 again.
     """
 
     allocator: Allocator

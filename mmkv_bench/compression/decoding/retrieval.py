@@ -32,8 +32,8 @@ class ChunkRetrieval(DecodePolicy):
             "visible" as one of the head's chunks.
 
     A step is one forward pass, also if it feeds several tokens (the question of ``query_agnostic``): one choice by
-    their mean query. No code was released; the paper says nothing on incomplete chunks, on several query tokens or on
-    how the query heads of a KV head share a choice.
+    their mean query. No code was released. Open in the paper and chosen here: incomplete chunks, several query tokens,
+    and query heads that share a KV head.
     """
 
     heads: HeadClasses = field(default_factory=HeadClasses)

@@ -47,9 +47,9 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
     "right" takes ``searchsorted(cum, tau * total, right)`` keys: one key fewer unless the mass is met exactly, and no
     key when the first one alone exceeds it.
 
-    The result is as if keys were sorted, but is computed by search: the threshold is the smallest mass in the set.
-    Non-negative floats order like their bit patterns, so the interval of bit patterns around the threshold is halved a
-    few times, each time with one masked sum. Only the few keys still inside are then sorted. Sums are float64.
+    The threshold, the smallest mass in the set, is found without sorting all keys. Non-negative floats order like their
+    bit patterns, so the interval of bit patterns around the threshold is halved a few times, each time with one masked
+    sum. Only the few keys still inside are then sorted. Sums are float64.
 
     Args:
         mass: float32 ``[..., T]``, contiguous, non-negative, each row with a positive sum.

@@ -43,8 +43,8 @@ class LookMMerge(Reducer):
     over heads, is at least the mean of all cosines; so does ``sources=misaligned`` for "weighted". For "average" the
     release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the
     r-th token that PASSED, which ``sources=misaligned`` reproduces as well. "pivot" and "none" are not filtered. The
-    filter compares tokens over heads, so it needs the same number of evicted tokens in every head. The releases keep
-    all text, so they only ever merge visual tokens. Not reproduced: sums in bfloat16.
+    filter needs the same number of evicted tokens in every head. The releases keep all text, so they merge visual
+    tokens only. Not reproduced: sums in bfloat16.
 
     Raises:
         UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of tokens.

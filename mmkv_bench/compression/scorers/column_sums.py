@@ -20,9 +20,9 @@ class ColumnSumScorer(Scorer):
 
     Paper and code: the paper goes on accumulating while decoding and evicts one entry per new token
     (``method=h2o_decode``). The multimodal benchmarks that quote H2O use it one-shot at the end of the prefill
-    (``method=h2o``); the releases of LOOK-M and MEDA split the budget in the same halves. ElasticCache's release, which
-    PrefixKV's tables build on, computes these scores too, but keeps one set of tokens for the whole model and uses a
-    sorting permutation as ranks: ``method=h2o reading=released``, see the selector ``OneSet``.
+    (``method=h2o``). ElasticCache's release, which PrefixKV's tables build on, computes these scores too, but keeps one
+    set of tokens for the whole model and uses a sorting permutation as ranks: ``method=h2o reading=released``, see the
+    selector ``OneSet``.
     """
 
     needs = Needs(column_sums=True)

@@ -16,10 +16,10 @@ class EvenFramesScorer(Scorer):
     """A control that keeps evenly spaced frames: all, every second, every fourth, ... No parameters.
 
     A frame scores the power of two that divides its number, the first frame most. Of frames with equal scores every
-    second is evicted first, by the same rule. So the kept frames of a video stream are evenly spaced at any time
-    although its length is unknown, and an evicted frame is never needed later. Text before the first frame and between
-    frames scores higher than frames. A pair of frames that the model encodes together counts as one frame. Under other
-    protocols than ``protocol=stream``, and for a text, tokens take the place of frames.
+    second is evicted first, by the same rule. So the kept frames of a video stream are evenly spaced at any time,
+    although its length is unknown. Text before the first frame and between frames scores higher than frames. A pair of
+    frames that the model encodes together counts as one frame. Under other protocols than ``protocol=stream``, and for
+    a text, tokens take the place of frames.
 
     Paper and code: none is reproduced. Sampling fewer frames before the model sees them is ``model.frames``.
     """

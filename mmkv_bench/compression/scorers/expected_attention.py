@@ -42,8 +42,7 @@ class ExpectedAttentionScorer(Scorer):
     norm, and takes 1-D future positions, which are not those of a model with mrope. ``reading=released`` is
     MM-ShiftKV's copy as far as it can run: the last token is forced (``recents=1``) and everything is rounded
     (``rounding=model``). Not reproduced: its 1-D future positions, its rotation averaged in half precision, and a
-    budget given as a ratio (compared as text, never used). Its dispatcher never selects the class, so that paper's row
-    cannot come from it.
+    budget given as a ratio (compared as text, never used).
     """
 
     future: int = 512

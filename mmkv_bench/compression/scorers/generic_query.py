@@ -20,9 +20,9 @@ class GenericQueryScorer(TailMassScorer):
     Args:
         proxies: most tokens of the template that are used, its last ones [tokens].
 
-    Paper and code: written from the paper's abstract and notes on it; its equations were not available and no code was
-    found. Not implemented are the filter that leaves out frames similar to the one before, the merged prototype entry
-    of each frame, and positions scaled beyond the model's context (YaRN).
+    No code was found; written from the paper's abstract and notes on it. Not implemented: the filter that leaves out
+    frames similar to the one before, the merged prototype entry of each frame, and positions scaled beyond the model's
+    context (YaRN).
     """
 
     proxies: int = 8

@@ -30,9 +30,8 @@ class InfiniPotVScorer(Scorer):
     Paper and code (equations from the release aiha-lab/InfiniPot-V and from notes on the paper): the paper compresses
     to C when the cache reaches a larger M; here M is C plus a chunk of the video. Not reproduced: the release lays out
     the remaining entries as if they were whole frames, so that after the first compression different places are
-    compared. It pools value norms over neighbouring places, by kernels of 7, 5, 3 or 1 that follow the layer. It does
-    not count text towards C, and fails if recent frames alone exceed alpha C; here they then take entries from VaN's
-    share.
+    compared. It pools value norms over neighbouring places. It does not count text towards C, and fails if recent
+    frames alone exceed alpha C; here they then take entries from VaN's share.
     """
 
     alpha: float = 0.5

@@ -41,8 +41,8 @@ class KVzipScorer(Scorer):
         sinks: first keys that are part of every softmax (at most those before the chunk) and that always stay [tokens].
 
     Paper, authors' release and kvpress: the paper and the release take chunks of 2,000 tokens, kvpress of 2,048. The
-    sinks of the release's softmax are the whole system prompt; kvpress uses the first 4 tokens, as here. The release
-    never evicts the template's prefix, as here; kvpress protects the first 4 tokens alone. Both compute softmax in the
+    sinks of the release's softmax are the whole system prompt; kvpress uses the first 4 tokens, as here. The template's
+    prefix always stays, as in the release; kvpress protects the first 4 tokens alone. Both compute softmax in the
     model's dtype, here float32, and mask evicted entries of a full cache by a threshold, whose ties may change a budget
     by a few entries. Here exactly the budget stays, equal scores by layer, head and token.
     """

@@ -29,8 +29,8 @@ class LayerMeanScorer(Scorer):
             [tokens].
 
     Paper and code: PrefixKV's release ranks by the importance itself, in the half precision of the attention; here
-    scores are float32. Equal scores: lower index first (torch's unstable sort decides in the releases). Not reproduced:
-    ElasticCache's release crashes beyond 2048 tokens, and deletes the first token when only one token is to be evicted.
+    scores are float32. Not reproduced: ElasticCache's release crashes beyond 2048 tokens, and deletes the first token
+    when only one token is to be evicted.
     """
 
     ranking: Literal["importance", "permutation"] = "importance"

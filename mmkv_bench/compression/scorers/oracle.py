@@ -14,8 +14,8 @@ class OracleScorer(Scorer):
     """The attention mass that the full cache's own answer, fed token by token (teacher-forced), pays to each entry.
 
     Per layer and KV head: softmax(scaling * q K^T) over every entry that a token sees, mean over the g query heads,
-    summed over all tokens that `full` feeds after the prefill; prompt columns only. This is a control, not a method: it
-    decodes with the full cache first, so it saves nothing, and no method knows the answer that it will give. No paper.
+    summed over all tokens that `full` feeds after the prefill; prompt columns only. A control, not a method: it decodes
+    with the full cache first. No paper.
 
     `full` runs under the same protocol. Under `paper` it feeds the answer's tokens but the last; under `strict` the
     prompt's last token before them; under `query_agnostic` the whole question before them. So exactly those queries

@@ -15,10 +15,9 @@ from mmkv_bench.errors import UnsupportedError
 class PixelsScorer(Scorer):
     """A control that shows smaller images, or videos with fewer frames, until the full cache fits. No parameters.
 
-    It shows what equal memory gives without any method. Nothing is scored and nothing is evicted:
-    ``generation/smaller_prompts.py`` makes the smaller prompt through the model's own processor, and it is prefilled by
-    itself. Fallback ``pixels_over_budget``: the smallest pictures leave more entries than the budget, and are used. A
-    prompt within its budget equals `full`.
+    It shows what equal memory gives without any method. Nothing is evicted: ``generation/smaller_prompts.py`` makes the
+    smaller prompt through the model's own processor, and it is prefilled by itself. Fallback ``pixels_over_budget``:
+    the smallest pictures leave more entries than the budget, and are used. A prompt within its budget equals `full`.
 
     Raises:
         UnsupportedError: from ``score``, which is only called outside of a run.

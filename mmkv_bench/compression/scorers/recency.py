@@ -17,9 +17,8 @@ class RecencyScorer(Scorer):
     with the last ``C - 4`` tokens.
 
     Paper and code: the original evicts one entry per new token and rotates keys by their index in the cache. The
-    field's benchmarks use it one-shot at the end of the prefill with true positions, as here. MM-ShiftKV's released
-    class takes its number of sinks from a shared setting: 4 in a clean process, so ``reading=released`` changes
-    nothing; 1 or 32 when another method's set-up ran before it (``sinks=1`` or ``sinks=32``).
+    field's benchmarks use it one-shot at the end of the prefill with true positions, as here. MM-ShiftKV's release has
+    4 sinks in a clean process; 1 or 32 if another method's set-up ran before.
     """
 
     comparable = False

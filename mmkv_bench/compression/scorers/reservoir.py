@@ -23,8 +23,7 @@ class ReservoirScorer(Scorer):
     The number is a hash (splitmix64) of the token's index and of a start value, which is drawn on the CPU from (seed,
     sample, layer, head).
 
-    Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with
-    priorities.
+    The idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with priorities.
     """
 
     stochastic = True

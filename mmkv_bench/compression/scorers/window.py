@@ -38,7 +38,7 @@ class WindowScorer(Scorer):
     ``adakv_official``) and (64, 5, average; ``snapkv_kvpress``). The defaults here are those that MM-ShiftKV (appendix
     F.1) states for its baseline. Its released code defaults to w = 1 instead, as ``reading=released`` does. All
     releases of the family round to the model's dtype (``score_rounding=model``) and leave equal scores to their topk;
-    here the lower index stays. Not reproduced: LOOK-M's window that is a share of the prompt.
+    here the lower index stays.
     """
 
     window: int = 32

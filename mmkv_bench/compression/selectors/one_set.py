@@ -20,8 +20,7 @@ class OneSet(RecentShare):
         sinks, recents, window, share: see ``RecentShare``; here the last token alone by default.
         ranking: `value` keeps the tokens of the highest mean. `permutation` is ElasticCache's released H2O: to evict f
             tokens, it sorts the unprotected tokens by score and keeps the j-th token if the j-th INDEX of the sorted
-            order exceeds f. This does not rank token j at all. f + 1 tokens are evicted, except that f = 1 evicts the
-            lowest score after the first token.
+            order exceeds f. f + 1 tokens are evicted, except that f = 1 evicts the lowest score after the first token.
     """
 
     recents: float = 1

@@ -38,9 +38,9 @@ class TextRecents(RecentShare):
         text_first: the scorer ranks text first, so that text over the budget is reported.
 
     Paper and code: LOOK-M's release is ``all_text`` with halves, and sinks=4 in its class without text prior. MEDA's is
-    ``all_text``, halves instead of 3:1, ``margin=100`` in its average class and 0 in its pivot class. If the margin
-    leaves fewer than N tokens to choose from, the release stops with an error; here all of them stay. The release does
-    not reduce prompts without an image; here they are reduced like H2O, within the budget.
+    ``all_text``, halves instead of 3:1, ``margin=100`` in its average class and 0 in its pivot class. The release stops
+    with an error if the margin leaves fewer than N tokens to choose from, and does not reduce prompts without an image;
+    here all of these tokens stay, and such prompts are reduced like H2O.
     """
 
     streams = False
