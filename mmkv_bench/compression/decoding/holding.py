@@ -20,10 +20,10 @@ class Holding(DecodePolicy):
     """Base of fixed-distance eviction and of a sliding window; subclasses choose the entry to evict.
 
     Let a head hold m entries when the answer begins, including prompt tokens fed after the reduction (the question, or
-    the token that ``strict`` feeds again), and rho be the share of the prompt (or context) that the head kept. After k
-    answer tokens the head may hold ``m + rho * k`` entries under "ratio" and m under "size". As soon as it holds at
-    least one more, one entry is evicted, after the newest token has attended to it. Counts are exact and kept on the
-    host: no step waits for the device.
+    the token that ``strict`` feeds again), and rho be the share of the prompt (or context) that the head kept, slack
+    included. After k answer tokens the head may hold ``m + rho * k`` entries under "ratio" and m under "size". As soon
+    as it holds at least one more, one entry is evicted, after the newest token has attended to it. Counts are exact and
+    kept on the host: no step waits for the device.
 
     Args:
         hold: "ratio": a head keeps the same share of the answer as of the prompt; "size": its size stays constant.
