@@ -186,7 +186,7 @@ def test_every_statistic_equals_a_dense_softmax_and_is_another_number_without_bl
         return {
             "column_sums": attention.column_sums(query, key, scaling, reach=reach),
             "window_mass": attention.window_mass(tail, key, scaling, reach=last),
-            "half_window": attention.half_window(tail, key, scaling, reach=last),
+            "half_window": attention.rounded_window_mass(tail, key, scaling, reach=last),
             "causal_entropy": torch.tensor(entropy.causal_entropy(query, key, scaling, reach=reach)),
             "top_mass": entropy.top_mass(query, key, scaling, rows, 4, reach=reach),
         }

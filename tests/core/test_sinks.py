@@ -113,7 +113,7 @@ def statistics(query, key, scaling, sinks):
     square, grouped = (query, key[:, -24:], scaling), (query, key, scaling, 6)
     made = {
         "column_sums": attention.column_sums(query, key, scaling, 16, sinks),
-        "half_window": attention.half_window(query, key, scaling, sinks),
+        "half_window": attention.rounded_window_mass(query, key, scaling, sinks),
         "group_mass": torch.cat([*proxies.group_mass(*grouped, sinks=sinks)], 2),
         "apart": torch.cat([*proxies.group_mass(*grouped, per_query_head=True, sinks=sinks)], 2),
         "total_mass": proxies.total_mass(*grouped, sinks=sinks),

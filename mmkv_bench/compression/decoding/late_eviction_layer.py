@@ -13,7 +13,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.compression.reducers.base import Reducer
-from mmkv_bench.compression.scorers.text_prior import with_text_prior, without_text_prior
+from mmkv_bench.compression.scorers.text_prior import add_text_prior, remove_text_prior
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.errors import ConfigError
 
@@ -61,8 +61,8 @@ class WaitingLayer(CompressedLayer):
         if types is not None:
             types = torch.nn.functional.pad(types.to(scores.device), (0, total - len(types)))
         if self._prior and types is not None and bool((types > 0).any()):
-            scores[:, :scored] += without_text_prior(prefill_scores, types[:scored])
-            scores = with_text_prior(scores, types)
+            scores[:, :scored] += remove_text_prior(prefill_scores, types[:scored])
+            scores = add_text_prior(scores, types)
         else:
             scores[:, :scored] += prefill_scores
         context = Context(start.context.budget, total, 0, types, start.context.summaries)

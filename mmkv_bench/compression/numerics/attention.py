@@ -174,7 +174,7 @@ def is_half(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 2
 
 
-def half_window(
+def rounded_window_mass(
     tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> Tensor:
     """Return the mean attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys.

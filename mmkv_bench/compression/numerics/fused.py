@@ -27,21 +27,21 @@ _OPTIONS = {"enable_fp_fusion": True}  # explicit: the default changes in Triton
 _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, whose first call imports torch's compiler
 
 
-def _register(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _register(schema: str, empty: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Return a decorator that registers a function as a torch operation.
 
-    made: function that returns an empty result of the right shape and dtype, for fake tensors.
+    empty: function that returns an empty result of the right shape and dtype, for fake tensors.
     """
 
-    def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"mmkv_bench::{name}", made, lib=_LIBRARY)
+        torch.library.register_fake(f"mmkv_bench::{name}", empty, lib=_LIBRARY)
         operation: Callable[..., Tensor] = getattr(torch.ops.mmkv_bench, name)
         return operation
 
-    return registered
+    return register
 
 
 def _empty_mass(

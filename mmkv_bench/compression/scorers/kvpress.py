@@ -99,12 +99,12 @@ class PressScorer(Scorer):
         return (self.press, self._effective_args, budget)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        library, made = presses.load(), self._build_press(obs, budget)
-        scoring = made.press if self.press in presses.POOLED else made
+        library, press = presses.load(), self._build_press(obs, budget)
+        scoring = press.press if self.press in presses.POOLED else press
         is_wrapped = len(presses.chain(library, scoring)) > 1
         score = self._ask(obs, scoring, seed) if is_wrapped else self._innermost_score(obs, budget, seed)
         if self.press == presses.CRITICAL_ADA and self.allocator is not None:
-            score = _critical_ada(library, made, score, self.allocator, obs, budget)
+            score = _critical_ada(library, press, score, self.allocator, obs, budget)
         protected = self._always_kept(obs, budget, seed)
         exceeds_budget = protected.sum(-1, keepdim=True) > budget
         kept_protected = _latest_tokens(protected, budget)
@@ -133,8 +133,8 @@ class PressScorer(Scorer):
 
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
-    def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Return the score that the press `made` gives for the observation, float32 ``[Hkv,T]``."""
+    def _ask(self, obs: Observation, press: Any, seed: int) -> Tensor:
+        """Return the score that ``press`` gives for the observation, float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "
@@ -155,7 +155,7 @@ class PressScorer(Scorer):
         try:
             with devices.at(obs.device).forked_random():
                 torch.manual_seed(obs.generator("kvpress", seed).initial_seed() if self.stochastic else 0)
-                score = made.score(_View(obs), obs.states[None], obs.key[None], obs.value[None], None, kwargs)
+                score = press.score(_View(obs), obs.states[None], obs.key[None], obs.value[None], None, kwargs)
         except Exception as error:  # a press asserts what it supports, and may raise anything
             raise UnsupportedError(f"kvpress' {self.press} cannot score this prompt: {first_line(error)}") from error
         if score.shape != (1, *obs.key.shape[:2]):
@@ -195,7 +195,7 @@ def _latest_tokens(protected: Tensor, budget: int) -> Tensor:
 
 
 def _critical_ada(
-    library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
+    library: Any, press: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
 ) -> Tensor:
     """Return CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5], whose `C * Hkv` highest entries stay.
 
@@ -204,9 +204,9 @@ def _critical_ada(
     part 2 to 3, and all others 0 to 1, ordered by that product.
     """
     shares = allocator.layer(score, budget)[:, None]
-    first_part = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
+    first_part = (shares * press.first_stage_ratio).long().clamp_min(allocator.floor(budget))
     norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()
-    weighted = (score + made.epsilon) * norm
+    weighted = (score + press.epsilon) * norm
     in_first_part = _ranks(score) < first_part
     second_part = ~in_first_part & (_ranks(weighted.masked_fill(in_first_part, -torch.inf)) < shares - first_part)
     span = (weighted.amax() - weighted.amin()).clamp_min(torch.finfo(weighted.dtype).tiny)

@@ -40,14 +40,14 @@ class TextPriorScorer(Scorer):
         sums, types = obs.column_sums, obs.token_types
         if not self.prior or types is None or not bool((types > 0).any()):
             return sums
-        return with_text_prior(sums, types)
+        return add_text_prior(sums, types)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         has_no_visual = types is None or not bool((types > 0).any())
         return ("no_visual_tokens",) if self.prior and has_no_visual else ()
 
 
-def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
+def add_text_prior(sums: Tensor, types: Tensor) -> Tensor:
     """Return the sums with each row's maximum added to its text tokens, ``[Hkv, n]``.
 
     sums: float32 ``[Hkv, n]``, 0 or more. types: int ``[n]``.
@@ -57,8 +57,8 @@ def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
     return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, score_above_all), sums)
 
 
-def without_text_prior(scores: Tensor, types: Tensor) -> Tensor:
-    """Return the sums from which ``with_text_prior`` made these scores, up to its rounding.
+def remove_text_prior(scores: Tensor, types: Tensor) -> Tensor:
+    """Return the sums from which ``add_text_prior`` made these scores, up to its rounding.
 
     The largest score gives the maximum M of the sums: it is M if a visual token had the maximum, 2 M if a text token
     had it.

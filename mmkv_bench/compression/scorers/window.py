@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
-from mmkv_bench.compression.numerics.attention import half_window, is_half, window_mass
+from mmkv_bench.compression.numerics.attention import is_half, rounded_window_mass, window_mass
 from mmkv_bench.compression.observation import Needs, Observation, effective_window
 from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.compression.scorers.base import Scorer
@@ -88,7 +88,7 @@ class WindowScorer(Scorer):
         """Return the scores ``[Hkv, T]`` with every step rounded to the model's half precision."""
         tail, prefix = obs.tail(w), obs.length - w
         reach = obs.tail_reach(w)
-        mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling, obs.sinks, reach))
+        mass = obs.shared(("half_window", w), lambda: rounded_window_mass(tail, obs.key, obs.scaling, obs.sinks, reach))
 
         def grouped(heads: Tensor) -> Tensor:
             return heads.view(obs.key.shape[0], obs.groups, obs.length).mean(1)
