@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from mmkv_bench.calibrate.samples import Cell, PromptSample, answer_ids, encoded, visual_tokens
 from mmkv_bench.compression.allocators.hybrid import Hybrid
-from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios, scaled
+from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios, scale_to
 from mmkv_bench.compression.observation import Needs, Observation, PromptBatch
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import CalibrationError
@@ -140,7 +140,7 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
     for rho, samples in zip(GRID, zip(*measured, strict=True), strict=True):
         columns = list(zip(*samples, strict=True))
         mean_shares = [Fraction(fmean(column)) for column in columns]
-        ratios.append([float(share) for share in scaled(mean_shares, len(columns) * Fraction(rho))])
+        ratios.append([float(share) for share in scale_to(mean_shares, len(columns) * Fraction(rho))])
         std.append([pstdev(column) for column in columns])
     return {"layers": len(measured[0][0]), "grid": [float(rho) for rho in GRID], "ratios": ratios, "std": std}
 

@@ -123,7 +123,7 @@ def test_released_prefix_files_become_a_profile(tmp_path):
     said = " ".join(made.settings["oddities"])
     assert "prefixkv_some-7b_0.9.json keeps 0.102500 on average where its name says 0.1" in said
     assert "0.5.json keeps" not in said and "no file for the budgets 0.2, 0.3, 0.4, 0.6" in said
-    caps = Prefix(calibration=made.data, rounding="nearest")._from_profile(100, 1000, LAYERS)
+    caps = Prefix(calibration=made.data, rounding="nearest")._counts_from_profile(100, 1000, LAYERS)
     assert caps == [200, 100, 50, 60]
 
 

@@ -70,7 +70,7 @@ def test_kernels_compile_for_devices_of_two_generations(monkeypatch, tmp_path, d
 
     names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     query, key = (torch.empty(heads, 512, dim, dtype=names[name]) for heads, name in zip((14, 2), dtypes, strict=True))
-    shape = fused._shape(query, key, 512)
+    shape = fused._kernel_constants(query, key, 512)
     search = {"LEFT": True, "BLOCK": fused.BLOCK}
     given = {
         "row_softmax": {**shape, "CAUSAL": True},

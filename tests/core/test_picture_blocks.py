@@ -124,7 +124,7 @@ class Seen(parts.RandomScores):
         top = entropy.top_mass(obs.queries, obs.key, obs.scaling, [7, 20, 41], 5, None, obs.reach)
         mean = entropy.causal_entropy(obs.queries, obs.key, obs.scaling, None, obs.reach)
         apart = WindowScorer(WINDOW, pool=3, pooling="max", heads="last").score(obs, 2 * WINDOW, 0)
-        rounded = WindowScorer(WINDOW, pool=1, score_rounding="model")._rounded(obs, WINDOW)
+        rounded = WindowScorer(WINDOW, pool=1, score_rounding="model")._rounded_scores(obs, WINDOW)
         first = torch.tensor([one.value for one in quantities.sinks(obs, obs)][:-1])  # the last is of no attention
         self.seen.append((obs.reach, obs.column_sums, obs.window_mass(WINDOW), top, mean, apart, rounded, first))
         return super().score(obs, budget, seed)
@@ -188,7 +188,7 @@ def test_every_statistic_equals_a_dense_softmax_and_is_another_number_without_bl
         return {
             "column_sums": attention.column_sums(query, key, scaling, reach=reach),
             "window_mass": attention.window_mass(tail, key, scaling, reach=last),
-            "half_window": attention.half_window(tail, key, scaling, reach=last),
+            "half_window": attention.rounded_window_mass(tail, key, scaling, reach=last),
             "causal_entropy": torch.tensor(entropy.causal_entropy(query, key, scaling, reach=reach)),
             "top_mass": entropy.top_mass(query, key, scaling, rows, 4, reach=reach),
         }

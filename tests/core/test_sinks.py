@@ -88,7 +88,7 @@ def test_a_decode_policy_that_adds_attention_up_counts_them():
     layer.update(key[None, :, 11:], key[None, :, 11:])
     layer.attended(query[None], scaling)
     wanted = dense(query, key, scaling, sinks, causal=True).sum((1, 2))
-    torch.testing.assert_close(layer.gathered.double(), wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(layer.attention_sums.double(), wanted, atol=1e-6, rtol=1e-5)
 
 
 def tensors(rows, length, heads=2, dim=8, seed=0):
@@ -113,7 +113,7 @@ def statistics(query, key, scaling, sinks):
     square, grouped = (query, key[:, -24:], scaling), (query, key, scaling, 6)
     made = {
         "column_sums": attention.column_sums(query, key, scaling, 16, sinks),
-        "half_window": attention.half_window(query, key, scaling, sinks),
+        "half_window": attention.rounded_window_mass(query, key, scaling, sinks),
         "group_mass": torch.cat([*proxies.group_mass(*grouped, sinks=sinks)], 2),
         "apart": torch.cat([*proxies.group_mass(*grouped, per_query_head=True, sinks=sinks)], 2),
         "total_mass": proxies.total_mass(*grouped, sinks=sinks),

@@ -55,7 +55,7 @@ def test_what_a_timed_pass_keeps_is_the_profile_scaled_to_the_prompt():
             "the same C: the same entries, and the step's own"
         )
         allocator = cell.compressor.allocator
-        assert isinstance(allocator, Replayed) and allocator.divided(32, 299) == row["kept"]
+        assert isinstance(allocator, Replayed) and allocator.divide(32, 299) == row["kept"]
     assert len({profile.digest for profile in plan.profiles.values()}) == 2
     own = plan_passes(composed(METHODS, "prompts=image")).cells
     assert not {cell.cell for cell in own} & set(plan.profiles)
@@ -65,7 +65,7 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
     kept, entries = ((10, 30), (5, 15)), 15
     replayed = Replayed(HeadPool(), kept, entries)
     for budget, candidates in ((15, 100), (30, 100), (7, 100), (40, 60), (59, 60)):
-        found = replayed.divided(budget, candidates)
+        found = replayed.divide(budget, candidates)
         flat = [count for layer in found for count in layer]
         assert sum(flat) == min(60 * budget // entries, 4 * candidates) and max(flat) <= candidates
         if max(flat) < candidates:

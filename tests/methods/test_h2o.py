@@ -158,10 +158,10 @@ def test_every_head_evicts_as_a_list_of_tokens_would(counts, group, share, extra
             state.evict(share)
             slots = layer.slot_positions()[0, head]
             assert slots[slots >= 0].tolist() == state.held
-            weights = layer.gathered[head][slots >= 0]
+            weights = layer.attention_sums[head][slots >= 0]
             expected = torch.tensor([state.gathered[j] for j in state.held])
             assert torch.allclose(weights, expected, atol=1e-5)
-            assert not layer.gathered[head][slots < 0].any()
+            assert not layer.attention_sums[head][slots < 0].any()
 
 
 def run_by_hand(scores, share):

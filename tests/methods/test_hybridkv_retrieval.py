@@ -112,7 +112,7 @@ def test_all_chunks_are_the_full_cache(n, partial):
 def test_equal_chunks_are_taken_from_the_first():
     _, _, layer = begin(64, 1, {0}, 16)
     layer.pages.means.fill_(1.0)
-    assert layer.pages.best(torch.ones(1, 8), False).tolist() == [[0, 1]]
+    assert layer.pages.best_chunks(torch.ones(1, 8), False).tolist() == [[0, 1]]
 
 
 def test_an_incomplete_chunk_counts_by_the_mean_of_what_exists():
@@ -124,9 +124,9 @@ def test_an_incomplete_chunk_counts_by_the_mean_of_what_exists():
     layer = ChunkRetrieval().layer(start)
     assert layer.pages.means[0, :, 0].tolist() == [2.0, 3.0]
     query = torch.tensor([[1.0, 0, 0, 0]])
-    assert layer.pages.best(query, False).tolist() == [[1]]
-    assert layer.pages.best(-query, False).tolist() == [[0]]
-    assert layer.pages.best(-query, True).tolist() == [[1]]  # partial=visible
+    assert layer.pages.best_chunks(query, False).tolist() == [[1]]
+    assert layer.pages.best_chunks(-query, False).tolist() == [[0]]
+    assert layer.pages.best_chunks(-query, True).tolist() == [[1]]  # partial=visible
     pages = layer.pages.keys.view(1, 2, 8, 4)
     assert torch.equal(pages[0, 1, :, 0], torch.full((8,), 3.0))
 

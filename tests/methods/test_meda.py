@@ -21,7 +21,7 @@ from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.late import Late
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
-from mmkv_bench.compression.scorers.text_prior import with_text_prior, without_text_prior
+from mmkv_bench.compression.scorers.text_prior import add_text_prior, remove_text_prior
 from mmkv_bench.compression.selectors.text_recents import TextRecents
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
@@ -316,7 +316,7 @@ def test_text_stays_ahead_when_the_new_tokens_attention_is_added(prior, budget, 
         index=torch.tensor([[3]]),
         kept_key=key[:, 3:],
         kept_value=key[:, 3:],
-        scores=with_text_prior(sums, types) if prior else sums,
+        scores=add_text_prior(sums, types) if prior else sums,
         context=Context(budget, 4, False, types),
         pad=0,
         seen=4,
@@ -340,7 +340,7 @@ def test_the_prior_can_be_taken_off_again():
     for types in ([0, 1, 1, 0, 2], [1, 0, 0, 0, 0]):
         for _ in range(20):
             sums = torch.rand(3, 5, generator=g) * 7
-            back = without_text_prior(with_text_prior(sums, torch.tensor(types)), torch.tensor(types))
+            back = remove_text_prior(add_text_prior(sums, torch.tensor(types)), torch.tensor(types))
             assert torch.allclose(back, sums, atol=2e-6)
 
 

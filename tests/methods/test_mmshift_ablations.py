@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.compression.numerics.ordering import tie_broken
+from mmkv_bench.compression.numerics.ordering import break_ties
 from mmkv_bench.compression.scorers.last_query import LastQueryScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.session import attach
@@ -335,7 +335,7 @@ def test_only_votes_whose_ties_are_broken_anew_have_a_new_version():
 def test_ties_are_broken_by_the_second_number_and_by_nothing_else(pairs):
     score = torch.tensor([pair[0] for pair in pairs], dtype=torch.float64)
     breaker = torch.tensor([pair[1] for pair in pairs], dtype=torch.float64)
-    got = tie_broken(score.view(1, -1), breaker.view(1, -1))[0].tolist()
+    got = break_ties(score.view(1, -1), breaker.view(1, -1))[0].tolist()
     for i, (a, mine) in enumerate(zip(pairs, got, strict=True)):
         assert mine >= a[0] and mine - a[0] <= 2.0**-52 * len(pairs) * max(a[0], 5e-324 * 2.0**52)
         for b, other in zip(pairs[:i], got[:i], strict=True):

@@ -20,7 +20,7 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, OverBudgetError
 from mmkv_bench.compression.context import Context
-from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, prefix_ratios, scaled, search
+from mmkv_bench.compression.numerics.prefix import interpolate_ratios, prefix_curves, prefix_ratios, scale_to, search
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.merging import Merging
 from mmkv_bench.compression.reducers.position_merge import PositionMerge
@@ -159,7 +159,7 @@ def test_a_looser_tolerance_never_needs_more_steps():
 def test_scaling_is_repeated_clipping_and_redistribution(weights, most, least, share):
     least = min(least, most)
     total = least * len(weights) + Fraction(int(share * (most - least) * len(weights)))
-    got = scaled(weights, total, Fraction(most), Fraction(least))
+    got = scale_to(weights, total, Fraction(most), Fraction(least))
     assert sum(got) == total and all(least <= x <= most for x in got)
     if all(weights):
         assert got == oracle.shared(weights, total, least, most)
@@ -177,14 +177,14 @@ def test_scaling_is_repeated_clipping_and_redistribution(weights, most, least, s
     ],
 )
 def test_scaling_by_hand(weights, total, most, least, shares):
-    got = scaled([Fraction(w) for w in weights], Fraction(total), Fraction(most), Fraction(least))
+    got = scale_to([Fraction(w) for w in weights], Fraction(total), Fraction(most), Fraction(least))
     assert got == shares and sum(shares) == total
 
 
 @each("total", [-1, 21, 1])
 def test_impossible_totals_are_refused(total):
     with pytest.raises(ValueError, match="2 shares between 1 and 10 cannot add up"):
-        scaled([Fraction(1)] * 2, Fraction(total), Fraction(10), Fraction(1))
+        scale_to([Fraction(1)] * 2, Fraction(total), Fraction(10), Fraction(1))
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_offline_caps_lie_on_the_profile_and_add_up(n, share):
     ],
 )
 def test_profiles_are_linear_between_budgets(rho, ratios):
-    assert interpolated(PROFILE["grid"], PROFILE["ratios"], Fraction(rho)) == [Fraction(r) for r in ratios]
+    assert interpolate_ratios(PROFILE["grid"], PROFILE["ratios"], Fraction(rho)) == [Fraction(r) for r in ratios]
 
 
 def test_a_profile_of_the_budget_itself_is_used_as_it_is():

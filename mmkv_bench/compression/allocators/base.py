@@ -15,22 +15,20 @@ class Allocator(ABC):
     """A rule that divides a budget among layers and KV heads.
 
     Class attributes:
-        scope: "layer" divides a layer's budget as soon as the layer is prefilled, so peak memory falls during prefill;
-            "model" needs the scores of all layers and decides after the last one.
-        excess: entries per KV head granted ABOVE the budget. It is 0 in every paper reading; if a released code stores
-            more than it states, the excess is declared here, so that a plan and an audit can report it.
+        scope: "layer": a layer's budget is divided as soon as the layer is prefilled, so peak memory falls during the
+            prefill. "model": the division needs the scores of all layers, so it follows the last layer.
+        excess: entries per KV head granted above the budget, as some released codes do; plans and audits report them.
         needs: statistics of a layer that ``summary`` reads.
-        needs_visual: prompts without visual tokens cannot be allocated.
-        exceeds: with these parameters the model may be granted more than its budget, as a released code does. False in
-            every paper reading.
-        printed: ``exceeds`` comes from the paper's own formula; this is allowed in either reading, and marked in
-            rows and tables.
-        falls_short: with these parameters the model may be granted less than its budget.
-        reads_fraction: if the budget was requested as a fraction, the allocator uses this fraction (``Context.asked``),
-            not C / T.
-        streams: every KV head of every layer keeps the same number of entries, at most the budget; a stream's cap demands this.
-        follows_prompt: the entries of a head depend on the prompt's content and the weights, not only on its length, so
-            that times and bytes measured with random weights do not hold for trained weights.
+        needs_visual: prompts without visual tokens are refused.
+        exceeds: the model may be granted more than its budget with these parameters.
+        printed: ``exceeds`` follows from the paper's own formula. Then it is allowed under ``reading=paper`` too, and
+            marked in rows and tables.
+        falls_short: the model may be granted less than its budget with these parameters.
+        reads_fraction: a budget requested as a fraction is used as this fraction (``Context.asked``), not as C / T.
+        streams: all KV heads of all layers get the same number of entries, at most the budget, as ``protocol=stream``
+            demands.
+        follows_prompt: the entries of a head depend on the prompt's content and the weights, not on its length alone.
+            Then times and bytes measured with random weights do not hold for trained ones.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
     """
@@ -68,21 +66,18 @@ class Allocator(ABC):
         return True
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:
-        """Return the parameters on which ``summary`` depends at this budget and length; None if the allocator reads only scores.
+        """Return the parameters on which ``summary`` depends at this budget and length; None if there is no summary.
 
-        Cells whose allocators have the same type and key share one summary per layer.
+        Methods whose allocators have the same type and key share one summary per layer.
         """
         return None
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the statistics of a layer that the division of the budget needs, float64 ``[k]`` or ``[Hkv, k]`` on the CPU.
-
-        None if it needs none. They are kept until the prompt is reduced.
-        """
+        """Return statistics of a layer, float64 ``[k]`` or ``[Hkv, k]`` on the CPU; None: scores are enough."""
         return None
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -90,7 +85,7 @@ class Allocator(ABC):
         return ()
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """Return further fallbacks, which are known only from the summaries of all layers, after the budget was divided."""
+        """Return the fallbacks that are known only after the budget was divided, from the summaries of all layers."""
         return ()
 
     @abstractmethod
@@ -105,35 +100,32 @@ class Allocator(ABC):
         """Return the entries per KV head for each given layer.
 
         Args:
-            scores: per layer, float32 or float64 ``[Hkv, n]`` for n candidates (one layer for scope "layer", all for "model").
+            scores: per layer, float32 or float64 ``[Hkv, n]`` for n candidates (one layer for scope "layer", all for
+                "model").
             budget: entries per KV head on average, sinks, window and last token included; may be 0.
             layers: indices of the layers that ``scores`` belong to.
             n_layers: layers of the model.
-            context: the prompt and the layers' summaries; allocators that read scores only need none.
+            context: the prompt and the layers' summaries; None is enough for allocators that read scores only.
 
         Returns:
             Per layer int64 ``[Hkv]`` on the CPU, each at most n, with a sum of at most
-            ``(budget + excess) * Hkv * len(scores)`` and exactly that when n exceeds ``budget + excess``. An allocator
-            that divides the budget among layers keeps to its ``allowance`` instead.
+                ``(budget + excess) * Hkv * len(scores)`` and exactly that if n exceeds ``budget + excess``. An
+                allocator that divides the budget among layers keeps to its ``allowance`` instead.
         """
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return how many entries one KV head may hold in the given layers together, before any score is known.
+        """Return the most entries that one KV head may hold in the given layers together, before any score is known.
+
+        It is ``budget * len(layers)``, unless an allocator of scope "layer" divides the budget among layers. For all
+        layers of the model, an allocator that does not exceed its budget returns at most ``budget * n_layers``.
 
         Args:
             budget, layers, n_layers: see ``caps``.
             candidates: n.
-
-        Returns:
-            ``budget * len(layers)``. An allocator of scope "layer" that divides the budget among layers returns the
-                part of these layers; over all layers, the parts must add up to at most ``budget * n_layers``.
         """
         return budget * len(layers)
 
 
 def same_in_heads(scores: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-    """Return caps that give all KV heads of a layer the same number of entries.
-
-    counts: the number for each layer of ``scores``.
-    """
+    """Return caps that give all KV heads of a layer the same number of entries. counts: this number for each layer."""
     return [torch.full((len(score),), count, dtype=torch.int64) for score, count in zip(scores, counts, strict=True)]

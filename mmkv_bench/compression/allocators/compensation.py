@@ -21,23 +21,22 @@ ROUNDING = 1e-12  # tolerance of float64 sums, so that equal masses meet theta e
 class Compensation(Allocator):
     """MadaKV's hierarchical compression compensation (arXiv 2506.15724), layer after layer during the prefill.
 
-    A KV head of layer l needs ``k_v + k_t`` entries: the fewest visual and the fewest text tokens that hold theta of
-    the attention mass of their modality. Layers start with ``phi_1 = C`` entries per KV head, and the difference ``K_l
-    = sum_h (k_v + k_t - phi_l)`` is settled with the later layers: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l adds up
-    over the H KV heads while phi is per head, so K_l is divided by H here. All heads of a layer get the same cap, at
-    least 1 and at most n, rounded to the nearest whole entry.
+    A KV head needs ``k_v + k_t`` entries: the fewest visual and the fewest text tokens that hold the share theta of
+    their modality's attention mass. Layer l starts with ``phi_l`` entries per KV head, where ``phi_1 = C``. Later
+    layers settle the difference ``K_l = sum_h (k_v + k_t - phi_l)``: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l is
+    divided by H, because phi is per head. All heads of a layer get the same cap, rounded to the nearest whole entry,
+    from 1 to n.
 
     Args:
         theta: share of a modality's mass that its tokens must cover, in (0, 1].
-        proxies: the queries whose attention is measured, see ``TailMassScorer``; give both the same.
-        carry: the entries that a layer gets. "granted": ``phi_l + K_l / H``, the entries that it needs, so that the
-            recurrence conserves the model's total; the last layer takes what is left, and the total is exactly ``L *
-            C``. Hungry first layers can leave the others one entry each. "printed": phi_l, as the formulas read by
-            themselves; then later layers pay for entries that no layer has, or gain entries that no layer gave. The
-            total is cut at ``L * C``, and may stay below it.
+        proxies: number of last queries whose attention is measured; equal to ``proxies`` of ``TailMassScorer``.
+        carry: the entries that a layer gets. "granted": ``phi_l + K_l / H``, the entries that its heads need on
+            average; the last layer takes what is left, so the total is exactly ``L * C``. "printed": phi_l, as the
+            formulas say by themselves. Then later layers pay for entries that no layer has, or gain entries that no
+            layer gave; the total is cut at ``L * C`` and may stay below it.
 
-    Open or contradictory in the paper (according to third-party notes), and the choice here: theta (0.9), the units of
-    K_l (divided by H), which layer gets the compensation (``carry=granted``). No code was found.
+    No code was found. Open or contradictory in the paper, by third-party notes, and chosen here: theta, the units of
+    K_l, and ``carry``.
     """
 
     theta: float = 0.9
@@ -62,19 +61,14 @@ class Compensation(Allocator):
         return (self.theta, min(self.proxies, length))
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
-        """Return the number of entries that each KV head needs (k_v + k_t), ``[Hkv]``.
-
-        Tokens of unknown type count as text.
-        """
+        """Return how many entries each KV head needs, ``k_v + k_t``, ``[Hkv]``. Unknown token types count as text."""
         mass = obs.window_mass(min(self.proxies, obs.length))
         visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
         visual = visual.to(mass.device)
         return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
 
     def _cover(self, mass: Tensor) -> Tensor:
-        """Count, for each row of ``mass [Hkv, m]``, the fewest columns that have theta of its sum (to 12 digits): int64
-        ``[Hkv]``.
-        """
+        """Return the fewest columns that hold theta of the sum of each row of ``mass [Hkv, m]``: int64 ``[Hkv]``."""
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)

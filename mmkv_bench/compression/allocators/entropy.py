@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from math import exp
 from typing import Literal
@@ -14,6 +13,7 @@ from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.errors import ConfigError
@@ -25,24 +25,22 @@ UNDEFINED = 0.0  # the entropy of a prompt of one modality: equal in all layers,
 class Entropy(Allocator):
     """MEDA (arXiv 2502.17599, eq. 4 to 7): layer l gets ``softmax(E)_l * L * C`` entries per KV head.
 
-    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Without a temperature 2 nats are a factor
-    of 7.4, so shares above the prompt's own length are common: they are clipped, and the excess is divided among the other layers
-    in proportion (water-filling; the paper does not say). Whole entries come from the largest remainder. The model holds exactly
-    ``C * L`` entries per KV head. All layers' entropies must be known first, so peak memory is the full cache's.
-
-    A prompt of one modality has no cross-modal map: every layer gets C (``single_modality`` or ``no_visual_tokens``).
+    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Shares above the prompt's
+    length, of which the paper says nothing, are clipped, and the other layers divide the excess in proportion
+    (water-filling). Whole entries come from the largest remainder, so the model holds exactly ``C * L`` entries per KV
+    head. All entropies must be known first, so peak memory is the full cache's. A prompt of one modality has no
+    cross-modal map: every layer gets C (fallback ``single_modality`` or ``no_visual_tokens``).
 
     Args:
         entropy: "cross_modal": the entropy of the two attention maps between modalities, each averaged over heads
             first; "full": the mean entropy of the causal attention rows of all heads.
-        clamp: "none", or "released": shares are clamped to [0.01, 1] of the candidates, rounded down, and the excess is
-            not divided again, so that the total differs from the budget.
-        rho: fraction kept [of the candidates] in place of the cell's budget; 0 = the cell's budget.
-        dynamic: false gives every layer the same number of entries (MEDA's ablation "without dynamic allocation", table 5).
+        clamp: "none", or "released": shares are clamped to [0.01, 1] of the candidates and rounded down, and the excess
+            is lost, so the total differs from the budget.
+        rho: fraction of the candidates that is kept instead of the budget; 0 = the budget.
+        dynamic: false gives every layer the same number of entries (MEDA's ablation, table 5).
 
-    Paper and code (``reading=released``): the release computes ``entropy=full``, ``clamp=released`` and a ``rho`` of
-    0.2 that no option changes, where the paper reports 0.1 on MileBench. Its cross-modal routine, never called,
-    averages entropies of heads instead of maps. float16 entropies that become NaN are not reproduced.
+    Paper and code (``reading=released``): the release computes ``entropy=full`` and ``clamp=released``, with a fixed
+    ``rho`` of 0.2 where the paper reports 0.1 on MileBench. Not reproduced: float16 entropies that become NaN.
     """
 
     entropy: Literal["cross_modal", "full"] = "cross_modal"
@@ -90,7 +88,7 @@ class Entropy(Allocator):
 
     def layer_caps(self, entropies: Sequence[float], budget: int, candidates: int) -> list[int]:
         """Return the entries per KV head of every layer of the model, from the entropies of all layers [nats]."""
-        mean = Fraction(Decimal(str(self.rho))) * candidates if self.rho else Fraction(budget)
+        mean = exact_decimal(self.rho) * candidates if self.rho else Fraction(budget)
         highest = max(entropies)
         weights = [exp(value - highest) for value in entropies]
         if self.clamp == "none":
@@ -123,5 +121,5 @@ class Entropy(Allocator):
 
 
 def _modalities(types: Tensor | None) -> int:
-    """Return the number of modalities in a prompt, 1 or 2: text, and images or videos. Unknown types count as text."""
+    """Count the modalities of a prompt, 1 or 2: text, and images or videos. Unknown types count as text."""
     return 1 if types is None else len({bool(kind > 0) for kind in types.unique()})

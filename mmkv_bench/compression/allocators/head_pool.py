@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from typing import Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import effective_window
 from mmkv_bench.compression.parameter_checks import check_least, check_share, check_words
 from mmkv_bench.errors import UnsupportedError
@@ -21,24 +20,23 @@ from mmkv_bench.errors import UnsupportedError
 class HeadPool(Allocator):
     """AdaKV (arXiv 2407.11550): heads that spread their attention get more entries.
 
-    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w``. The scores of
-    all KV heads of a layer before the window are put in one row, and the ``Hkv * base`` largest are taken (equal
-    scores: lower head, then lower token, first). Head h is credited with n_h, its number of these scores. Its cap is
-    ``alpha * base + (1 - alpha) * n_h + w``: a floor that every head gets, and the rest by credit. A layer holds
-    exactly ``C * Hkv`` entries. A single KV head has nothing to share: the uniform budget.
+    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w``. Of all scores
+    before the window in the KV heads of a layer, the ``Hkv * base`` largest are taken (equal scores: lower head, then
+    lower token, first). n_h of these belong to head h. The head's cap is ``alpha * base + (1 - alpha) * n_h + w``. A
+    layer holds exactly ``C * Hkv`` entries.
 
     Args:
-        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window. Its
-            columns are not credited.
-        alpha: share of base, the budget without its window, that every head gets, in [0, 1].
-        normalize: for the credit, multiply each head's scores by the fraction of their sum that the head's ``base``
-            largest scores hold. Needs scores of 0 or more.
-        rounding: "remainder": largest remainder, exact totals; "nearest", as released: each cap is rounded separately, see below.
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; equal to the selector's
+            window.
+        alpha: share of ``base``, the budget without its window, that every head gets, in [0, 1].
+        normalize: compare the heads' scores after multiplying those of each head by the fraction of their sum that its
+            ``base`` largest hold. Needs scores of 0 or more.
+        rounding: "remainder": largest remainder, exact totals; "nearest", as released: each cap is rounded separately.
 
-    Paper and code (``reading=released``, AdaKV's release as MM-ShiftKV's fork of it sets it): normalised credit, the floor
-    ``alpha * base`` rounded down and each cap rounded to the nearest separately, so that a layer may hold a few entries more or
-    fewer than its budget (more under ``reading=released`` alone). AdaKV's own release pools scores by maximum over 7 tokens; here
-    all methods of the window family pool by average over 5, so that only the allocation differs.
+    Paper and code: ``reading=released`` is AdaKV's release as MM-ShiftKV's copy sets it: ``normalize=true``,
+    ``alpha * base`` rounded down, and ``rounding=nearest``, so that a layer may hold a few entries more or fewer than
+    its budget. AdaKV's own release pools scores by maximum over 7 tokens; here all methods with a window pool by
+    average over 5.
     """
 
     window: int = 32
@@ -74,7 +72,7 @@ class HeadPool(Allocator):
         window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
         base = budget - window
         credit = self._credit(score[:, : candidates - window], base)
-        alpha = Fraction(Decimal(str(self.alpha)))
+        alpha = exact_decimal(self.alpha)
         if self.rounding == "nearest":
             floor = int(alpha * base)
             shares = [min(round((1 - alpha) * n + floor), candidates - window) for n in credit]
@@ -83,7 +81,7 @@ class HeadPool(Allocator):
         return torch.tensor(shares, dtype=torch.int64) + window
 
     def _credit(self, prefix: Tensor, base: int) -> list[int]:
-        """Return for each head how many of the ``heads * base`` largest scores in ``prefix`` are the head's.
+        """Count, for each head, how many of the ``heads * base`` largest scores of ``prefix`` are the head's (n_h).
 
         prefix: scores before the window, ``[Hkv, n - w]``. base: mean entries per head without the window.
         """

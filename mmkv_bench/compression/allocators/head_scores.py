@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import effective_window
 from mmkv_bench.compression.parameter_checks import check_least, check_share, check_words
 from mmkv_bench.errors import CalibrationError, ConfigError
@@ -25,37 +25,36 @@ class HeadScores(Allocator):
     """SparseMM (arXiv 2506.05344): every head of the whole model gets entries in proportion to its visual score.
 
     With n candidates, C entries per KV head on average and w of them for the observation window, ``base = C - w``.
-    Every KV head gets the same floor ``r = rho_min * base``. The rest of base, summed over all ``L * Hkv`` heads, is
-    divided in proportion to their scores s:
+    Every KV head gets the floor ``r = rho_min * base``. All ``L * Hkv`` heads divide the rest in proportion to their
+    scores s:
 
         cap = (base - r) * L * Hkv * s / sum(s)  +  r  +  w
 
-    The score of a KV head is the sum over its g query heads. Scores are measured offline (``python -m
-    mmkv_bench.calibrate sparsemm``), so caps are known before the prefill and no layer waits for another. A head cannot
-    hold more than n entries: the excess goes to the other heads in proportion to their shares (water-filling), and the
-    model holds exactly ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is
-    rounded down), and the rest of the budget stays unused.
+    The score of a KV head is the sum over its g query heads. Scores are measured offline
+    (``python -m mmkv_bench.calibrate sparsemm``), so caps are known before the prefill. A head holds at most n entries:
+    the others divide the excess in proportion to their shares (water-filling), and the model holds exactly
+    ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is rounded down), and
+    the rest of the budget stays unused.
 
     Args:
-        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. While no model is known
-            this is the configuration's string (``auto`` or a path), and the allocator cannot divide anything.
-        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
-        rho_min: share of base, the budget without its window, that every head gets, in [0, 1].
-        scores: "calibrated"; "random": a control of the paper, scores of the same shape drawn evenly from [0, 1) with
-            ``draw`` as seed; "uniform": the same cap for every head, which MM-ShiftKV's release calls SparseMM (it
-            computes the caps and then overwrites them with a constant): SnapKV at the uniform budget.
+        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. In a
+            configuration ``auto`` or a path; the allocator can divide a budget only after this artefact is loaded.
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; equal to the selector's
+            window.
+        rho_min: share of ``base``, the budget without its window, that every head gets, in [0, 1].
+        scores: "calibrated"; "random", a control of the paper: scores of the same shape, drawn evenly from [0, 1);
+            "uniform": the same cap for every head. MM-ShiftKV's release does this, because it overwrites the caps with
+            a constant.
         draw: seed of the random scores; no other setting reads it.
-        surplus: "redistribute": the excess of a head of a short prompt goes to the other heads, see above; "drop": it
-            is lost, so that short prompts store less than their budget.
-        rounding: "remainder": largest remainder, exact totals; "nearest": the floor r is rounded down first, and each
-            cap is rounded separately, halves to the even number, so that the model may hold a few entries more than its
-            budget (under ``reading=released`` alone).
+        surplus: "redistribute": other heads get what a head cannot hold; "drop": it is lost, so short prompts store
+            less than their budget.
+        rounding: "remainder": largest remainder, exact totals; "nearest": r is rounded down first, and each cap is
+            rounded separately, halves to the even number. The model may then hold a few entries more than its budget,
+            so this is allowed under ``reading=released`` alone.
 
-    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the release computes
-    the cap above, which adds up to the budget, and so does this class. The release takes a whole number of entries for r and
-    divides the rest by scores, rounds each cap to the nearest and drops the excess of a head. It compresses nothing when
-    ``base > T - w``; that is ``C > T``, where every method here keeps everything. The paper does not mention pooling; the release
-    pools by average over 5 tokens, as all methods of the window family do here.
+    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains r already. The release
+    computes the cap above, with ``rounding=nearest`` and ``surplus=drop``. It compresses nothing if ``base > T - w``,
+    that is ``C > T``, where every method here keeps everything.
     """
 
     calibrated_by = "sparsemm"
@@ -78,7 +77,7 @@ class HeadScores(Allocator):
                 "nothing can be redistributed; allowed: rounding=remainder, or surplus=drop"
             )
         if isinstance(self.calibration, Mapping):
-            _check(self.calibration)
+            _check_calibration(self.calibration)
 
     @property
     def exceeds(self) -> bool:
@@ -94,12 +93,12 @@ class HeadScores(Allocator):
         return self.rounding == "nearest" or self.surplus == "drop" or blank
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if the released floor, a whole number of entries, is used; else 1."""
+        """Return 2 if the floor is rounded down to whole entries, as released; else 1."""
         return 2 if self.rounding == "nearest" and self.scores != "uniform" else 1
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Tell whether an allocator with these parameters reads head scores. Random scores take their shape from them, too."""
+        """Tell whether these parameters need head scores. Random scores take their shape from them."""
         return parameters.get("scores", "calibrated") != "uniform"
 
     @property
@@ -121,7 +120,7 @@ class HeadScores(Allocator):
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the sum of these layers' caps divided by the number of KV heads, rounded up because caps differ by head."""
+        """Return the sum of these layers' caps divided by the number of KV heads, rounded up."""
         if self.scores == "uniform":
             return super().allowance(budget, candidates, layers, n_layers)
         caps = self.model_caps(budget, candidates, n_layers)
@@ -133,12 +132,13 @@ class HeadScores(Allocator):
         Args:
             budget: C.
             candidates: n.
-            n_layers, kv_heads: numbers of the model's layers and KV heads; the calibration must have the same.
+            n_layers, kv_heads: numbers of the model's layers and KV heads. kv_heads=None: not compared with the
+                calibration.
 
         Raises:
             CalibrationError: no calibration, or a calibration of another shape.
         """
-        visual = self._visual()
+        visual = self._kv_head_scores()
         if len(visual) != n_layers or kv_heads not in (None, len(visual[0])):
             raise CalibrationError(
                 f"SparseMM's calibration has {len(visual)} layers of {len(visual[0])} KV heads, but this model "
@@ -148,7 +148,7 @@ class HeadScores(Allocator):
         if budget >= candidates:
             return [[candidates] * len(row) for row in visual]
         window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
-        flat = _caps(
+        flat = _divide_entries(
             tuple(score for row in visual for score in row),
             budget - window,
             candidates - window,
@@ -159,8 +159,7 @@ class HeadScores(Allocator):
         width = len(visual[0])
         return [[cap + window for cap in flat[i : i + width]] for i in range(0, len(flat), width)]
 
-    def _visual(self) -> list[list[float]]:
-        """Return the visual score of every layer and KV head."""
+    def _kv_head_scores(self) -> list[list[float]]:
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"SparseMM has no head scores (calibration={self.calibration!r}); give it a model's artefact, made with "
@@ -175,7 +174,7 @@ class HeadScores(Allocator):
 
 
 @lru_cache(maxsize=256)
-def _caps(
+def _divide_entries(
     visual: tuple[float, ...], base: int, room: int, rho_min: float, surplus: str, rounding: str
 ) -> tuple[int, ...]:
     """Return the entries of every head of the model without the window's, at most ``room`` each.
@@ -183,7 +182,7 @@ def _caps(
     visual: scores of the heads. base: mean entries per head. The other arguments are parameters of ``HeadScores``.
     """
     exact = [Fraction(score) for score in visual]
-    floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
+    floor, total = exact_decimal(rho_min) * base, sum(exact)
     if rounding == "nearest":
         floor = Fraction(math.floor(floor))
     entries_per_score = (base - floor) * len(exact) / total if total else Fraction(0)
@@ -196,8 +195,8 @@ def _caps(
     return tuple(min(count, room) for count in water_fill(shares, entries, entries))
 
 
-def _check(calibration: Mapping[str, Any]) -> None:
-    """Raise CalibrationError unless the calibration is a table of finite scores that divides into KV heads."""
+def _check_calibration(calibration: Mapping[str, Any]) -> None:
+    """Raise CalibrationError unless the calibration is a table of finite scores whose rows divide into KV heads."""
     table, heads = calibration.get("scores"), calibration.get("kv_heads")
     if (
         not isinstance(table, Sequence)

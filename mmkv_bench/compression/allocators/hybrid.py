@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
 from math import ceil
 from typing import Any, Literal
@@ -14,33 +13,29 @@ from mmkv_bench.compression.allocators.waterfill import water_fill
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.entropy import top_mass
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.observation import Needs, Observation, effective_window
 from mmkv_bench.compression.parameter_checks import check_least, check_share, check_words
 from mmkv_bench.errors import ConfigError
 
 
-def _exact(value: float) -> Fraction:
-    """Return the decimal number as the user wrote it, not its nearest float: 0.05 of 60 is exactly 3."""
-    return Fraction(Decimal(str(value)))
-
-
 @dataclass(frozen=True)
 class HeadClasses:
-    """A rule that divides KV heads into static and dynamic heads (section 3.1).
+    """A rule that divides KV heads into static and dynamic ones (HybridKV, section 3.1).
 
-    A head is static if its text attends to few tokens: ``S* >= theta``.
+    A head is static if its text attends to few tokens: its sparsity score S* (see ``Hybrid``) is at least theta.
 
     Args:
-        theta: cutoff of the sparsity score, in [0, 1]; heads with this score or more are static (table 6).
+        theta: lowest sparsity score of a static head, in [0, 1] (table 6).
         threshold: "absolute": theta itself; "quantile": the theta-quantile (linear interpolation) of the scores of all
             KV heads of the model, so that about the fraction theta of the heads is dynamic.
         classes: "hybrid"; "static" or "dynamic" makes all heads one kind (table 4).
-        calibration: ``{"theta": value}`` measured on the model, in place of theta (null = theta); absolute only. A configuration
-            names the artefact: ``auto`` (the committed artefact of the model) or a path; until it is loaded, nothing can be
-            classified.
+        calibration: ``{"theta": value}`` measured on the model, which replaces theta (null = theta); absolute only. In
+            a configuration ``auto`` (the committed artefact of the model) or a path; heads can be classified only after
+            it is loaded.
 
-    Paper: the text calls theta "quantile-based, tuned on a validation set"; its appendix sweeps 0.75 to 0.95 on scores
-    that cluster at the upper end, which only an absolute cutoff explains. That is the default.
+    Paper: the text calls theta "quantile-based", but its appendix sweeps 0.75 to 0.95 on scores that cluster at the
+    upper end, which only an absolute cutoff explains.
     """
 
     theta: float = 0.9
@@ -83,11 +78,7 @@ class HeadClasses:
         return float(self.calibration["theta"])
 
     def dynamic(self, summaries: Mapping[int, Tensor]) -> Tensor:
-        """Return which heads are dynamic, so that their entries are retrieved: bool ``[L, Hkv]``.
-
-        Args:
-            summaries: layer -> S*, float64 ``[Hkv]``, of all L layers.
-        """
+        """Return which heads are dynamic, bool ``[L, Hkv]``, from S* of all L layers (layer -> float64 ``[Hkv]``)."""
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
         if self.classes != "hybrid":
             return torch.full_like(sparsity, self.classes == "dynamic", dtype=torch.bool)
@@ -103,7 +94,7 @@ class HeadBudgets:
     Attributes:
         dynamic: bool ``[L, Hkv]``, True for dynamic heads.
         entries: int64 ``[L, Hkv]``, each head's budget.
-        clipped: whether r of `Hybrid` had to be cut.
+        clipped: whether r of ``Hybrid`` had to be cut.
     """
 
     dynamic: Tensor
@@ -113,29 +104,28 @@ class HeadBudgets:
 
 @dataclass(frozen=True)
 class Hybrid(Allocator):
-    """HybridKV (arXiv 2604.05887, sections 3.1 and 3.2, equations 2 to 5): budgets top down.
+    """HybridKV (arXiv 2604.05887, sections 3.1 and 3.2, equations 2 to 5): the model's budget is divided top down.
 
-    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the ``k = ceil(top * T)``
-    largest attention probabilities of the row (causal, softmax in float32). With ``B = C * L * Hkv`` entries for N heads:
+    A text row's sparsity is the sum of its ``k = ceil(top * T)`` largest attention probabilities (causal, softmax in
+    float32). A KV head's S* is the mean over the prompt's text rows and its g query heads. With ``B = C * L * Hkv``
+    entries for N heads, N_dyn of them dynamic and N_stat static:
 
-    - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model without static heads gives B to the dynamic heads; without
-      dynamic heads, to the static heads.
+    - ``B_dyn = ceil(r * C * N_dyn)``, at most B. A model with heads of one kind gives B to them.
     - Dynamic heads share B_dyn equally. The entries that a head may read per step are rounded to a power of two and to
-      whole chunks; a share below one chunk is read as one smaller chunk. Entries saved by rounding go to the static
-      heads, and entries added by rounding come from them.
-    - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``; no head gets more than
-      there are candidates, the excess goes to the others, and the total is exact.
+      whole chunks. Static heads gain the entries saved by rounding and lose those added by it.
+    - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``, at most all candidates.
+      The other static heads divide the excess, and the total is exact.
 
-    Static entries and the entries that dynamic heads read per step are together at most B. They are fewer only if no
-    static head can take the entries saved by rounding (``budget_unused``).
+    Static entries and the entries that dynamic heads read per step add up to at most B (except with ``power=up``), and
+    to less only if no static head can take the entries saved by rounding (fallback ``budget_unused``).
 
     Args:
         heads: which heads are dynamic.
-        r: budget of a dynamic head over the mean budget (table 7); above ``N / N_dyn`` r is cut to this value
-            (``infeasible_allocation``).
+        r: budget of a dynamic head over the mean budget (table 7); above ``N / N_dyn`` r is cut to this value (fallback
+            ``infeasible_allocation``).
         alpha: part of the static budget that all static heads share equally, in [0, 1]; 1 is the paper's "w/o H" (table
             5), with r=1 its "w/o H & HT".
-        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in (0, 1].
+        top: keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in (0, 1].
         chunk: tokens per chunk, as in the decode policy.
         window: the selector's observation window [tokens].
         power: rounding of a dynamic head's share. "nearest": the nearest power of two (the lower one if two are equally
@@ -143,12 +133,10 @@ class Hybrid(Allocator):
             power, so that the total is above B if this takes more than the static heads have. "down": the power of two
             below. "none": whole chunks only.
 
-    Paper and code: no code was released. Open in the paper and chosen here: k (its section 2 counts the top 5 %),
-    alpha, the causal mask of equation 2, the head dimension as d in its scaling, and how query heads that share keys
-    are classified. Also open: dynamic budgets are "padded to its nearest powers of 2", which is the nearest power or,
-    as padding suggests, the next higher power. The nearest is the default; "up" is the other reading; its rows may
-    exceed their budget and are marked. "down" stays within B and gives dynamic heads .38 to .64 of the mean budget at
-    10 % although r is .75. The paper's ceilings per head would exceed the budget too; here totals are exact.
+    No code was released. Open in the paper and chosen here: k (its section 2 counts the top 5 %), alpha, the causal
+    mask of equation 2, the head dimension as d in its scaling, the classes of query heads that share keys, and power.
+    The paper pads dynamic budgets "to its nearest powers of 2": the nearest power (the default), or, as padding
+    suggests, the next higher one ("up", whose rows may exceed their budget and are marked).
     """
 
     heads: HeadClasses = field(default_factory=HeadClasses)
@@ -175,13 +163,12 @@ class Hybrid(Allocator):
     def exceeds(self) -> bool:
         return self.power == "up"
 
-    printed = True  # padding to the next power of two is a reading of the paper's own sentence
+    printed = True  # the paper's own sentence may mean the next power of two
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results: 2 with power=up, else 1.
+        """Return 2 with ``power=up``, else 1.
 
-        Since version 2 entries added by rounding up are taken from static heads, so the total is exceeded only if static heads
-        have too few entries.
+        Since version 2 rounding up takes entries from static heads, and exceeds the total only if these have too few.
         """
         return 2 if self.power == "up" else 1
 
@@ -198,7 +185,7 @@ class Hybrid(Allocator):
         """Return S* of the layer's KV heads, float64 ``[Hkv]``."""
         types = obs.token_types
         rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
-        top = ceil(_exact(self.top) * obs.length)
+        top = ceil(exact_decimal(self.top) * obs.length)
         return top_mass(obs.queries, obs.key, obs.scaling, rows or range(obs.length), top, obs.sinks, obs.reach)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -207,7 +194,7 @@ class Hybrid(Allocator):
     def outcome(self, context: Context) -> tuple[str, ...]:
         """Return the fallbacks of a division of the budget.
 
-        ``text_over_budget``: a static head's budget is below window and text.
+        ``text_over_budget``: a static head's budget is smaller than window and text together.
         ``chunk_reduced``: dynamic heads cannot read a whole chunk.
         ``infeasible_allocation``: r was cut.
         ``budget_unused``: no static head can take the entries saved by rounding.
@@ -218,14 +205,14 @@ class Hybrid(Allocator):
         text_count = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
         text_entries = min(text_count + window - min(context.refed, window), context.candidates)
         chunk_tokens = min(self.chunk, context.candidates)
-        is_taken = {
-            "text_over_budget": bool((head_budgets.entries[~head_budgets.dynamic] < text_entries).any()),
-            "chunk_reduced": bool((head_budgets.entries[head_budgets.dynamic] < chunk_tokens).any()),
+        entries, dynamic = head_budgets.entries, head_budgets.dynamic
+        happened = {
+            "text_over_budget": bool((entries[~dynamic] < text_entries).any()),
+            "chunk_reduced": bool((entries[dynamic] < chunk_tokens).any()),
             "infeasible_allocation": head_budgets.clipped,
-            "budget_unused": int(head_budgets.entries.sum())
-            < (context.budget - context.refed) * head_budgets.entries.numel(),
+            "budget_unused": int(entries.sum()) < (context.budget - context.refed) * entries.numel(),
         }
-        return tuple(name for name, true in is_taken.items() if true)
+        return tuple(name for name, true in happened.items() if true)
 
     # ---- how many entries they get
 
@@ -242,7 +229,7 @@ class Hybrid(Allocator):
         return list(self.divide(context.summaries, budget, scores[0].shape[1]).entries)
 
     def divide(self, summaries: Mapping[int, Tensor], budget: int, candidates: int) -> HeadBudgets:
-        """Return classes and budgets of all heads, which depend on the sparsity scores and the arguments alone.
+        """Return classes and budgets of all heads.
 
         Args:
             summaries: layer -> S* float64 ``[Hkv]``, all L layers.
@@ -255,23 +242,22 @@ class Hybrid(Allocator):
         n_dynamic = int(dynamic.sum())
         n_static = dynamic.numel() - n_dynamic
         total = budget * dynamic.numel()
-        requested = ceil(_exact(self.r) * budget * n_dynamic)
+        requested = ceil(exact_decimal(self.r) * budget * n_dynamic)
         # What static heads cannot hold (everything, if there are none) goes to the dynamic heads.
         dynamic_budget = min(max(requested, total - n_static * candidates), total)
-        entries_per_layer = (
-            self._readable(dynamic_budget // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
-        )
-        static_entries = max(total - entries_per_layer * n_dynamic, 0)
+        entries_per_head = 0
+        if n_dynamic:
+            entries_per_head = self._readable_entries(dynamic_budget // n_dynamic, candidates, total // n_dynamic)
+        static_entries = max(total - entries_per_head * n_dynamic, 0)
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
-        static = water_fill(
-            self._weights(sparsity[~dynamic].tolist()), min(static_entries, n_static * candidates), candidates
-        )
-        entries = torch.full(dynamic.shape, entries_per_layer)
+        weights = self._weights(sparsity[~dynamic].tolist())
+        static = water_fill(weights, min(static_entries, n_static * candidates), candidates)
+        entries = torch.full(dynamic.shape, entries_per_head)
         entries[~dynamic] = torch.tensor(static, dtype=torch.int64)
         return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
-    def _readable(self, share: int, candidates: int, most: int) -> int:
-        """Return a dynamic head's share, rounded to a power of two (unless all candidates fit) and then to whole chunks.
+    def _readable_entries(self, share: int, candidates: int, most: int) -> int:
+        """Round a dynamic head's share to a power of two, if not all candidates fit, and then to whole chunks.
 
         The result is above ``most`` only with power=up.
         """
@@ -279,19 +265,15 @@ class Hybrid(Allocator):
             return min(share, candidates)
         if self.power != "none":
             lower_power, upper_power = 1 << share.bit_length() - 1, 1 << (share - 1).bit_length()
-            nearer_above = upper_power - share < share - lower_power and self._whole(upper_power, candidates) <= most
+            nearer_above = upper_power - share < share - lower_power and self._floor(upper_power, candidates) <= most
             share = upper_power if self.power == "up" or (self.power == "nearest" and nearer_above) else lower_power
-        return self._whole(share, candidates)
+        return self._floor(share, candidates)
 
-    def _whole(self, share: int, candidates: int) -> int:
-        """Return a share rounded down to whole chunks, at most all candidates.
-
-        A share below one chunk is not rounded: it is read as one smaller chunk.
-        """
+    def _floor(self, share: int, candidates: int) -> int:
+        """Round a share of one chunk or more down to whole chunks; return at most all candidates."""
         return min(share if share < self.chunk else share - share % self.chunk, candidates)
 
     def _weights(self, sparsity: list[float]) -> list[Fraction]:
-        """Return the exact weights by which the static heads divide their budget."""
-        alpha, scores = _exact(self.alpha), [Fraction(value) for value in sparsity]
+        alpha, scores = exact_decimal(self.alpha), [Fraction(value) for value in sparsity]
         total = sum(scores)
         return [alpha * total + (1 - alpha) * len(scores) * score for score in scores]

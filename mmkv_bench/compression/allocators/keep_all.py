@@ -12,7 +12,7 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 @dataclass(frozen=True)
 class KeepAll(Allocator):
-    """An allocator that keeps every candidate, whatever the budget; a compressor with it equals ``full``."""
+    """An allocator that keeps every candidate, whatever the budget."""
 
     @property
     def follows_prompt(self) -> bool:

@@ -12,11 +12,10 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 @dataclass(frozen=True)
 class PositiveOnly(Allocator):
-    """An allocator that grants every KV head ``min(budget, p)`` entries, where p counts the head's candidates with a
-    positive score. No parameters.
+    """An allocator that grants a KV head with p positive scores ``min(budget, p)`` entries. No parameters.
 
-    Controls use this allocator to drop a kind of token altogether, even if a part of the budget stays unused. It needs
-    a selector that protects nothing.
+    Controls drop a kind of token altogether this way, even if part of the budget stays unused. The selector must
+    protect nothing.
     """
 
     falls_short = True

@@ -1,4 +1,4 @@
-"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds a common share of the layer's importance."""
+"""PrefixKV: every layer keeps its best entries, as many as hold a common share of the layer's importance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmkv_bench.compression.allocators.base import Allocator, same_in_heads
 from mmkv_bench.compression.allocators.waterfill import largest_remainder
 from mmkv_bench.compression.context import Composed, Context
 from mmkv_bench.compression.lazy_torch import Tensor
-from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, scaled, search
+from mmkv_bench.compression.numerics.prefix import interpolate_ratios, prefix_curves, scale_to, search
 from mmkv_bench.compression.parameter_checks import check_least, check_words
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
@@ -24,34 +24,33 @@ _ADVICE = "make a profile of this model with python -m mmkv_bench calibrate pref
 class Prefix(Allocator):
     """PrefixKV (arXiv 2412.03409, section 3.3, equation 1, algorithm 1): one threshold p of cumulative importance.
 
-    With n candidates, C entries per KV head and ``rho = C / n``, layer l keeps the fraction ``R_l = min{o : P_l[o] >=
-    p}``, where ``P_l`` is the cumulative sum of its importance (mean of the scores over KV heads), normalised to 1 and
-    sorted descending. A binary search finds the p with ``sum R_l = L * rho``. One common factor on all ``R_l`` corrects
-    the total that the search missed; no ``R_l`` goes above 1 or below two entries (or C, if that is less). Whole
-    entries come from the largest remainder. All KV heads of a layer get the same cap.
+    With n candidates, C entries per KV head and ``rho = C / n``, layer l keeps the fraction
+    ``R_l = min{o : P_l[o] >= p}``. ``P_l`` is the cumulative sum of the layer's importance (mean of the scores over KV
+    heads, sorted descending, normalised to 1). A binary search finds the p with ``sum R_l = L * rho``. One common
+    factor on all ``R_l`` corrects the total that the search missed; no ``R_l`` goes above 1 or below two entries (or C,
+    if that is less). Whole entries come from the largest remainder. All KV heads of a layer get the same cap.
 
     Args:
-        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope "layer").
-            "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores >= 0.
-        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample prompts
-            for each budget of an ascending grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are ``R_l = 0`` at
-            0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under "offline" only. While no model is
-            known this is the configuration's string (``auto`` or a path), and the allocator cannot divide anything.
+        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope
+            "layer"). "online": the scores of the prompt are searched after the last layer (scope "model"); needs scores
+            >= 0.
+        calibration: the profile for "offline", ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean
+            ``R_l`` of sample prompts for each budget of an ascending grid in (0, 1], linear in rho between budgets,
+            with ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. In a
+            configuration ``auto`` or a path; the allocator can divide a budget only after the profile is loaded.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
-            no more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
-        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta asks for.
-        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is rounded
-            separately, halves to the even number. Under "offline" the profile is used without the common factor, at the requested
-            fraction (``rho`` is not ``C / n`` then). A model may then hold up to L / 2 entries per KV head more or fewer than its
-            budget, plus the error of the profile's ratios (more under ``reading=released`` alone).
+            no more digits. The default is the smallest that the paper tries.
+        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = delta decides.
+        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer
+            is rounded separately, halves to the even number. Under "offline" the profile is then used at the requested
+            fraction, without the common factor. A model may hold up to L / 2 entries per KV head more or fewer than its
+            budget, plus the error of the profile's ratios, so this is allowed under ``reading=released`` alone.
 
-    Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget and
-    rounds each of them separately (``reading=released``); they need not add up to the budget in its name (10.11 % for "10 %" of
-    LLaVA-1.5-7B), and no code scales them. The code that averaged samples into these files is not released. Its per-sample search
-    stops within 5 tokens of the total, counts two protected entries in addition to each prefix, scales the EVICTED counts and
-    rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is not reproduced. Tables 7 and 9
-    (spread of R_l, instruction lengths) analyse profiles: they are not parameters. Prompts of a few tokens are divided like all
-    others, so that no budget is exceeded.
+    Paper and code: the release reads evicted fractions per layer from one file for each model and budget and rounds
+    each of them separately (``reading=released``). They need not add up to the budget in the file's name. Not
+    reproduced: the release's search per sample stops within 5 tokens of the total, counts two protected entries in
+    addition to each prefix, and scales the EVICTED counts and rounds them down. Here the kept ratios are scaled, as the
+    paper's text says.
     """
 
     calibrated_by = "prefixkv"
@@ -68,7 +67,7 @@ class Prefix(Allocator):
         if self.steps < 0:
             raise ConfigError(f"steps is {self.steps}; allowed: 0 (stop by delta) or more halvings")
         if isinstance(self.calibration, Mapping):
-            _checked(self.calibration)
+            _validate_profile(self.calibration)
         elif self.mode == "offline" and self.calibration is None:
             raise CalibrationError(f"mode=offline without a calibration: {_ADVICE}")
 
@@ -102,7 +101,7 @@ class Prefix(Allocator):
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         if self.mode == "online":
             return super().allowance(budget, candidates, layers, n_layers)
-        counts = self._from_profile(budget, candidates, n_layers)
+        counts = self._counts_from_profile(budget, candidates, n_layers)
         return sum(counts[layer] for layer in layers)
 
     @property
@@ -119,13 +118,13 @@ class Prefix(Allocator):
     ) -> list[Tensor]:
         n = scores[0].shape[1]
         if self.mode == "offline":
-            counts = self._from_profile(budget, n, n_layers, context)
+            counts = self._counts_from_profile(budget, n, n_layers, context)
             counts = [counts[layer] for layer in layers]
         else:
-            counts = self._searched(scores, budget, n)
+            counts = self._search_counts(scores, budget, n)
         return same_in_heads(scores, counts)
 
-    def _searched(self, scores: Sequence[Tensor], budget: int, n: int) -> list[int]:
+    def _search_counts(self, scores: Sequence[Tensor], budget: int, n: int) -> list[int]:
         if budget >= n or budget == 0:
             return [min(budget, n)] * len(scores)
         if any(bool((score < 0).any()) for score in scores):
@@ -140,14 +139,13 @@ class Prefix(Allocator):
 
     @cached_property
     def _profile(self) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-        """Return grid and ratios of the profile (`calibration`)."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"calibration={self.calibration} was not loaded, because no model is known: {_ADVICE}"
             )
-        return _checked(self.calibration)
+        return _validate_profile(self.calibration)
 
-    def _from_profile(self, budget: int, n: int, n_layers: int, context: Context | None = None) -> list[int]:
+    def _counts_from_profile(self, budget: int, n: int, n_layers: int, context: Context | None = None) -> list[int]:
         grid, ratios = self._profile
         if len(ratios[0]) != n_layers:
             raise CalibrationError(
@@ -164,20 +162,20 @@ def _profile_counts(
 ) -> tuple[int, ...]:
     if budget in (0, n):
         return (budget,) * len(ratios[0])
-    weights = interpolated(grid, ratios, Fraction(budget, n))
+    weights = interpolate_ratios(grid, ratios, Fraction(budget, n))
     if rounding == "nearest":  # the release uses its file without scaling
-        return tuple(_nearest([weight * n for weight in weights], n, min(LEAST, budget)))
+        return tuple(_round_evicted_counts([weight * n for weight in weights], n, min(LEAST, budget)))
     return tuple(_whole(weights, budget, n, rounding))
 
 
 def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], ...], context: Context) -> list[int]:
-    """Return the entries of every layer as the released code computes them.
+    """Return the entries of every layer as the release computes them, from a profile with ``grid`` and ``ratios``.
 
     The requested fraction is of all T tokens, and the tokens that will be fed again are subtracted.
     """
     assert context.asked is not None, "of a budget that is a fraction"
     n, least = context.length, min(LEAST, context.budget)
-    counts = _nearest([weight * n for weight in interpolated(grid, ratios, context.asked)], n, least)
+    counts = _round_evicted_counts([weight * n for weight in interpolate_ratios(grid, ratios, context.asked)], n, least)
     return [count - context.refed for count in counts]
 
 
@@ -187,20 +185,20 @@ def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[
     budget: entries per layer on average (0 < budget < n). n: candidates. rounding: parameter of ``Prefix``.
     """
     least = min(LEAST, budget)
-    shares = scaled(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
-    return _nearest(shares, n, least) if rounding == "nearest" else largest_remainder(shares)
+    shares = scale_to(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
+    return _round_evicted_counts(shares, n, least) if rounding == "nearest" else largest_remainder(shares)
 
 
-def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
-    """Return the number of kept entries of every layer. Each evicted count is rounded separately, halves to the even number.
+def _round_evicted_counts(shares: list[Fraction], n: int, least: int) -> list[int]:
+    """Round each layer's evicted count, halves to the even number; return the kept entries of every layer.
 
-    shares: exact entries of each layer. n: candidates. least: smallest result.
+    shares: exact kept entries of each layer. n: candidates. least: smallest result.
     """
     return [max(n - round(n - share), least) for share in shares]
 
 
-def _checked(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-    """Return (grid, ratios) of a profile, as nested tuples; raise CalibrationError if they are not a profile."""
+def _validate_profile(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+    """Return (grid, ratios) of a profile as nested tuples. Raise CalibrationError if these are not valid."""
     if not {"grid", "ratios"} <= set(calibration):
         raise CalibrationError(f"the PrefixKV profile has no grid or no ratios: {_ADVICE}")
     grid = tuple(float(rho) for rho in calibration["grid"])

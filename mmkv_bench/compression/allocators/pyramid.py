@@ -20,26 +20,26 @@ from mmkv_bench.errors import ConfigError
 class Pyramid(Allocator):
     """PyramidKV (arXiv 2406.02069): caps fall linearly from the first layer to the last.
 
-    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w`` remain on average. The
-    last layer gets ``low = base / beta`` and the first ``high = 2 * base - low``; if a prompt is so short that ``high > n - w``,
-    then ``high = n - w`` and ``low = 2 * base - high``. Layer l of L gets ``high - l * (high - low) / (L - 1)`` entries in
-    addition to the window, in every KV head: base on average, so the model holds exactly C per KV head. Caps are known before any
-    layer is scored and depend on the prompt's length.
+    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w`` remain on
+    average. The last layer gets ``low = base / beta`` and the first ``high = 2 * base - low``. If a prompt is so short
+    that ``high > n - w``, then ``high = n - w`` and ``low = 2 * base - high``. Layer l (from 0) gets
+    ``high - l * (high - low) / (L - 1) + w`` entries per KV head, so the model holds exactly C on average. Caps depend
+    on the prompt's length alone.
 
     Args:
-        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; equal to the selector's window.
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; equal to the selector's
+            window.
         beta: base, the average share, over the last layer's share, 1 or more. 1 is the uniform budget.
-        step: "real": exact shares, rounded by largest remainder; "floored", as released: rounded down from layer to
-            layer, so that the total is above the budget, see below.
+        step: "real": exact shares, rounded by largest remainder; "floored", as released: ``low`` and the step between
+            layers are rounded down, so the total is above the budget.
         frozen: prompt length [tokens] whose caps are used for all prompts, 0 = each prompt's own. With ``step=floored``
             only, because shares of another prompt do not add up to the budget.
 
-    Paper and code (``reading=released``): the PyramidKV, AdaKV, SparseMM and MM-ShiftKV releases round low and the step between
-    layers down, so that the average cap is above the budget by less than (L - 1) / 2 entries: 68.0 instead of 64 in 28 layers,
-    522.5 instead of 512. ``step=floored`` reproduces that, under ``reading=released`` alone; ``excess`` cannot name it because it
-    depends on budget and prompt. The other three releases also freeze the caps at the first prompt that the process sees. That is
-    not reproduced by default, since then the order of samples decides; ``frozen=T`` is that state for a first prompt of T tokens.
-    PyramidKV's release takes the uniform budget when ``C <= T < 2 * (C - w)``: not reproduced.
+    Paper and code (``reading=released``): with ``step=floored``, as in the PyramidKV, AdaKV, SparseMM and MM-ShiftKV
+    releases, the average cap is above the budget by less than (L - 1) / 2 entries: 68.0 instead of 64 in 28 layers.
+    ``excess`` stays 0, because this depends on budget and prompt. The last three releases also freeze the caps at the
+    first prompt that the process sees; only ``frozen=T`` reproduces that, for a first prompt of T tokens. Not
+    reproduced: PyramidKV's release takes the uniform budget if ``C <= T < 2 * (C - w)``.
     """
 
     window: int = 32

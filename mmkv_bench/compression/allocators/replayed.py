@@ -16,18 +16,17 @@ from mmkv_bench.compression.observation import Needs, Observation
 
 @dataclass(frozen=True)
 class Replayed(Allocator):
-    """An allocator that gives every head the share of the budget that the head had on another prompt; this prompt and
-    the weights do not matter.
+    """An allocator that gives every head the share of the budget that the head had on another prompt.
 
-    The method's allocator still computes its summaries and its division, so that a timed pass takes as long; its
+    The method's own allocator still computes summaries and a division, so that a timed pass takes as long. That
     division is discarded.
 
     Args:
         allocator: the method's allocator.
         kept: entries ``[layers][Hkv]`` that the heads kept of the other prompt.
         entries: C of the other prompt. Head h of layer l gets ``kept[l][h] / entries`` of this prompt's C, at most all
-            candidates (the excess goes to the other heads), rounded by largest remainder so that the model's total is
-            the profile's total, scaled and rounded down.
+            candidates (the other heads get the excess). Shares are rounded by largest remainder; the model's total is
+            the scaled total of ``kept``, rounded down.
     """
 
     allocator: Allocator
@@ -79,20 +78,15 @@ class Replayed(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         self.allocator.caps(scores, budget, layers, n_layers, context)
-        caps_by_layer = self.divided(budget, scores[0].shape[1])
+        caps_by_layer = self.divide(budget, scores[0].shape[1])
         return [torch.tensor(caps_by_layer[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        divided = self.divided(budget, candidates)
-        return -(-sum(sum(divided[layer]) for layer in layers) // len(self.kept[0]))
+        counts = self.divide(budget, candidates)
+        return -(-sum(sum(counts[layer]) for layer in layers) // len(self.kept[0]))
 
-    def divided(self, budget: int, candidates: int) -> list[list[int]]:
-        """Return the number of entries of every head, ``[layers][Hkv]``.
-
-        Args:
-            budget: C.
-            candidates: n, the most that a head can hold.
-        """
+    def divide(self, budget: int, candidates: int) -> list[list[int]]:
+        """Return the number of entries of every head, ``[layers][Hkv]``, for C (``budget``) of n ``candidates``."""
         weights, heads = [count for layer in self.kept for count in layer], len(self.kept[0])
         scaled = int(Fraction(sum(weights) * budget, self.entries))
         counts = water_fill(weights, min(scaled, candidates * len(weights)), candidates)

@@ -13,16 +13,16 @@ from mmkv_bench.compression.parameter_checks import check_share
 
 @dataclass(frozen=True)
 class Safeguard(Allocator):
-    """An allocator that grants a layer's ``C * Hkv`` entries to the highest scores of all heads, and a floor to every head.
+    """An allocator that gives every head of a layer a floor, and the rest of the layer's budget to the highest scores.
 
-    With C entries per KV head, each head's ``floor`` highest scores stay first. The rest of the layer's budget goes to the
-    highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C * Hkv`` entries.
+    With C entries per KV head, each head's ``floor`` highest scores stay first. The highest of all other scores in the
+    layer get the rest (equal scores: lower head, then lower token, first). A layer holds exactly ``C * Hkv`` entries.
 
     Args:
-        alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless it is 0.
+        alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless alpha is 0.
 
-    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). AdaKV's own algorithm mixes a floor with a credit, which
-    is ``HeadPool``: there a head's cap is ``alpha * C`` PLUS its part of the rest, here it is at least ``alpha * C``.
+    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). In AdaKV's own algorithm (``HeadPool``) a head
+    gets the floor in addition to its part of the rest; here a head gets at least the floor.
     """
 
     alpha: float = 0.2
@@ -50,8 +50,6 @@ class Safeguard(Allocator):
         if budget >= candidates:
             return torch.full((heads,), candidates, dtype=torch.int64, device=score.device)
         floor = self.floor(budget)
-        scores_above_floor = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
-        best_indices = (
-            scores_above_floor.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
-        )
-        return (best_indices // scores_above_floor.shape[1]).bincount(minlength=heads) + floor
+        others = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
+        best_indices = others.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
+        return (best_indices // others.shape[1]).bincount(minlength=heads) + floor

@@ -13,27 +13,27 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameter_checks import check_words
-from mmkv_bench.compression.scorers.deviation import check_gamma, cutoff, filter_needs, filtered
+from mmkv_bench.compression.scorers.deviation import check_gamma, cutoff, filter_needs, high_pass_parts
 
 
 @dataclass(frozen=True)
 class Spectral(Allocator):
     """FlashCache's dynamic budget allocation (paper section 3.2.2, equations 11 and 12).
 
-    With ``P[m]`` the energy of bin m, summed over the channels of a layer's keys, ``R_k = sum_{m > omega} P[m] / sum_m
-    P[m]``; ``R_v`` likewise; ``R_l = R_k + R_v``. As printed, bin omega is in neither upper sum: it is no longer base
-    and not yet outlier. A layer gets ``R_l / sum R * L * C`` entries in each of its KV heads, at most its n candidates;
-    the excess of a full layer goes to the others in proportion (water-filling), and largest-remainder rounding makes
-    the total exactly ``L * C``. A layer's share may round to 0 entries.
+    With ``P[m]`` the energy of bin m, summed over the channels of a layer's keys,
+    ``R_k = sum_{m > omega} P[m] / sum_m P[m]``. R_v is the same for values, and ``R_l = R_k + R_v``. As in the paper,
+    bin omega counts neither as base nor as outlier. Each KV head of a layer gets ``R_l / sum R * L * C`` entries, at
+    most n. The other layers divide the excess in proportion (water-filling), and largest-remainder rounding makes the
+    total exactly ``L * C``. A layer may get 0 entries.
 
-    All layers must have been seen, so peak memory equals the full cache's; the transform is shared with the scorer.
+    All layers must have been seen, so peak memory equals the full cache's. The transform is shared with the scorer.
 
     Args:
         gamma, keys: the low-pass filter of ``DeviationScorer``; give both the same.
         dba: false is the paper's ablation without the module (Table 7): C entries everywhere, decided layer by layer.
 
-    What the paper leaves open, and the choice here: shares above n (water-filling), and 0 / 0: a layer whose keys (or
-    values) are all zero adds no ratio, and layers without any outlier energy at all share equally. No released code.
+    No code was released. Open in the paper and chosen here: shares above n (water-filling), and 0 / 0: a layer whose
+    keys (or values) are all zero adds no ratio, and layers without any outlier energy at all share equally.
     """
 
     gamma: float = 0.2
@@ -59,9 +59,9 @@ class Spectral(Allocator):
         """Return R_k and R_v of a layer, ``[2]``."""
         if not self.dba:
             return None
-        filtered_parts = filtered(obs, self.gamma, self.keys)
-        outlier = torch.stack([part.outlier.sum() for part in filtered_parts])
-        total = torch.stack([part.total.sum() for part in filtered_parts])
+        parts = high_pass_parts(obs, self.gamma, self.keys)
+        outlier = torch.stack([part.outlier.sum() for part in parts])
+        total = torch.stack([part.total.sum() for part in parts])
         return outlier / total.masked_fill(total == 0, 1)
 
     def caps(

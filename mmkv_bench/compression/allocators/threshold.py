@@ -13,9 +13,9 @@ from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 @dataclass(frozen=True)
 class Threshold(Allocator):
-    """An allocator that grants the budget to the highest scores of the whole model, in any layer and head; no head has a floor.
+    """An allocator that grants the budget to the highest scores of the whole model, in any layer and head.
 
-    With a budget of C entries per KV head, the ``C * Hkv * L`` highest scores of the L layers stay, so a head may keep everything
+    With C entries per KV head, the ``C * Hkv * L`` highest scores of the L layers stay, so a head may keep everything
     or nothing. Equal scores stay in the order of layer, head and token. Scores of different layers must have one scale.
 
     Args:
@@ -39,11 +39,11 @@ class Threshold(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         if self.layerwise:
-            return [self._pooled([score], budget)[0] for score in scores]
-        return self._pooled(scores, budget)
+            return [self._pool_caps([score], budget)[0] for score in scores]
+        return self._pool_caps(scores, budget)
 
     @staticmethod
-    def _pooled(scores: Sequence[Tensor], budget: int) -> list[Tensor]:
+    def _pool_caps(scores: Sequence[Tensor], budget: int) -> list[Tensor]:
         heads, candidates = scores[0].shape
         pool = torch.cat([score.to(scores[0].device).flatten() for score in scores])
         best_indices = pool.sort(descending=True, stable=True).indices[: budget * heads * len(scores)]

@@ -17,9 +17,9 @@ class Uniform(Allocator):
 
     Args:
         excess: entries per KV head above the budget. 0 in every paper reading. MM-ShiftKV's released KeyDiff stores 32
-            more than it is given, which ``reading=released`` reproduces.
+            more.
         unused: entries per KV head by which the result stays below the budget; at least one entry is kept. 0 in every
-            paper reading. ElasticCache's release evicts one more than it means to.
+            paper reading. ElasticCache's release evicts one entry too many.
     """
 
     excess: int = 0

@@ -9,9 +9,7 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 
 @dataclass(frozen=True)
 class UniformModel(Uniform):
-    """``Uniform`` for selectors that need the scores of all layers at once (``OneSet``).
-
-    No memory is freed before the whole prompt is prefilled.
+    """``Uniform`` for selectors that need the scores of all layers at once (``OneSet``): no memory is freed earlier.
 
     Args:
         excess: see ``Uniform``.

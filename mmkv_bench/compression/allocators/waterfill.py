@@ -10,10 +10,10 @@ from math import isfinite
 def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int]) -> list[int]:
     """Divide ``total`` entries exactly in proportion to ``weights``, no item above its cap.
 
-    The real shares are ``min(cap_i, level * weight_i)``, with the ``level`` that makes them add up to ``total``: the excess of a
-    clipped item is divided among the others in proportion to their weights, again and again until no item is above its cap. Items
-    of weight 0 get nothing unless all others are full; then they divide the rest equally. The shares are rounded by largest
-    remainder (equal remainders: lower index first). All arithmetic is exact: floats become the fractions that they represent.
+    The real shares are ``min(cap_i, level * weight_i)``, where ``level`` makes their sum ``total``: items below their
+    cap divide the excess of the others in proportion to their weights. Items of weight 0 get nothing unless all others
+    are full; then they divide the rest equally, up to their caps. Shares are rounded by largest remainder (equal
+    remainders: lower index first). All arithmetic is exact: floats become the fractions that they represent.
 
     Args:
         weights: finite, 0 or more, one per item (layer, head).
@@ -56,11 +56,11 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
 def largest_remainder(shares: Sequence[Fraction]) -> list[int]:
     """Round ``shares`` to whole numbers with the same sum, each less than 1 from its share.
 
-    Every share is rounded down. The missing entries go, one each, to the largest remainders (equal remainders: lower
-    index first). Shares are exact fractions, so no result depends on floating-point rounding.
+    Every share is rounded down. The largest remainders get one of the missing entries each (equal remainders: lower
+    index first).
 
     Args:
-        shares: non-negative, with a whole sum.
+        shares: exact fractions, 0 or more, with a whole sum.
 
     Raises:
         ValueError: the sum is not whole.

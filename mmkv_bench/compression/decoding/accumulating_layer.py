@@ -14,15 +14,18 @@ from mmkv_bench.errors import ConfigError
 
 
 class AccumulatingLayer(CompressedLayer):
-    """The entries of one sequence, and the attention that each has received so far: `gathered`, float32 `[Hkv,
-    stored]`, 0 at padding."""
+    """The entries of one sequence, and the attention that each has received so far.
 
-    gathered: Tensor
+    Attributes:
+        attention_sums: this attention, float32 `[Hkv, stored]`, 0 at padding.
+    """
+
+    attention_sums: Tensor
     _counted: int  # earlier queries are in the scores already
     _refed: Tensor  # scores of prompt tokens that will be fed again
     _acts_from: int
     _recents_of: Callable[[int], int]  # entries of a head -> recents among them
-    _limit: int  # slots, and recents per head; set at the first token of the answer
+    _limit: int  # slots; set at the first token of the answer, as `_recents` [entries per head]
     _recents: Tensor | None
     _sinks: Tensor | None
 
@@ -35,7 +38,7 @@ class AccumulatingLayer(CompressedLayer):
         room = start.room_until_evicting(1)
         layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
         scores = start.scores.float()
-        layer.gathered = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
+        layer.attention_sums = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
         layer._counted = start.pad + scores.shape[1]
         layer._refed = scores[:, start.seen - start.pad :].clone()  # a view would keep the scores of the whole prompt
         layer._acts_from, layer._recents_of = start.acts_from, recents_of
@@ -43,19 +46,19 @@ class AccumulatingLayer(CompressedLayer):
         return layer
 
     def buffers(self) -> list[Tensor]:
-        return [*super().buffers(), self.gathered, self._refed]
+        return [*super().buffers(), self.attention_sums, self._refed]
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Add the attention of the n newest tokens to the gathered attention, then evict.
+        """Add the attention of the n newest tokens, ``query [1, Hq, n, D]``, to `attention_sums`, then evict.
 
-        One entry is evicted for each answer token above the layer's size. query: ``[1, Hq, n, D]`` of the newest tokens.
+        Every head evicts one entry for each answer token above the layer's size.
         """
         n = query.shape[2]
-        self._admit(n)
+        self._append_slots(n)
         first_new_token = self.seen - n
         skip = min(max(self._counted - first_new_token, 0), n)
         if skip < n:
-            self.gathered += self._rows(query[0, :, skip:], scaling)
+            self.attention_sums += self._attention_of(query[0, :, skip:], scaling)
         acting = self.seen - max(first_new_token, self._acts_from)
         if acting <= 0:
             return
@@ -66,20 +69,20 @@ class AccumulatingLayer(CompressedLayer):
         while self.stored > self._limit:
             self._evict(self._recents)
 
-    def _admit(self, n: int) -> None:
-        """Append slots of gathered attention for n new tokens: 0, or the prefill's score for a token that is fed again."""
-        heads = self.gathered.shape[0]
-        new_mass = self.gathered.new_zeros(heads, n)
+    def _append_slots(self, n: int) -> None:
+        """Append n slots to `attention_sums`: the prefill's score for a token that is fed again, 0 for others."""
+        heads = self.attention_sums.shape[0]
+        new_mass = self.attention_sums.new_zeros(heads, n)
         refed = min(self._refed.shape[1], n)
         new_mass[:, :refed] = self._refed[:, :refed]
         self._refed = self._refed[:, refed:]
-        self.gathered = torch.cat([self.gathered, new_mass], 1)
+        self.attention_sums = torch.cat([self.attention_sums, new_mass], 1)
 
-    def _rows(self, query: Tensor, scaling: float) -> Tensor:
-        """Return the attention that the newest tokens pay to every slot, float32 `[Hkv, stored]`.
+    def _attention_of(self, query: Tensor, scaling: float) -> Tensor:
+        """Return the attention of the newest tokens, ``query [Hq, n, D]``, to every slot: float32 `[Hkv, stored]`.
 
-        It is summed over tokens and over the query heads of a KV head. A token attends to the slots up to its own.
-        query: `[Hq, n, D]` of the newest tokens.
+        It is summed over these tokens and over the query heads of a KV head. A token attends to the slots up to its
+        own.
         """
         keys = self.keys[0]
         if not self.ragged:
@@ -97,13 +100,13 @@ class AccumulatingLayer(CompressedLayer):
         return sums
 
     def _evict(self, recents: Tensor) -> None:
-        """Remove from every head the entry with the least gathered attention; of equal entries the later one.
+        """Remove from every head the entry with the least attention so far; of equal entries the later one.
 
         recents: int64 `[Hkv]`, number of last entries of each head that are never removed.
         """
         slot = torch.arange(self.stored, device=self.device)
         is_evictable = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
-        evictable_mass = self.gathered.masked_fill(~is_evictable, torch.inf)
+        evictable_mass = self.attention_sums.masked_fill(~is_evictable, torch.inf)
         victim = self.stored - 1 - evictable_mass.flip(-1).argmin(-1)
         self.drop(victim[None])
-        self.gathered = self.gathered.gather(1, slot[:-1] + (slot[:-1] >= victim[:, None]))
+        self.attention_sums = self.attention_sums.gather(1, slot[:-1] + (slot[:-1] >= victim[:, None]))

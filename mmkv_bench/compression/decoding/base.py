@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class Start:
-    """State of one layer of ONE sequence when decoding starts: the entries are selected and reduced.
+    """State of one layer of ONE sequence when decoding starts, after the entries were selected and reduced.
 
     Attributes:
         layer: index of the layer.
         n_layers: number of layers of the model.
-        key, value: ``[Hkv, n, D]`` candidates of the full cache; read-only, and freed later unless the policy copies them.
+        key, value: ``[Hkv, n, D]`` candidates of the full cache; read-only, and freed later unless the policy copies
+            them.
         index: int64 ``[Hkv, m]`` kept candidates, ascending, LEFT-padded with -1.
         kept_key, kept_value: ``[Hkv, m, D]``, the reducer's result.
-        scores: float32 or float64 ``[Hkv, prefilled]``, one column per prefilled token. The columns of a question prefilled with
-            the context come last. None if nothing was scored.
+        scores: float32 or float64 ``[Hkv, prefilled]``, one column per prefilled token; a question that is prefilled
+            with the context has the last columns. None if nothing was scored.
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
         seen: number of tokens that the layer counts as seen from now on: ``pad + n`` for n candidates.
-        acts_from: logical index of the answer's first token. Earlier tokens that are fed later (the last prompt token under
-            ``strict``, the question where only the context is reduced) are stored like any other and trigger no eviction.
+        acts_from: logical index of the answer's first token. Prompt tokens that are fed before the answer (the last
+            token under ``strict``, the question if only the context is reduced) are stored and trigger no eviction.
         scaling: factor of the attention scores.
         reserve: slots of slack for new tokens.
         sinks: see ``Observation``.
@@ -57,15 +58,12 @@ class Start:
         return (self.index + self.pad).masked_fill(self.index < 0, -1)
 
     def room_until_evicting(self, over: int) -> int:
-        """Return the number of slots to reserve for a policy that evicts one entry per answer token after the first `over`
-        tokens.
-        """
+        """Return the slots to reserve for a policy that evicts one entry per answer token after the first `over`."""
         return min(self.reserve, self.acts_from - self.seen + over)
 
 
 class DecodePolicy(ABC):
-    """A rule for the entries while an answer is decoded: it builds layers that carry its state and act in ``CompressedLayer``'s
-    hooks.
+    """A rule for the entries while an answer is decoded: it builds layers that act in ``CompressedLayer``'s hooks.
 
     Such a layer holds one sequence. A prompt within its budget is decoded from the full cache, without the policy,
     unless the policy quantises.
@@ -74,7 +72,7 @@ class DecodePolicy(ABC):
         quantises: entries are stored in fewer bits, also for a prompt within its budget.
         retrieves: entries that are not on the device can be read later.
         idle: with these parameters the policy does nothing, and the method runs as if it had none.
-        moves_queries: ``query_positions`` is overridden; such a fork is decoded alone, not in a batch.
+        moves_queries: ``query_positions`` is overridden; answers are then decoded one by one, not in a batch.
         tokens_from_full: number of first answer tokens that come from the full cache, whatever the protocol.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
@@ -94,10 +92,10 @@ class DecodePolicy(ABC):
 
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:
-        """Build the layer that acts by this policy, from the state of a reduced layer; it replaces a layer of the full cache."""
+        """Build the layer that acts by this policy and replaces a layer of the full cache."""
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:
@@ -105,7 +103,7 @@ class DecodePolicy(ABC):
         return ()
 
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
-        """Return the position ids that the model uses instead of the true ones, ``[3|4, 1, n]`` or ``[1, n]``.
+        """Return the position ids that the model uses instead of ``position_ids`` (``[3|4, 1, n]`` or ``[1, n]``).
 
         They differ only for policies that reproduce a released code's wrong positions.
         """

@@ -13,14 +13,14 @@ from mmkv_bench.compression.decoding.base import Start
 
 
 class EvictingLayer(CompressedLayer):
-    """One layer of one sequence whose policy evicts after every answer token.
+    """One layer of one sequence whose policy evicts after every answer token."""
 
-    Attributes:
-        acts_from: logical index of the answer's first token.
-    """
-
-    acts_from: int
+    acts_from: int  # logical index of the answer's first token
     _slot: Callable[[int, int], int]
+    _initial: list[int]  # entries of each head when the answer begins
+    _allowed: list[int]  # the same plus slack
+    _growth: list[Fraction]  # further entries that each head may hold per answer token
+    _evicted: list[int]  # entries that each head has evicted
 
     @classmethod
     def of(cls, start: Start, room: int, slack: int, grows: bool, slot: Callable[[int, int], int]) -> EvictingLayer:
@@ -35,8 +35,8 @@ class EvictingLayer(CompressedLayer):
         layer.acts_from, layer._slot = start.acts_from, slot
         kept = (start.index >= 0).sum(-1).tolist()
         appended = start.acts_from - start.seen  # the question, or the token that is fed again
-        layer._before = [count + appended for count in kept]
-        layer._start = [count + slack for count in layer._before]
+        layer._initial = [count + appended for count in kept]
+        layer._allowed = [count + slack for count in layer._initial]
         layer._growth = [
             Fraction((count + start.context.refed + slack) * grows, start.context.length) for count in kept
         ]
@@ -44,28 +44,27 @@ class EvictingLayer(CompressedLayer):
         return layer
 
     def entry_counts(self) -> list[int]:
-        """Return the current entries per head."""
         fed = self.seen - self.acts_from
-        return [before + fed - gone for before, gone in zip(self._before, self._evicted, strict=True)]
+        return [before + fed - gone for before, gone in zip(self._initial, self._evicted, strict=True)]
 
     def attended(self, query: Tensor, scaling: float) -> None:
         fed = self.seen - self.acts_from
         if fed <= 0:
             return
-        while any(due := self._due(fed)):
+        while any(due := self._heads_over_size(fed)):
             self._evict(due)
 
-    def _due(self, fed: int) -> list[bool]:
+    def _heads_over_size(self, fed: int) -> list[bool]:
         return [
             count >= start + share * fed + 1
-            for count, start, share in zip(self.entry_counts(), self._start, self._growth, strict=True)
+            for count, start, share in zip(self.entry_counts(), self._allowed, self._growth, strict=True)
         ]
 
     def _evict(self, due: list[bool]) -> None:
-        """Remove one entry from every head that has too many. due: for each head, whether it has too many."""
+        """Remove one entry from every head that is ``due``."""
         counts = self.entry_counts()
         slots = [
-            self.stored - count + self._slot(count, start) for count, start in zip(counts, self._start, strict=True)
+            self.stored - count + self._slot(count, start) for count, start in zip(counts, self._allowed, strict=True)
         ]
         for head, is_due in enumerate(due):
             self._evicted[head] += is_due
@@ -75,9 +74,8 @@ class EvictingLayer(CompressedLayer):
         evicted_slots = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
         places = self.positions
         assert places is not None, "a layer made of rows has positions"
-        keeps = (places >= 0) & (
-            torch.arange(self.stored, device=self.device) != evicted_slots[..., None].to(self.device)
-        )
+        is_evicted = torch.arange(self.stored, device=self.device) == evicted_slots[..., None].to(self.device)
+        keeps = (places >= 0) & ~is_evicted
         # Right-align what stays: a stable sort puts kept slots last, in their old order.
         width = max(count - is_due for count, is_due in zip(counts, due, strict=True))
         index = keeps.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]

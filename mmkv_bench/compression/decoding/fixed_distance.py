@@ -11,21 +11,21 @@ from mmkv_bench.compression.parameter_checks import check_least
 
 @dataclass(frozen=True)
 class FixedDistance(Holding):
-    """PrefixKV (arXiv 2412.03409, section 3.1) and ElasticCache (arXiv 2407.18121): the layer's share stays constant.
+    """PrefixKV (arXiv 2412.03409, section 3.1) and ElasticCache (arXiv 2407.18121): eviction at a fixed distance.
 
     Args:
         hold, positions, slack: see ``Holding``.
         distance: d, distance of the evicted entry to the newest one, or to the prompt's end (``anchor``) [entries]; 0
             evicts the newest entry itself.
-        anchor: "newest": the d-th entry before the newest one is evicted, PrefixKV's text ("a fixed distance to the latest
-            generated token"). "prefill": the entry with the fixed index ``m - d`` is evicted, where m is the head's number of
-            entries when the answer began: ElasticCache's "fixed truncation location" near the end of the instruction; both
-            releases do this. Both anchors choose the same entry in a cache that has not grown (hold=size). In a cache too short
-            for d, "newest" takes index 1 (after the first token) and "prefill" index ``m // 2``, as PrefixKV's release.
+        anchor: "newest": the d-th entry before the newest one is evicted, PrefixKV's text. "prefill": the entry with
+            the fixed index ``m - d`` is evicted, where m is the head's number of entries when the answer began:
+            ElasticCache's "fixed truncation location" near the end of the instruction; both releases do this. In a
+            cache too short for d, "newest" takes index 1 (after the first token) and "prefill" index ``m // 2``, as
+            PrefixKV's release.
 
-    Paper and code: the release of PrefixKV uses anchor=prefill and positions=cached. It computes a head's allowed size
-    from the evicted fraction in its file, this class from the share that was kept. In a cache shorter than d
-    ElasticCache's release computes a negative index and then duplicates entries; that is not reproduced.
+    Paper and code: PrefixKV's release uses anchor=prefill and positions=cached. It computes a head's allowed size from
+    the evicted fraction in its file, this class from the share that was kept. Not reproduced: in a cache shorter than
+    d, ElasticCache's release computes a negative index and then duplicates entries.
     """
 
     distance: int = 25

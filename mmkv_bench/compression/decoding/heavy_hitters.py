@@ -17,28 +17,25 @@ if TYPE_CHECKING:
 class HeavyHitters(DecodePolicy):
     """H2O's greedy eviction (arXiv 2306.14048, section 4.1, algorithm 1), per layer and KV head.
 
-    Every stored entry carries the attention that it has gathered. This starts from the entry's score at the end of the prefill;
-    with ``ColumnSumScorer`` the score is the sum over all prompt queries. A query of the answer adds its softmax over the stored
-    entries, summed over the g query heads. Then, while a head holds more entries than it did when the answer began, the entry
-    with the least gathered attention is evicted. The newest ``floor(share * held)`` entries, the new token's included, are never
-    evicted. Of equal entries the later one is evicted, as everywhere in this package.
+    Every stored entry accumulates attention, starting from its score at the end of the prefill (with
+    ``ColumnSumScorer`` the sum over all prompt queries). A query of the answer adds its softmax over the stored
+    entries, summed over the g query heads. Then, while a head holds more entries than when the answer began, the entry
+    with the least accumulated attention is evicted; of equal entries the later one. The newest ``floor(share * held)``
+    entries, the new token's included, are never evicted.
 
     A head holds what its selection granted: C entries with uniform budgets. Under ``query_agnostic`` the question's Q
-    entries come on top, as for every method, so that the head holds C + Q; the question's queries are added to the
-    gathered attention, because no prefill has counted them. Under ``strict`` C - 1 entries are selected and the last
-    token, fed again, is the C-th; the prefill has counted its query already, and its entry starts from its score in the
-    prefill. A prompt within its budget stays the full cache, also when its answer outgrows the budget.
+    entries come on top, and its queries add their attention, because no prefill has counted it. Under ``strict`` C - 1
+    entries are selected and the last token, fed again, is the C-th. Its entry starts from its score in the prefill,
+    which has counted its query already. A prompt within its budget keeps the full cache, also when its answer outgrows
+    the budget.
 
     Args:
         share: share of the held entries that are recents, in [0, 1]; equal to the selector's share.
 
-    Paper and code: the authors' release implements it in two files. ``h2o_hf/utils_real_drop/modify_llama.py`` accumulates and
-    evicts as this class does: entries are dropped together with their sums. ``h2o_hf/utils_hh/modify_llama.py`` stores every
-    entry and masks those that it would evict, with sizes that are fractions of the prompt. ElasticCache's release, which made the
-    H2O rows of PrefixKV's tables, decodes differently. It has one gathered score for all layers and heads, which is not
-    re-indexed when the prompt is reduced, so that its minimum selects other tokens than those it was measured on; and the size
-    follows the ratio as the answer grows. That depends on an accident of buffer indices and is not reproduced; its selection
-    after the prefill is ``method=h2o reading=released``.
+    Paper and code: of the authors' release, ``h2o_hf/utils_real_drop/modify_llama.py`` does what this class does.
+    ``h2o_hf/utils_hh/modify_llama.py`` masks entries instead. Not reproduced: ElasticCache's release, which made the
+    H2O rows of PrefixKV's tables, does not re-index its scores when the prompt is reduced, so it evicts other tokens
+    than those that the scores were measured on. Its selection after the prefill is ``method=h2o reading=released``.
     """
 
     share: float = 0.5
@@ -47,10 +44,7 @@ class HeavyHitters(DecodePolicy):
         check_share(self, "share", "the held entries")
 
     def recents(self, entries: int) -> int:
-        """Return the number of last entries of a head that are never evicted.
-
-        entries: the head's entries. The share is exact in decimal arithmetic: 0.29 of 100 is 29.
-        """
+        """Return how many of a head's last entries are never evicted, exact in decimal: 0.29 of 100 is 29."""
         return int(Decimal(str(self.share)) * entries)
 
     def layer(self, start: Start) -> CompressedLayer:

@@ -1,4 +1,4 @@
-"""Decode policies that limit a layer's size: after each new token every head evicts at most one entry."""
+"""Base of decode policies that limit a layer's size by evicting after each new token."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 class Holding(DecodePolicy):
     """Base of fixed-distance eviction and of a sliding window; subclasses choose the entry to evict.
 
-    Let a head hold m entries when the answer begins, including the question that was fed after a reduced context and the token
-    that ``strict`` feeds again. Let rho be the share of the prompt (or context) that the head kept. After k answer tokens it may
-    hold ``m + rho * k`` entries under "ratio" and m under "size"; as soon as it holds at least one more, one entry is evicted,
-    after the newest token has attended to it. Counts are exact and kept on the host: no step waits for the device.
+    Let a head hold m entries when the answer begins, including prompt tokens fed after the reduction (the question, or
+    the token that ``strict`` feeds again), and rho be the share of the prompt (or context) that the head kept, slack
+    included. After k answer tokens the head may hold ``m + rho * k`` entries under "ratio" and m under "size". As soon
+    as it holds at least one more, one entry is evicted, after the newest token has attended to it. Counts are exact and
+    kept on the host: no step waits for the device.
 
     Args:
-        hold: "ratio": a head keeps the same share of the answer as of the prompt, and so grows with the answer; "size":
-            its size stays constant. See above.
+        hold: "ratio": a head keeps the same share of the answer as of the prompt; "size": its size stays constant.
         positions: "own": a new token is rotated at its own position in prompt and answer. "cached": at the number of
-            entries that layer 0 holds, as in the releases of PrefixKV and ElasticCache, which pass no positions to the
-            model with a shortened cache: kept keys keep their rotation, so queries sit among or before them.
-        slack: number of entries added to m, so that a head may hold that many more.
+            entries that layer 0 holds, as in the releases of PrefixKV and ElasticCache: kept keys keep their rotation,
+            so queries sit among or before them.
+        slack: number of entries that a head may hold in addition.
     """
 
     hold: Literal["ratio", "size"] = "ratio"

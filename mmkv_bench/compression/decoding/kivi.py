@@ -20,20 +20,19 @@ class KIVI(DecodePolicy):
 
     The prompt's own attention runs in full precision. Then, per KV head with m kept entries:
 
-    - keys: the first ``floor(m / R) * R`` are quantised per channel over groups of G consecutive KEPT tokens; the other
-      ``m mod R`` stay in full precision, new keys join them, and once there are R they are quantised together;
+    - keys: the first ``floor(m / R) * R`` are quantised per channel over groups of G consecutive KEPT tokens. The other
+      ``m mod R`` stay in full precision, new keys join them, and once there are R they are quantised together.
     - values: all but the last R are quantised per token over groups of G channels (one group of all channels if a head
-      has fewer than G); from then on every step quantises the oldest of R + 1.
+      has fewer than G). From then on every step quantises the oldest of R + 1.
 
-    Keys are quantised with their rotation, as released. Entries that a scorer evicted before are in no group; heads that kept
-    different numbers of entries form separate groups. Tokens of the prompt that are fed after the reduction (the last one under
-    ``strict``, the question under ``query_agnostic``) are attended to in full precision once, like the rest of the prompt.
+    Keys are quantised with their rotation, as released. Evicted entries are in no group; heads that kept different
+    numbers of entries form separate groups. Prompt tokens that are fed after the reduction (the last one under
+    ``strict``, the question under ``query_agnostic``) are attended to in full precision once, like the rest of the
+    prompt. Fewer than R entries all stay in full precision until the answer has filled the residual (fallback
+    `within_residual`), so with eviction R should be well below the budget.
 
-    Fewer entries than R all fit the residual: nothing is quantised until the answer has filled it, and the row says
-    `fallback=within_residual`. With eviction, R should therefore be well below the budget.
-
-    Every step dequantises a whole layer for the attention kernel and drops that copy again: stored bytes count the
-    packed entries only, and decoding is slower than with the paper's fused kernels.
+    Every step dequantises a whole layer for the attention kernel and drops that copy again. Decoding is therefore
+    slower than with the paper's fused kernels; stored bytes count the packed entries only.
 
     Args:
         bits: bits of a stored number, 2 or 4 as in the paper, or 8. The scale and minimum of each group are stored too,
@@ -44,8 +43,7 @@ class KIVI(DecodePolicy):
             quantises after it (released code).
 
     Paper and code: see ``flush``. The released code divides by zero for a constant group; here the scale is at least
-    1e-6, and such a group is restored exactly. Its kernels need the same length in all heads and one KV head per query
-    head; neither is needed here.
+    1e-6, and such a group is restored exactly.
     """
 
     bits: int = 2
@@ -68,7 +66,7 @@ class KIVI(DecodePolicy):
         """Return the number of channels in one group of values. dim: number of channels of a head.
 
         Raises:
-            UnsupportedError: a head's channels are no multiple of the group size.
+            UnsupportedError: the channels do not divide into groups, or a group fills no whole bytes.
         """
         group = min(self.group, dim)
         if dim % group or group * self.bits % 8:

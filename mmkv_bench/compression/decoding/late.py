@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Late(DecodePolicy):
-    """A policy that decodes the answer's second token from the full cache, then reduces every layer by the method's parts.
+    """A policy that decodes the first two answer tokens from the full cache and then reduces every layer.
 
-    With ``when=first_step``: while the answer's first token is fed, each layer attends to all T + 1 entries. That attention is
-    added to the scores of the prefill (the new token has no other), and allocator, selector and reducer choose among the T + 1;
-    the new token counts as text. So the first TWO tokens of an answer are the full cache's, and ``entries_resident`` of a row is
-    the full cache; ``entries_end`` shows the reduction. Under ``strict`` the token that is fed again, and under
+    With ``when=first_step``: while the answer's first token is fed, each layer attends to all T + 1 entries. This
+    attention is added to the scores of the prefill (the new token has no other), and allocator, selector and reducer
+    choose among the T + 1 entries; the new token counts as text. ``entries_resident`` of a result row is the full
+    cache; ``entries_end`` shows the reduction. Under ``strict`` the token that is fed again, and under
     ``query_agnostic`` the question, are candidates too, as text that only the first answer token has scored.
 
     Args:
-        allocator, selector, reducer: the method's parts. The allocator decides layer by layer or by its summaries: when
-            one layer is reduced, the new scores of later layers do not exist yet.
+        allocator, selector, reducer: the method's parts. The allocator must decide layer by layer or by its summaries:
+            when one layer is reduced, the new scores of later layers do not exist yet.
         when: "first_step", or "prefill_end": no policy, the prompt is reduced as by every other method.
-        prior: the scores of the prefill include a text prior (``TextPriorScorer``); it is removed, the new attention is
-            added to the sums, and the prior is applied again.
+        prior: the scores of the prefill include a text prior (``TextPriorScorer``), which is removed, and applied again
+            after the new attention is added.
 
-    Paper and code: MEDA's paper reduces at the end of the prefill, its release like this class. The release would
-    reduce a second time, by stale scores, once a reduced cache has grown to T + 1 again; not reproduced.
+    Paper and code: MEDA's paper reduces at the end of the prefill, its release like this class. Not reproduced: a
+    second reduction, by stale scores, once the cache has grown to T + 1 again.
     """
 
     allocator: Allocator

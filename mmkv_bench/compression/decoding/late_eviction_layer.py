@@ -13,7 +13,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.compression.reducers.base import Reducer
-from mmkv_bench.compression.scorers.text_prior import with_text_prior, without_text_prior
+from mmkv_bench.compression.scorers.text_prior import add_text_prior, remove_text_prior
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.errors import ConfigError
 
@@ -23,11 +23,11 @@ class WaitingLayer(CompressedLayer):
 
     _parts: tuple[Allocator, Selector, Reducer]
     _prior: bool
-    _start: Start | None  # until the method reduces
+    _start: Start | None  # None once the layer is reduced
 
     @classmethod
     def of(cls, start: Start, allocator: Allocator, selector: Selector, reducer: Reducer, prior: bool) -> WaitingLayer:
-        """Build the layer of a policy `Late` from the policy's parameters. prior: see `Late`."""
+        """Build the layer of a policy `Late` from the policy's parameters."""
         if start.scores is None:
             raise ConfigError(
                 "reducing in the first decode step starts from the prefill's scores, but the method has no "
@@ -42,10 +42,7 @@ class WaitingLayer(CompressedLayer):
         return layer
 
     def buffers(self) -> list[Tensor]:
-        """Return all tensors of the layer, including the method's index and scores.
-
-        Token types and summaries are left out, because they belong to the prompt.
-        """
+        """Return the layer's tensors, including index and scores, without the prompt's token types and summaries."""
         start_tensors = () if self._start is None else (self._start.index, self._start.scores)
         return [*super().buffers(), *(tensor for tensor in start_tensors if tensor is not None)]
 
@@ -55,10 +52,7 @@ class WaitingLayer(CompressedLayer):
             self._reduce(start, query[0, :, -1:], scaling)
 
     def _reduce(self, start: Start, query: Tensor, scaling: float) -> None:
-        """Reduce the layer by the method's parts, from its scores and the attention of the newest token.
-
-        query: `[Hq, 1, D]` of this token.
-        """
+        """Reduce the layer from the prefill's scores and the attention of the newest token, ``query [Hq, 1, D]``."""
         (allocator, selector, reducer), total = self._parts, self.stored
         scores = column_sums(query, self.keys[0], scaling, total - 1, start.sinks)
         prefill_scores, types = start.scores, start.context.types
@@ -67,8 +61,8 @@ class WaitingLayer(CompressedLayer):
         if types is not None:
             types = torch.nn.functional.pad(types.to(scores.device), (0, total - len(types)))
         if self._prior and types is not None and bool((types > 0).any()):
-            scores[:, :scored] += without_text_prior(prefill_scores, types[:scored])
-            scores = with_text_prior(scores, types)
+            scores[:, :scored] += remove_text_prior(prefill_scores, types[:scored])
+            scores = add_text_prior(scores, types)
         else:
             scores[:, :scored] += prefill_scores
         context = Context(start.context.budget, total, 0, types, start.context.summaries)

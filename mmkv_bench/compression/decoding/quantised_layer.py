@@ -19,9 +19,9 @@ Key = TypeVar("Key", bound=Hashable)
 class _Store:
     """Keys or values of one layer: per KV head packed units, then a rest in full precision.
 
-    A unit is what is quantised at once: G tokens of keys, or one token of values. Every head's entries begin at the
-    left, in the order of the kept tokens, so that padding is never part of a group. Heads differ in `units` and `left`
-    if they kept different numbers of entries.
+    A unit is quantised at once: G tokens of keys, or one token of values. Every head's entries begin at the left, in
+    the order of the kept tokens, so padding is never part of a group. `units` and `unpacked` count each head's units and
+    full-precision tokens.
 
     Args:
         entries: for each head `[m_h, D]`, in full precision.
@@ -32,53 +32,49 @@ class _Store:
 
     def __init__(self, entries: list[Tensor], bits: int, group: int, unit: int, room: int):
         self.bits, self.group, self.unit = bits, group, unit
-        self.units, self.left = [0] * len(entries), [len(head) for head in entries]
-        longest, dim = max(self.left), entries[0].shape[-1]
-        capacity = (longest + room) // unit
-        self.packed: Packed | None = None  # made by the first flush, with room for `capacity` units
-        self._capacity = capacity
+        self.units, self.unpacked = [0] * len(entries), [len(head) for head in entries]
+        longest, dim = max(self.unpacked), entries[0].shape[-1]
+        self._capacity = (longest + room) // unit
+        self.packed: Packed | None = None  # made by the first flush, with room for this many units
         self.rest = entries[0].new_zeros(len(entries), longest, dim)
         for row, head in enumerate(entries):
             self.rest[row, : len(head)] = head
 
     def append(self, new: Tensor) -> None:
-        """Append the tokens `[Hkv, n, D]` to the rest, in full precision."""
+        """Append the tokens `[Hkv, n, D]` in full precision."""
         heads, n, dim = new.shape
-        missing_slots = max(self.left) + n - self.rest.shape[1]
+        missing_slots = max(self.unpacked) + n - self.rest.shape[1]
         if missing_slots > 0:
             self.rest = torch.cat([self.rest, self.rest.new_zeros(heads, missing_slots, dim)], 1)
-        for rows, left in _alike(self.left):
-            self.rest[rows, left : left + n] = new[rows]
-        self.left = [left + n for left in self.left]
+        for rows, unpacked in _group_equal(self.unpacked):
+            self.rest[rows, unpacked : unpacked + n] = new[rows]
+        self.unpacked = [unpacked + n for unpacked in self.unpacked]
 
     def flush(self, excess: list[int]) -> None:
         """Quantise, in whole units, the first `excess[h]` of the full-precision tokens of every head h."""
         if not any(excess):
             return
-        written_units = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
-        for rows, (units, amount) in _alike(written_units):
+        written_units = list(zip(self.units, excess, strict=True))
+        for rows, (units, amount) in _group_equal(written_units):
             if amount:
                 self._write(rows, units, self.rest[rows, :amount])
                 self.rest[rows, : self.rest.shape[1] - amount] = self.rest[rows, amount:].clone()
         self.units = [units + amount // self.unit for units, amount in written_units]
-        self.left = [left - amount for left, amount in zip(self.left, excess, strict=True)]
-        self.rest = self.rest[:, : max(self.left)].clone()  # frees what was quantised
+        self.unpacked = [unpacked - amount for unpacked, amount in zip(self.unpacked, excess, strict=True)]
+        self.rest = self.rest[:, : max(self.unpacked)].clone()  # frees what was quantised
 
     def _write(self, rows: list[int], first: int, tokens: Tensor) -> None:
-        """Pack tokens `[rows, units * unit, D]` as units `first`, `first + 1`, ... of the given heads.
-
-        rows: indices of the heads.
-        """
+        """Pack tokens `[heads, units * unit, D]` of the heads `rows` as units `first`, `first + 1`, ..."""
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
         new_packed = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
         end = first + units.shape[1]
         packed = self.packed
         if packed is None or end > packed.data.shape[1]:
-            packed = self.packed = self._grown(new_packed, end)
+            packed = self.packed = self._enlarge(new_packed, end)
         for stored, part in zip(packed.parts, new_packed.parts, strict=True):
             stored[rows, first:end] = part
 
-    def _grown(self, like: Packed, least: int) -> Packed:
+    def _enlarge(self, like: Packed, least: int) -> Packed:
         heads, room = len(self.units), max(least, self._capacity)
         old_packed = self.packed
         data, scale, zero = (part.new_zeros(heads, room, *part.shape[2:]) for part in like.parts)
@@ -87,8 +83,8 @@ class _Store:
                 part[:, : before.shape[1]] = before
         return Packed(data, scale, zero, self.bits)
 
-    def _used(self) -> Packed | None:
-        """Return the packed units of the longest head; units that shorter heads have not filled are zeros."""
+    def _filled_units(self) -> Packed | None:
+        """Return the packed units of the longest head, with zeros where shorter heads have none, or None."""
         most = max(self.units)
         if not most or self.packed is None:
             return None
@@ -97,21 +93,21 @@ class _Store:
 
     def read(self) -> Tensor:
         """Return all entries in full precision, `[Hkv, slots, D]`, heads padded on the left with zeros."""
-        used = self._used()
-        full_precision = self.rest[:, : max(self.left)]
+        used = self._filled_units()
+        full_precision = self.rest[:, : max(self.unpacked)]
         if used is None:
             packed = full_precision[:, :0]
         else:
             packed = dequantise(used)
             packed = packed.transpose(2, 3).flatten(1, 2) if self.unit > 1 else packed
         counts = [units * self.unit for units in self.units]
-        if len(set(counts)) == 1 and len(set(self.left)) == 1:
+        if len(set(counts)) == 1 and len(set(self.unpacked)) == 1:
             return torch.cat([packed, full_precision], 1)
-        slots = max(count + left for count, left in zip(counts, self.left, strict=True))
+        slots = max(count + unpacked for count, unpacked in zip(counts, self.unpacked, strict=True))
         out = full_precision.new_zeros(len(counts), slots, full_precision.shape[-1])
-        for row, (count, left) in enumerate(zip(counts, self.left, strict=True)):
-            out[row, slots - left - count : slots - left] = packed[row, :count]
-            out[row, slots - left :] = full_precision[row, :left]
+        for row, (count, unpacked) in enumerate(zip(counts, self.unpacked, strict=True)):
+            out[row, slots - unpacked - count : slots - unpacked] = packed[row, :count]
+            out[row, slots - unpacked :] = full_precision[row, :unpacked]
         return out
 
     def buffers(self) -> list[Tensor]:
@@ -125,34 +121,36 @@ class _Store:
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of one head's token in full precision."""
         return self.rest.shape[-1] * self.rest.element_size()
 
     def padding_nbytes(self) -> int:
         """Return the bytes of units and slots that shorter heads have not filled."""
-        units, left = (max(counts) * len(counts) - sum(counts) for counts in (self.units, self.left))
-        return units * self.unit_nbytes + left * self.token_nbytes
+        units, unpacked = (max(counts) * len(counts) - sum(counts) for counts in (self.units, self.unpacked))
+        return units * self.unit_nbytes + unpacked * self.token_nbytes
 
-    def read_nbytes(self, units: list[int], left: list[int]) -> int:
-        """Return the bytes to read if heads have `units` packed units and `left` full-precision tokens, one number per head."""
-        return len(units) * (max(units) * self.unit_nbytes + max(left) * self.token_nbytes)
+    def read_nbytes(self, units: list[int], unpacked: list[int]) -> int:
+        """Return the bytes read if each head has this many packed `units` and full-precision tokens (`unpacked`)."""
+        return len(units) * (max(units) * self.unit_nbytes + max(unpacked) * self.token_nbytes)
 
     def nbytes(self) -> tuple[int, int]:
-        """Return two values: bytes of packed numbers and full-precision tokens, and bytes of scales and minima.
+        """Return the bytes of packed numbers and full-precision tokens, and the bytes of scales and minima.
 
         All heads count with the size of the longest head. Slack does not count.
         """
-        data, metadata = _bytes(self.rest[:, : max(self.left)]), 0
-        used = self._used()
+        data, metadata = self.rest[:, : max(self.unpacked)].nbytes, 0
+        used = self._filled_units()
         if used is not None:
-            data += _bytes(used.data)
-            metadata = _bytes(used.scale) + _bytes(used.zero)
+            data += used.data.nbytes
+            metadata = used.scale.nbytes + used.zero.nbytes
         return data, metadata
 
 
 class QuantisedLayer(CompressedLayer):
-    """KIVI's layer for one sequence. The base class keeps slots, positions and masks. Its key and value storage has zero
-    channels, because two `_Store`s hold the entries; `keys` and `values` dequantise them on every access."""
+    """KIVI's layer for one sequence.
+
+    Two `_Store`s hold the entries, so the base class's storage has zero channels and only slots, positions and masks
+    are used. `keys` and `values` dequantise on every access.
+    """
 
     acts_from: int
     _residual: int
@@ -175,11 +173,9 @@ class QuantisedLayer(CompressedLayer):
         return layer
 
     def _read_keys(self) -> Tensor:
-        """Return a dequantised copy of all keys, `[1, Hkv, stored, D]`."""
         return self._keys.read()[None]
 
     def _read_values(self) -> Tensor:
-        """Return a dequantised copy of all values, `[1, Hkv, stored, D]`."""
         return self._values.read()[None]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -195,16 +191,16 @@ class QuantisedLayer(CompressedLayer):
 
     def _flush(self) -> None:
         for store in (self._keys, self._values):
-            store.flush(self._excess(store, store.left))
+            store.flush(self._tokens_to_quantise(store, store.unpacked))
 
-    def _excess(self, store: _Store, left: list[int]) -> list[int]:
-        """Return, per head, how many full-precision tokens to quantise now.
+    def _tokens_to_quantise(self, store: _Store, unpacked: list[int]) -> list[int]:
+        """Return how many of each head's full-precision tokens (`unpacked`) to quantise now.
 
-        Keys are quantised in blocks of `residual` tokens. Of the values, all but the newest `residual` tokens are quantised.
-        left: for each head, its number of tokens in full precision.
+        Keys are quantised `residual` tokens at a time. Of the values, all but the newest `residual` tokens are
+        quantised.
         """
         residual = self._residual
-        return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
+        return [count // residual * residual if store is self._keys else max(0, count - residual) for count in unpacked]
 
     # ---- audit
 
@@ -219,30 +215,27 @@ class QuantisedLayer(CompressedLayer):
         return padding_position_bytes + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes of packed and full-precision entries that attention reads to decode a token.
+        """Return the bytes of packed and full-precision entries that a decode step reads, without unpacked copies."""
+        return sum(self._store_read_nbytes(store, fed) for store in (self._keys, self._values))
 
-        Unpacked copies do not count.
-        """
-        return sum(self._read(store, fed) for store in (self._keys, self._values))
-
-    def _read(self, store: _Store, fed: int) -> int:
+    def _store_read_nbytes(self, store: _Store, fed: int) -> int:
         """Return the bytes that a decode step reads of keys or of values (`store`), after `fed` more prompt tokens.
 
         Prompt tokens are quantised after their attention, answer tokens before or after it (`flush`).
         """
-        units, left = store.units, [count + fed for count in store.left]
+        units, unpacked = store.units, [count + fed for count in store.unpacked]
         for new in ((0,) if fed else ()) + ((1,) if self._before else ()):
-            left = [count + new for count in left]
-            excess = self._excess(store, left)
+            unpacked = [count + new for count in unpacked]
+            excess = self._tokens_to_quantise(store, unpacked)
             units = [count + gone // store.unit for count, gone in zip(units, excess, strict=True)]
-            left = [count - gone for count, gone in zip(left, excess, strict=True)]
-        quantised_early = int(not self._before)
-        return store.read_nbytes(units, [count + quantised_early for count in left])
+            unpacked = [count - gone for count, gone in zip(unpacked, excess, strict=True)]
+        newest = int(not self._before)  # read in full precision if it is quantised after its attention
+        return store.read_nbytes(units, [count + newest for count in unpacked])
 
     def nbytes(self) -> tuple[int, int]:
         """Return (bytes of packed entries and residuals, bytes of scales, minima and positions)."""
         store_bytes, positions = (self._keys.nbytes(), self._values.nbytes()), self.positions
-        position_bytes = 0 if positions is None else _bytes(positions)
+        position_bytes = 0 if positions is None else positions.nbytes
         return sum(data for data, _ in store_bytes), sum(metadata for _, metadata in store_bytes) + position_bytes
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
@@ -254,13 +247,9 @@ class QuantisedLayer(CompressedLayer):
     retain = drop = forget = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse
 
 
-def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
-    """Group the indices of equal keys: `[([index, ...], key), ...]`, so that heads with equal counts are processed at once."""
+def _group_equal(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
+    """Group the indices of equal keys: `[([index, ...], key), ...]`."""
     groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)
     return [(rows, key) for key, rows in groups.items()]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

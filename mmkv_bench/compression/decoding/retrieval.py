@@ -19,20 +19,21 @@ class ChunkRetrieval(DecodePolicy):
     """HybridKV's dynamic heads (section 3.3, appendix A, figure 6): nothing is deleted, chunks are read on demand.
 
     After the prefill the n candidates of a dynamic head go to host memory in chunks; the mean key of each chunk stays
-    on the device. At each step the chunks with the largest ``q . mean key`` (q averaged over the g query heads) are
-    fetched, as many as the head's granted entries can hold, and attended to together with all later tokens. Keys carry
-    the rotation of their own positions. The selector's choice for a dynamic head only says how many entries the head
-    may read: it fills the head's buffer until the first step.
+    on the device. Each step fetches the chunks with the largest ``q . mean key`` (q averaged over the g query heads),
+    as many as the head's granted entries can hold. They are attended to together with all later tokens. Keys carry the
+    rotation of their own positions. The selector's choice for a dynamic head fills the head's buffer until the first
+    step, and otherwise only says how many entries the head may read.
 
     Args:
         heads: which heads are dynamic, as in the allocator.
-        chunk: tokens per chunk. A head that may read fewer entries than this has chunks of as many tokens as it may read.
+        chunk: tokens per chunk. A head that may read fewer entries than this has chunks of as many tokens as it may
+            read.
         partial: the prompt's last, incomplete chunk is "ranked" like any other, by the mean of its tokens, or always
             "visible" as one of the head's chunks.
 
-    The strict protocol's re-fed token and the question of ``query_agnostic`` are steps like any other. A forward pass
-    of several tokens is one step: one choice by their mean query. Paper and code: no code was released; the paper says
-    nothing on incomplete chunks, on several query tokens or on how the query heads of a KV head share a choice.
+    A step is one forward pass, also if it feeds several tokens (the question of ``query_agnostic``): one choice by
+    their mean query. No code was released. Open in the paper and chosen here: incomplete chunks, several query tokens,
+    and query heads that share a KV head.
     """
 
     heads: HeadClasses = field(default_factory=HeadClasses)

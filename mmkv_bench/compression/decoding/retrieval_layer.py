@@ -17,7 +17,7 @@ from mmkv_bench.errors import UnsupportedError
 class Pages:
     """All n entries of a layer's H dynamic heads as P chunks in host memory, and the chunks' mean keys on the device.
 
-    The last chunk may be incomplete: it is padded with the mean of its tokens, so its mean key is the mean of these tokens.
+    An incomplete last chunk is padded with the mean of its tokens.
 
     Attributes:
         keys, values: ``[H * P, chunk * D]`` in host memory (pinned if the device is an accelerator), the model's dtype.
@@ -48,17 +48,16 @@ class Pages:
         ]
 
     def _chunked(self, entries: Tensor) -> Tensor:
-        """Return entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
         padded = entries.new_empty(self.heads, self.count * self.chunk, entries.shape[2])
         padded[:, : self.length] = entries
         last_mean = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
         padded[:, self.length :] = last_mean.to(entries.dtype)
         return padded.view(self.heads, self.count, self.chunk, -1)
 
-    def best(self, query: Tensor, keep_last: bool) -> Tensor:
+    def best_chunks(self, query: Tensor, keep_last: bool) -> Tensor:
         """Return the chunks to fetch for each head, int64 ``[H, slots]``, ascending.
 
-        They are the chunks with the largest ``query . mean key``; of equal ones, the lower chunk.
+        The largest ``query . mean key`` win; of equal ones, the lower chunk.
 
         Args:
             query: float32 ``[H, D]``.
@@ -69,11 +68,10 @@ class Pages:
             scores[:, -1] = float("inf")
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
-    def asked(self, chosen: Tensor) -> Tensor:
-        """Start copying the row indices of the chosen chunks to the host; return the copy, int64 ``[H * slots]``.
+    def copy_rows_to_host(self, chosen: Tensor) -> Tensor:
+        """Start copying the row numbers of ``chosen`` chunks to the host; return the copy, int64 ``[H * slots]``.
 
-        The copy may be read only after the device has finished its work so far.
-        chosen: int64 ``[H, slots]``.
+        The copy may be read only after the device has finished its work so far. chosen: int64 ``[H, slots]``.
         """
         device = chosen.device
         rows = (torch.arange(self.heads, device=device)[:, None] * self.count + chosen).flatten()
@@ -85,11 +83,11 @@ class Pages:
         Args:
             chosen: int64 ``[H, slots]``, ascending.
             width: slots of the result; at least as many as the chosen chunks have tokens.
-            rows: the result of `asked` for these chunks; the device must have finished that copy.
+            rows: the result of `copy_rows_to_host` for these chunks; the device must have finished that copy.
 
         Returns:
-            Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding slots are on the left
-                and have the index -1.
+            Keys and values ``[H, width, D]``, and token indices int64 ``[H, width]``, ascending. Padding is on the left
+                and has the index -1.
         """
         device = chosen.device
         token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
@@ -109,11 +107,9 @@ class Pages:
 
     @property
     def host_tensors(self) -> tuple[Tensor, ...]:
-        """Tensors in host memory: the pages and the staging buffers."""
         return (self.keys, self.values, *self.staging)
 
     def host_nbytes(self) -> int:
-        """Return the bytes of the pages and of the staging buffers."""
         return sum(tensor.nbytes for tensor in self.host_tensors)
 
     def padding_nbytes(self) -> int:
@@ -134,7 +130,7 @@ class RetrievalLayer(CompressedLayer):
     """One layer of one sequence: the static heads' entries, and a buffer that the dynamic heads refill at every step.
 
     The buffer of a dynamic head is the last ``width`` of the ``prefix`` slots before the appended tokens. A step is one
-    forward pass: its queries (one while decoding, all of a question or of a second turn) choose chunks once, by their
+    forward pass. Its queries (one while decoding, all of a question or of a second turn) choose chunks once, by their
     mean, so that the device never has more entries than the budget. Appended tokens are visible as in other layers.
     """
 
@@ -147,7 +143,7 @@ class RetrievalLayer(CompressedLayer):
             pages: the entries of these heads.
             width: slots of a head's buffer.
             origin: logical index of the pages' first token.
-            keep_last: see ``Pages.best``.
+            keep_last: see ``Pages.best_chunks``.
         """
         self.heads, self.pages, self.width = heads, pages, width
         self.origin, self.keep_last, self.prefix = origin, keep_last, self.stored
@@ -161,26 +157,27 @@ class RetrievalLayer(CompressedLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Run an attention kernel on the layer, see `CompressedLayer.attention`.
 
-        If the device can overlap copies and computation, static heads attend while the dynamic heads' chunks are copied.
+        If the device can overlap copies and computation, static heads attend while the dynamic heads' chunks are
+        copied.
         """
         pages = self.pages
         stream = None if pages is None else devices.at(self.device).lane()
         if pages is None or stream is None:
             return super().attention(kernel, query, key, value, mask)
         with stream:
-            chunks = self._chosen(query, pages)
-            rows = pages.asked(chunks)
-        output_by_head = self._parts(False, kernel, query, key, value, mask)
+            chunks = self._choose_chunks(query, pages)
+            rows = pages.copy_rows_to_host(chunks)
+        output_by_head = self._attend_heads(False, kernel, query, key, value, mask)
         stream.settle()
         with stream:
             fetched = pages.fetch(chunks, self.width, rows)
         stream.join()
-        self._fill(*fetched)
-        output_by_head |= self._parts(True, kernel, query, key, value, mask)
+        self._fill_buffers(*fetched)
+        output_by_head |= self._attend_heads(True, kernel, query, key, value, mask)
         outputs, weights = zip(*(output_by_head[first] for first in sorted(output_by_head)), strict=True)
         return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
 
-    def _parts(
+    def _attend_heads(
         self, dynamic: bool, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """Run attention with only the dynamic heads or only the static heads, without copying keys or values.
@@ -205,19 +202,15 @@ class RetrievalLayer(CompressedLayer):
 
     def _refill(self, query: Tensor, pages: Pages) -> None:
         assert devices.at(self.device).lane() is None, "its copies are waited for in `attention`"
-        chunks = self._chosen(query, pages)
-        self._fill(*pages.fetch(chunks, self.width, pages.asked(chunks)))
+        chunks = self._choose_chunks(query, pages)
+        self._fill_buffers(*pages.fetch(chunks, self.width, pages.copy_rows_to_host(chunks)))
 
-    def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
-        """Return the chunks to fetch for the queries ``[1, Hq, n, D]`` of a step.
-
-        The choice is by their mean over the n tokens and the query heads of each KV head.
-        """
+    def _choose_chunks(self, query: Tensor, pages: Pages) -> Tensor:
+        """Return the chunks to fetch, by the mean of a step's queries ``[1, Hq, n, D]`` over tokens and query heads."""
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
-        return pages.best(mean[self.heads], self.keep_last)
+        return pages.best_chunks(mean[self.heads], self.keep_last)
 
-    def _fill(self, keys: Tensor, values: Tensor, token: Tensor) -> None:
-        """Copy fetched chunks into the dynamic heads' buffers."""
+    def _fill_buffers(self, keys: Tensor, values: Tensor, token: Tensor) -> None:
         buffer = slice(self.prefix - self.width, self.prefix)
         self._key_storage[0, self.heads, buffer] = keys
         self._value_storage[0, self.heads, buffer] = values
@@ -239,11 +232,9 @@ class RetrievalLayer(CompressedLayer):
         )
 
     def padding_nbytes(self) -> int:
-        """Return the bytes of padding, including the padding in incomplete last chunks."""
         return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
 
     def read_nbytes(self, fed: int) -> int:
-        """Return the bytes read in a step, including the mean keys of all chunks and the chunks fetched from the host."""
         return super().read_nbytes(fed) + (0 if self.pages is None else self.pages.read_nbytes())
 
     def moved_nbytes(self) -> int:
@@ -251,9 +242,7 @@ class RetrievalLayer(CompressedLayer):
 
     def nbytes(self) -> tuple[int, int]:
         data, metadata = super().nbytes()
-        return data, metadata + (
-            0 if self.pages is None else self.pages.means.numel() * self.pages.means.element_size()
-        )
+        return data, metadata + (0 if self.pages is None else self.pages.means.nbytes)
 
     def host_nbytes(self) -> int:
         return 0 if self.pages is None else self.pages.host_nbytes()

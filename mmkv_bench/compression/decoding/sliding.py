@@ -18,9 +18,9 @@ class Sliding(Holding):
         positions, slack: see ``Holding``.
         sinks: first entries that stay, at most all but the newest; equal to the selector's sinks.
 
-    Paper and code: the release (ElasticCache's, which PrefixKV's tables use) lets the window grow with the answer
-    (hold=ratio) and uses positions=cached. StreamingLLM itself caches keys without rotation and rotates them by their
-    index in the cache; here keys keep their positions in the text.
+    Paper and code: ElasticCache's release, which PrefixKV's tables use, has hold=ratio and positions=cached.
+    StreamingLLM itself caches keys without rotation and rotates them by their index in the cache; here keys keep their
+    positions in the text.
     """
 
     hold: Literal["ratio", "size"] = "size"

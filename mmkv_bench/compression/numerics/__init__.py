@@ -1,2 +1,1 @@
-"""Numerics of methods: exact statistics of attention (extra memory: one tile or one row, never T x T numbers), rotations,
-moments, proxies, quantisation."""
+"""Numerics of methods: attention statistics without T x T tensors, rotations, moments, proxies, quantisation."""

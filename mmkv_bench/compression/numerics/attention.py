@@ -4,13 +4,13 @@ A block contains complete rows and so their softmax denominators: one pass is en
 (``tiles.py``) exists at any time. Inputs may be float16 or bfloat16: scores, softmax and sums are float32.
 
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, w or n query rows, T or S keys, D head dimension. Query head h reads
-KV head h // g.
+KV head h // g. ``scaling`` is the factor of the dot products, usually ``D ** -0.5``.
 
 Sinks, float32 ``[Hq]``, are learned scores that join the keys' scores in a softmax (gpt-oss). Each takes a share of its
 head's softmax that goes to no key, so that the probabilities of a row sum to less than 1. None: there are none.
 
-Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It may come after the row's own key if the tokens
-of a picture see the whole picture (Gemma 3). None: attention is causal, so each row sees keys up to its own.
+Reach, int64 ``[n]`` on the CPU, ascending, is the last key that each row sees. It may come after the row's own key if
+the tokens of a picture see the whole picture (Gemma 3). None: attention is causal, so each row sees keys up to its own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
     Args:
         scores: finite, or with -inf at keys that a row does not see.
-        masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value, because
-            subnormal numbers, which widely spread proxies often reach, take a CPU ten times as long.
+        masked: keep exact zeros for -inf. Otherwise exponentials below 1.7e-38 are raised to that value: a CPU takes
+            ten times as long for subnormal numbers, which widely spread proxies often reach.
         sinks: ``[...]``, the sink of each row; the maximum is over keys and sink.
 
     Returns:
@@ -48,9 +48,9 @@ def exponentials(scores: Tensor, masked: bool, sinks: Tensor | None = None) -> T
 
 
 def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of ``scores [..., S]`` over the keys and each row's sink, float32 ``[..., S]``.
+    """Return the softmax of ``scores [..., S]`` over keys and sink, without the sink: float32 ``[..., S]``.
 
-    The sink's probability is left out of the result. sinks: ``[...]``; None: there are none.
+    sinks: ``[...]``, one per row; None: there are none.
     """
     if sinks is None:
         return scores.softmax(-1, dtype=torch.float32)
@@ -59,16 +59,11 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def hide(scores: Tensor, reach: range | Tensor) -> None:
-    """Set scores to -inf, in place, at the keys that a row does not see.
-
-    scores: ``[..., n, S]``. reach: the last key that each row sees.
-    """
-    smallest_reach = int(reach[0])
+    """Set ``scores [..., n, S]`` to -inf, in place, at keys after the last one that a row sees (``reach``)."""
+    first = int(reach[0])  # keys before it are seen by every row
     last_keys = torch.arange(reach.start, reach.stop) if isinstance(reach, range) else reach
-    is_hidden = (
-        torch.arange(smallest_reach, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
-    )
-    scores[..., smallest_reach:].masked_fill_(is_hidden, float("-inf"))
+    is_hidden = torch.arange(first, scores.shape[-1], device=scores.device) > last_keys.to(scores.device)[:, None]
+    scores[..., first:].masked_fill_(is_hidden, float("-inf"))
 
 
 def column_sums(
@@ -84,10 +79,8 @@ def column_sums(
     Args:
         query: ``[Hq, n, D]``, rows at positions ``offset .. offset + n - 1``.
         key: ``[Hkv, S, D]`` with ``S = offset + n``.
-        scaling: factor of the scores.
         offset: tokens before this chunk; the sums of all chunks add up to those of the whole prompt.
-        sinks: ``[Hq]``.
-        reach: ``[n]``; if it is given, no fused kernel is used.
+        scaling, sinks, reach: see above; with ``reach`` no fused kernel is used.
     """
     if reach is None and devices.at(key.device).fuses:
         from mmkv_bench.compression.numerics import fused
@@ -106,9 +99,9 @@ def column_sums(
 def _add_column_sums(
     sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int, sinks: Tensor | None, reach: Tensor | None
 ) -> None:
-    """Add the attention to each key, summed over rows and query heads, to ``sums [h, S]``, in place, for h KV heads.
+    """Add ``column_sums`` of h KV heads to ``sums [h, S]``, in place.
 
-    The shapes are ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``; see ``column_sums``.
+    The shapes are ``query [h, g, n, D]``, ``key [h, S, D]`` and ``sinks [h, g]``.
     """
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
@@ -124,7 +117,7 @@ def _add_column_sums(
 
 
 def by_row(sinks: Tensor | None, rows: int) -> Tensor | None:
-    """Return the sinks ``[h, g]`` repeated for each of ``rows`` query rows: ``[h, g * rows]``; None if there are none."""
+    """Repeat the sinks ``[h, g]`` for each of ``rows`` query rows: ``[h, g * rows]``; None if there are none."""
     return None if sinks is None else sinks.repeat_interleave(rows, -1)
 
 
@@ -138,8 +131,7 @@ def window_mass(
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T).
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores.
-        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
+        scaling, sinks, reach: see above.
     """
     rows = tail.shape[1]
     group = tail.shape[0] // key.shape[0]
@@ -147,15 +139,14 @@ def window_mass(
 
 
 def largest_attention(query: Tensor, key: Tensor, scaling: float, sinks: int, first: int, last: int) -> Tensor:
-    """Return the largest attention that keys get from the newest n queries: ``[Hkv, last - first]`` float32.
+    """Return the largest attention of keys ``first .. last - 1`` from the newest n queries: ``[Hkv, last - first]``.
 
-    The keys are those from ``first`` to ``last - 1``. The maximum is over the queries and the g query heads of a KV head. The
-    softmax runs over the first ``sinks`` keys, the keys from ``first`` to ``last - 1``, and causally over the queries' own keys.
+    It is float32, and the maximum over the queries and the g query heads of a KV head. The softmax runs over these
+    keys, the first ``sinks`` keys and, causally, the queries' own keys.
 
     Args:
         query: ``[Hq, n, D]``.
         key: ``[Hkv, S, D]``, the queries' own keys last.
-        scaling: factor of the scores.
         sinks, first, last: ``sinks <= first < last <= S - n``.
     """
     heads, total, dim = key.shape
@@ -183,18 +174,13 @@ def is_half(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 2
 
 
-def half_window(
+def rounded_window_mass(
     tail: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> Tensor:
-    """Return the attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys: mean over the w rows.
+    """Return the mean attention of the last w queries to every key, ``[Hq, T]`` in the dtype of the keys.
 
-    Dot products, scores, probabilities and means are rounded to that dtype; the softmax, causal inside the window, is float32. A
-    few heads are computed at a time (``tiles.py``).
-
-    Args:
-        tail, key: ``[Hq, w, D]``, the prompt's last w queries (w <= T), and ``[Hkv, T, D]``.
-        scaling: factor of the dot products.
-        sinks, reach: ``[Hq]`` and ``[w]``, see the module's docstring.
+    Dot products, scores, probabilities and means are rounded to that dtype; the softmax is float32. A few heads are
+    computed at a time (``tiles.py``). Arguments: see ``window_mass``.
     """
     heads, total, _ = key.shape
     rows, group = tail.shape[1], tail.shape[0] // heads

@@ -1,13 +1,13 @@
 """Orthonormal DCT-II along the tokens, and what a low-pass filter of keys or values leaves out.
 
-``C[m] = a(m) * sum_n x[n] * cos(pi * (2n + 1) * m / (2T))`` with ``a(0) = sqrt(1 / T)`` and ``a(m) = sqrt(2 / T)``: an
-orthonormal transform, so the energy of the bins is the energy of the tokens (Parseval). One real FFT of length T does
-this (Makhoul 1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
-``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. Half a spectrum therefore holds all T
-bins, no T x T matrix exists, and the memory for a batch of channels is a few times the batch's size.
+``C[m] = a(m) * sum_n x[n] * cos(pi * (2n + 1) * m / (2T))`` with ``a(0) = sqrt(1 / T)`` and ``a(m) = sqrt(2 / T)``. It
+is orthonormal, so the energy of the bins is that of the tokens (Parseval). One real FFT of length T does this (Makhoul
+1980): with the even tokens in order followed by the odd ones in reverse, and w = exp(-i pi m / (2T)),
+``sum_n ... cos = Re(w[m] * FFT[m])`` and bin T - m is ``-Im`` of the same number. So half a spectrum holds all T bins,
+and the memory is a few times the input's size.
 
-T is the prompt's own length. It is not padded to a size that suits an FFT, because that would change the bins, so lengths
-with large prime factors take several times as long as their neighbours.
+T is the prompt's own length, because padding would change the bins. Lengths with large prime factors take several times
+as long as their neighbours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD = 4  # tensors of a block's size in memory at once
 def dct(x: Tensor) -> Tensor:
     """Return the orthonormal DCT-II along the last axis. ``x [..., T]`` -> ``[..., T]``, float32 (float64 stays)."""
     length = x.shape[-1]
-    spectrum = _half_spectrum(_working(x)[..., _order(length, x.device)])
+    spectrum = _half_spectrum(x.to(_dtype(x))[..., _order(length, x.device)])
     out = torch.cat([spectrum.real, -spectrum.imag[..., 1 : (length + 1) // 2].flip(-1)], -1)
     out *= math.sqrt(2 / length)
     out[..., 0] *= math.sqrt(0.5)
@@ -36,7 +36,8 @@ class HighPass:
     """What a low-pass filter leaves out of ``x [H, T, D]``: the bins from omega on.
 
     Attributes:
-        deviation: ``[H, T]`` float32, mean square over the D channels of what the low-pass filter left out of a token.
+        deviation: ``[H, T]`` float32 (float64 for float64 inputs), mean square over the D channels of what is left out
+            of a token.
         outlier: ``[H]`` float64 on the CPU, energy of the bins ABOVE omega.
         total: ``[H]`` float64 on the CPU, energy of all bins.
     """
@@ -56,6 +57,9 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
     Args:
         x: any float dtype; computed in float32 (float64 stays).
         omega: first bin that the filter drops, 1 or more.
+
+    Raises:
+        ValueError: omega is below 1.
     """
     if omega < 1:
         raise ValueError(f"omega is {omega}; allowed: 1 or more, so that bin 0 belongs to the base")
@@ -84,10 +88,10 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
 
 
 def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
-    """Set the bins m < omega of FFTs to zero, IN PLACE; return the energy of bin omega, ``[h]`` float64.
+    """Set the bins m < omega of the FFTs ``spectrum [h, D, T // 2 + 1]`` to zero, IN PLACE.
 
-    spectrum: ``[h, D, T // 2 + 1]``. Only numbers that contain a dropped bin, or bin omega, are converted to bins and back; all
-    others stay bit for bit.
+    Returns the energy of bin omega, ``[h]`` float64. Only numbers that contain a dropped bin, or bin omega, are
+    converted to bins and back; all others stay bit for bit.
     """
     middle = length / 2
     frequency_slice = slice(0, omega + 1) if omega < middle else slice(None)
@@ -113,10 +117,7 @@ def _order(length: int, device: torch.device) -> Tensor:
 
 
 def _half_spectrum(folded: Tensor) -> Tensor:
-    """Return ``w * FFT`` of tokens in ``_order``, ``[..., T // 2 + 1]``; see the module's docstring.
-
-    The real part of number m is bin m. Minus its imaginary part is bin T - m.
-    """
+    """Return ``w * FFT`` of tokens in ``_order``, ``[..., T // 2 + 1]``; see the module's docstring."""
     spectrum = torch.fft.rfft(folded)
     return spectrum.mul_(_quarter_turns(folded.shape[-1], spectrum))
 
@@ -128,7 +129,3 @@ def _quarter_turns(length: int, like: Tensor) -> Tensor:
 
 def _dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _working(x: Tensor) -> Tensor:
-    return x.to(_dtype(x))

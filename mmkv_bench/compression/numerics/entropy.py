@@ -1,8 +1,8 @@
-"""Spread of a layer's attention, streamed by blocks of query rows: entropies (MEDA) and the mass of a row's largest keys.
+"""Spread of a layer's attention, streamed by blocks of query rows: entropies, and the mass of a row's largest keys.
 
-Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, T tokens, D head dimension; query head h reads KV head h // g. Inputs may be
-float16 or bfloat16; scores, softmax and row entropies are float32, sums over rows float64. Entropies are in nats. Nothing
-larger than a tile (``tiles.py``) exists at any time.
+``query [Hq, T, D]`` and ``key [Hkv, T, D]`` are rotated, of any float dtype; query head h reads KV head h // g, g = Hq
+/ Hkv. Scores, softmax and row entropies are float32, sums over rows float64. Entropies are in nats. ``scaling``,
+``sinks [Hq]`` and ``reach [T]``: see ``attention.py``. Nothing larger than a tile (``tiles.py``) exists at any time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
 
     Args:
         query: ``[Hq, n, D]``, n >= 1 rows.
-        key: ``[Hkv, m, D]``, m >= 1; query head h reads KV head ``h // (Hq / Hkv)``.
-        scaling: factor of the scores.
+        key: ``[Hkv, m, D]``, m >= 1.
 
     Returns:
         ``1/n sum_i H(1/Hq sum_h softmax(q_hi K^T * scaling))``, between 0 and log m.
@@ -43,18 +42,16 @@ def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
 
 
 def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tensor) -> float:
-    """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus the entropy of visual attending to text.
+    """Return MEDA's eq. 4 to 6: the entropy of text attending to visual tokens plus that of visual attending to text.
 
     Each of the two maps is a softmax over the other modality's keys alone, averaged over heads before the entropy is
     taken. There is no causal mask: the paper names none, and the maps are a diagnostic, not what the model computes.
 
     Args:
-        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated.
-        scaling: factor of the scores.
         types: int ``[T]``, 0 text, above 0 visual; both must occur.
 
     Raises:
-        ValueError: the prompt has only one modality, so that there is no map.
+        ValueError: the prompt has only one modality.
     """
     visual, text = (((types.to(key.device) > 0) == seen).nonzero().flatten() for seen in (True, False))
     if not len(visual) or not len(text):
@@ -66,13 +63,9 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
 def causal_entropy(
     query: Tensor, key: Tensor, scaling: float, sinks: Tensor | None = None, reach: Tensor | None = None
 ) -> float:
-    """Return the mean over all heads and rows of the entropy of the layer's own attention (MEDA's released figure).
+    """Return the mean entropy of the layer's own attention, over all heads and rows (MEDA's release).
 
-    Args:
-        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated.
-        scaling: factor of the scores.
-        sinks: ``[Hq]``, see ``attention.py``; the entropy sums over keys only, not over the sink.
-        reach: ``[T]``, see ``attention.py``.
+    With sinks the entropy sums over keys only.
     """
     heads, total, dim = key.shape
     sinks_by_head = None if sinks is None else sinks.view(heads, -1)
@@ -103,18 +96,14 @@ def top_mass(
     sinks: Tensor | None = None,
     reach: Tensor | None = None,
 ) -> Tensor:
-    """Return the share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
+    """Return the mean attention mass of a row's ``top`` largest keys: HybridKV's sparsity score (equation 3).
 
-    Row i attends to keys 0..i, or up to its reach (softmax in float32). Its share is the sum of its ``top`` largest
-    probabilities: exactly 1 if it sees at most ``top`` keys. Nothing larger than one tile (``tiles.py``) exists at any time.
+    Row i attends to keys 0..i, or up to its reach. Its mass is the sum of its ``top`` largest probabilities: exactly 1
+    if it sees at most ``top`` keys and there are no sinks.
 
     Args:
-        query, key: ``[Hq, T, D]`` and ``[Hkv, T, D]``, rotated; any floating dtype.
-        scaling: factor of the scores.
         rows: ascending indices of the query rows that count, at least one.
         top: keys per row, 1 or more.
-        sinks: ``[Hq]``, see ``attention.py``; with sinks, the share is below 1 also for rows that see few keys.
-        reach: ``[T]``, see ``attention.py``.
 
     Returns:
         float64 ``[Hkv]`` on the CPU: mean over the rows and over the g query heads of a KV head, in (0, 1].

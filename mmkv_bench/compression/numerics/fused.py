@@ -27,31 +27,31 @@ _OPTIONS = {"enable_fp_fusion": True}  # explicit: the default changes in Triton
 _LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, whose first call imports torch's compiler
 
 
-def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _register(schema: str, empty: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Return a decorator that registers a function as a torch operation.
 
-    made: function that returns an empty result of the right shape and dtype, for fake tensors.
+    empty: function that returns an empty result of the right shape and dtype, for fake tensors.
     """
 
-    def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = schema.partition("(")[0]
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"mmkv_bench::{name}", made, lib=_LIBRARY)
+        torch.library.register_fake(f"mmkv_bench::{name}", empty, lib=_LIBRARY)
         operation: Callable[..., Tensor] = getattr(torch.ops.mmkv_bench, name)
         return operation
 
-    return registered
+    return register
 
 
-def _mass_like(
+def _empty_mass(
     query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None = None
 ) -> Tensor:
     heads, seen, _ = key.shape
     return key.new_empty((heads, query.shape[0] // heads if apart else 1, groups, seen), dtype=torch.float32)
 
 
-@_operation(
+@_register(
     "column_sums(Tensor query, Tensor key, float scaling, int offset, Tensor? sinks) -> Tensor",
     lambda query, key, scaling, offset, sinks: key.new_empty(key.shape[:2], dtype=torch.float32),
 )
@@ -59,10 +59,10 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     """Return ``attention.column_sums``, computed by a kernel."""
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
-    query, key = _rows(query), _rows(key)
+    query, key = _contiguous_rows(query), _contiguous_rows(key)
     heads, seen, _ = key.shape
-    shape = _shape(query, key, query.shape[1])
-    numbers = _numbers(query, key, scaling)
+    shape = _kernel_constants(query, key, query.shape[1])
+    numbers = _scale_and_strides(query, key, scaling)
     sums = torch.empty(heads, seen, dtype=torch.float32, device=key.device)
     with devices.at(key.device).current():
         peak, weight = _softmax(query, key, scaling, shape, offset, sinks)
@@ -72,8 +72,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int, sinks: 
     return sums
 
 
-@_operation(
-    "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _mass_like
+@_register(
+    "group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart, Tensor? sinks) -> Tensor", _empty_mass
 )
 def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool, sinks: Tensor | None) -> Tensor:
     """Return ``proxies.group_mass`` of all groups, ``[Hkv, m, G, T]``.
@@ -82,15 +82,15 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
-    query, key = _rows(query), _rows(key)
+    query, key = _contiguous_rows(query), _contiguous_rows(key)
     heads, seen, _ = key.shape
     count, share = query.shape[1], query.shape[0] // heads
     size = count // groups
-    shape = _shape(query, key, size)
-    numbers = _numbers(query, key, scaling)
-    mass = _mass_like(query, key, scaling, groups, apart)
+    shape = _kernel_constants(query, key, size)
+    numbers = _scale_and_strides(query, key, scaling)
+    mass = _empty_mass(query, key, scaling, groups, apart)
     with devices.at(key.device).current():
-        peak, weight = _softmax(query, key, scaling, _shape(query, key, count), None, sinks)
+        peak, weight = _softmax(query, key, scaling, _kernel_constants(query, key, count), None, sinks)
         grid = (-(-seen // shape["KEYS"]), groups, heads * mass.shape[1])
         members = share // mass.shape[1]
         kernel_arguments = (query, key, peak, weight, mass, count, seen, size, *numbers)
@@ -98,7 +98,7 @@ def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: b
     return mass
 
 
-@_operation(
+@_register(
     "cover_votes(Tensor mass, float tau, bool left) -> Tensor",
     lambda mass, tau, left: mass.new_empty((mass.shape[0], mass.shape[-1])),
 )
@@ -134,11 +134,11 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
 def _softmax(
     query: Tensor, key: Tensor, scaling: float, shape: dict[str, Any], offset: int | None, sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's largest score and 1 / its sum of exponentials, float32 ``[Hq, n]`` each.
+    """Return each row's largest score, as exponent of 2, and 1 / its sum of exponentials: float32 ``[Hq, n]`` each.
 
     Args:
         offset: tokens before the first row, for causal rows; None: every row sees every key.
-        sinks: ``[Hq]``, in the scale of scores before the change to powers of 2; a row's largest score is at least its sink.
+        sinks: ``[Hq]``, as natural exponents; a row's largest score is at least its sink.
     """
     from mmkv_bench.compression.numerics import fused_kernels as kernels
 
@@ -149,7 +149,8 @@ def _softmax(
     parts = min(max(1, PROGRAMS // (blocks * heads)), max_parts)
     reach = -(-seen // (parts * shape["KEYS"])) * shape["KEYS"]
     peak, total = torch.empty(2, parts, heads, count, dtype=torch.float32, device=key.device)
-    kernel_arguments = (query, key, peak, total, count, seen, offset or 0, reach, *_numbers(query, key, scaling))
+    numbers = _scale_and_strides(query, key, scaling)
+    kernel_arguments = (query, key, peak, total, count, seen, offset or 0, reach, *numbers)
     kernels.row_softmax[blocks, heads, parts](*kernel_arguments, CAUSAL=offset is not None, **shape, **_OPTIONS)
     highest = peak.amax(0)
     if sinks is None:
@@ -160,17 +161,16 @@ def _softmax(
     return highest, total.reciprocal_()
 
 
-def _rows(states: Tensor) -> Tensor:
-    """Return the states with a contiguous head dimension, as the kernels need."""
+def _contiguous_rows(states: Tensor) -> Tensor:
     return states if states.stride(-1) == 1 else states.contiguous()
 
 
-def _numbers(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, int, int, int]:
+def _scale_and_strides(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, int, int, int]:
     """Return the factor that makes scores exponents of 2 (``scaling * log2 e``), and the strides of heads and rows."""
     return scaling * math.log2(math.e), query.stride(0), query.stride(1), key.stride(0), key.stride(1)
 
 
-def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
+def _kernel_constants(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
     """Return the constants for which a kernel is compiled, by name.
 
     rows: number of query rows that are summed together; it limits the rows of a tile.

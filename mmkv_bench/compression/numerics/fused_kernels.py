@@ -1,13 +1,13 @@
-"""Triton kernels of the attention statistics: scores live in registers, one tile at a time, and are never written to memory.
+"""Triton kernels of the attention statistics: scores live in registers, one tile at a time, never in memory.
 
-Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the keys:
-``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two programs add to the
-same key, so there are no atomics and results are equal on every run. Instead of a log-sum-exp two numbers are kept per row, the
-maximum and the sum relative to it: at scores of some hundreds, as spread proxies have them, a single float32 would cost 1e-5.
+Only ``fused.py`` imports this module; see there for what the kernels compute. Every softmax takes two passes over the
+keys: ``row_softmax`` computes a row's maximum and sum, then another kernel adds up the row's probabilities. No two
+programs add to the same key, so results are equal on every run. Maximum and sum are kept apart, because a log-sum-exp
+in float32 would cost 1e-5 at scores of some hundreds, as spread proxies have them.
 
-Matrix multiplications use the inputs' dtype and sum in float32; float32 inputs are not multiplied as TF32. Scores are exponents
-of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not specialised: Triton
-would compile one program for 1, one for multiples of 16 and one for the rest, but lengths change with every decode step.
+Matrix multiplications use the inputs' dtype and sum in float32; float32 inputs are not multiplied as TF32. Scores are
+exponents of 2 (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
+specialised, because Triton would compile several programs for lengths that change with every decode step.
 """
 
 import triton
@@ -39,8 +39,7 @@ def row_softmax(
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute, for ROWS rows of a query head, the maximum score and the sum of exponentials over this program's ``reach``
-    keys."""
+    """Compute maximum score and sum of exponentials over this program's ``reach`` keys, for ROWS rows of a head."""
     block, head, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     rows = block * ROWS + tl.arange(0, ROWS)
     query = _tile(QUERY + head * query_head, query_row, rows, count, DIM, DEPTH)
@@ -122,7 +121,7 @@ def group_mass(
 
 @triton.jit
 def _above(MASS, width, bits, BLOCK: tl.constexpr):
-    """Sum the masses whose bit pattern is larger than ``bits``, float64. Non-negative floats order like their bit patterns."""
+    """Sum the masses whose bit pattern is larger than ``bits``, float64; non-negative floats order like these."""
     total = tl.zeros([BLOCK], tl.float64)
     for start in range(0, width, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -133,7 +132,7 @@ def _above(MASS, width, bits, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["width"])
 def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute the smallest mass in a row's covering set, and the last index of a key of that mass in the set (-1: none).
+    """Compute the smallest mass in a row's covering set, and the last index of such a key in the set (-1: none).
 
     The bit pattern of the threshold is bisected down to its last bit, each time with one sum over the row
     (``ordering.nucleus`` stops earlier and sorts the rest, which a kernel cannot do as cheaply).

@@ -1,4 +1,4 @@
-"""Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query in closed form.
+"""Rotary embedding as a linear map, moments of streamed vectors, and the expected attention of a Gaussian query.
 
 Running moments are float64, so that any chunking of the same tokens gives the same result up to float32 rounding.
 """
@@ -56,8 +56,8 @@ class JointMoments:
         """Add vectors ``x [H, n, D]`` of any float dtype (n may be 0).
 
         rotation: cos, sin ``[n, D]`` of a rotation that is undone first; None: there is none.
-        A few heads are added at a time, so no temporary is larger than a tile. Getting fresh memory from the system for every
-        block would take as long as the matrix multiplications.
+        A few heads are added at a time, because allocating a new large temporary for every block would take as long as
+        the matrix multiplications.
         """
         heads, total, dim = x.shape
         if not len(self._sum):
@@ -128,7 +128,8 @@ def _half_turn(x: Tensor) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first R numbers of each vector of ``x [..., m, D]`` by ``cos, sin [m, R]`` (or ``[R]``), in x's dtype.
 
-    Dimensions i and i + R/2 are paired. R is D, except for partial rotary embeddings (Qwen3.5), which leave the rest unchanged.
+    Dimensions i and i + R/2 are paired. R is D, except for partial rotary embeddings (Qwen3.5), which leave the rest
+    unchanged.
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     turned = x[..., : cos.shape[-1]]

@@ -7,12 +7,12 @@ from typing import Literal
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 
 
-def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
+def break_ties(score: Tensor, breaker: Tensor) -> Tensor:
     """Return float64 scores that order the entries by (score, breaker). Entries that are equal in both stay equal.
 
-    Selectors and allocators take one number per entry. Entries with equal scores are separated by the smallest steps of float64,
-    in the order of ``breaker``. An entry moves by at most as many steps as there are entries, each about 1e-16 of the score, so
-    it passes another score only if that is so near. Every other score is returned bit for bit.
+    Entries with equal scores are separated by the smallest steps of float64, in the order of ``breaker``. An entry
+    moves by at most as many steps as there are entries, each about 1e-16 of the score, and passes another score only if
+    that is so near. Every other score is returned bit for bit.
 
     Args:
         score: float64, 0 or more; all entries are ordered together, whatever the shape.
@@ -44,16 +44,17 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
 
     With keys sorted by falling mass (equal masses: lower index first) and ``cum`` their cumulative mass, "left" takes
     the first ``searchsorted(cum, tau * total, left) + 1`` keys: the smallest set whose mass reaches ``tau * total``.
-    "right" takes ``searchsorted(cum, tau * total, right)`` keys, which is one key fewer unless the mass is met exactly,
-    and no key when the first one alone exceeds it.
+    "right" takes ``searchsorted(cum, tau * total, right)`` keys: one key fewer unless the mass is met exactly, and no
+    key when the first one alone exceeds it.
 
-    The result is as if keys were sorted, but is computed by search: the threshold is the smallest mass in the set.
-    Non-negative floats order like their bit patterns, so the interval of bit patterns around the threshold is halved a
-    few times, each time with one masked sum; only the few keys still inside are then sorted. Sums are float64.
+    The threshold, the smallest mass in the set, is found without sorting all keys. Non-negative floats order like their
+    bit patterns, so the interval of bit patterns around the threshold is halved a few times, each time with one masked
+    sum. Only the few keys still inside are then sorted. Sums are float64.
 
     Args:
         mass: float32 ``[..., T]``, contiguous, non-negative, each row with a positive sum.
         tau: fraction of the mass to cover, in (0, 1].
+        cover: "left" or "right".
     """
     bits = mass.view(torch.int32)
     total = mass.sum(-1, dtype=torch.float64)
@@ -85,8 +86,7 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
 def at_slots(entries: Tensor, index: Tensor) -> Tensor:
     """Return the entries ``[H, n, D]`` at the slots ``index [H, m]`` (int64 from 0 to n - 1): ``[H, m, D]``.
 
-    ``entries.gather(1, ...)`` with the index expanded over the channels gives equal results, but takes two to three times as long
-    on a CPU, because it looks up every number separately.
+    ``entries.gather(1, ...)`` with an expanded index is two to three times as slow on a CPU: it looks up every number.
     """
     heads = torch.arange(len(index), device=index.device)
     return entries[heads[:, None], index]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from decimal import Decimal
 from fractions import Fraction
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 
 HALVINGS = 64  # of the interval [0, 1]: the two ends are then one float64 unless p is below 2^-11
 
@@ -20,8 +20,7 @@ HALVINGS = 64  # of the interval [0, 1]: the two ends are then one float64 unles
 def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
     """Return ``P_l``, the cumulative priority of every layer: float64 ``[L, n]`` on the CPU, rising to exactly 1.
 
-    Args:
-        importance: per layer ``[n]``, non-negative. The tokens of a layer without any importance count as equally important.
+    importance: per layer ``[n]``, 0 or more. The tokens of a layer without any importance count as equally important.
     """
     rows = torch.stack([row.double().cpu() for row in importance])
     total = rows.sum(-1, keepdim=True)
@@ -32,9 +31,9 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
 
 
 def prefix_counts(curves: Tensor, p: float) -> Tensor:
-    """Return ``n * R_l(p)``, the number of entries in the shortest prefix of each layer with cumulative priority p or more.
+    """Return ``n * R_l(p)``, each layer's shortest prefix with cumulative priority p or more, int64 ``[L]``.
 
-    The result is int64 ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``.
+    curves: ``P_l`` of ``prefix_curves``.
     """
     return torch.searchsorted(curves, torch.full((len(curves), 1), p, dtype=curves.dtype)).squeeze(1) + 1
 
@@ -45,15 +44,15 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
     Args:
         curves: ``P_l``, ``[L, n]``.
         total: ``L * rho * n`` entries.
-        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10). 0 demands
-            the exact total, which may not exist: then the search ends when p has no more digits.
+        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10).
+            0 demands the exact total, which may not exist: then the search ends when p has no more digits.
         steps: more than 0: this many halvings instead of delta (the paper's table 11); an exact total ends it early.
 
     Returns:
         ``n * R_l`` at the last p, before any scaling, and the number of halvings.
     """
     n = curves.shape[1]
-    tolerance = 0 if steps else Fraction(Decimal(str(delta))) * n
+    tolerance = 0 if steps else exact_decimal(delta) * n
     low, high, steps_used = 0.0, 1.0, 0
     while True:
         p, steps_used = (low + high) / 2, steps_used + 1
@@ -64,12 +63,10 @@ def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) 
         low, high = (p, high) if excess < 0 else (low, p)
 
 
-def scaled(
+def scale_to(
     weights: Sequence[Fraction], total: Fraction, most: Fraction = Fraction(1), least: Fraction = Fraction(0)
 ) -> list[Fraction]:
-    """Return the weights times one common factor, clipped to [least, most], so that they add up to ``total``.
-
-    The excess of a clipped layer goes to the others in proportion to their weights. The arithmetic is exact.
+    """Return the weights times one common factor, clipped to [least, most], so that they add up to ``total``, exactly.
 
     Args:
         weights: non-negative; weights of 0 share the rest evenly if all others are clipped.
@@ -86,7 +83,7 @@ def scaled(
         return [min(max(weight * factor, least), most) for weight in weights]
 
     positive = [weight for weight in weights if weight > 0]
-    # Between two of these factors the sum is a straight line; the wanted factor lies on one of them.
+    # Between two of these factors the sum is a straight line; the factor lies on one of them.
     corners = sorted({Fraction(bound) / weight for weight in positive for bound in (least, most)})
     upper_index = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
     if upper_index == len(corners):  # all layers with a weight are full: the others share the rest
@@ -100,43 +97,34 @@ def scaled(
 
 
 def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
-    """Return the kept fraction ``R_l`` of every layer for one prompt, its global prefix configuration.
+    """Return the kept fraction ``R_l`` of every layer for one prompt, and the number of halvings.
+
+    ``R_l`` is in (0, 1], scaled so that the sum is ``L * rho`` apart from float rounding.
 
     Args:
         curves: ``P_l`` of ``prefix_curves``, ``[L, n]``.
         rho: fraction kept, in (0, 1].
         delta, steps: see ``search``.
-
-    Returns:
-        ``R_l`` in (0, 1], scaled so that they add up to ``L * rho`` apart from float rounding; and the number of halvings.
     """
     layers, n = curves.shape
-    total = layers * Fraction(Decimal(str(rho)))
+    total = layers * exact_decimal(rho)
     counts, used = search(curves, total * n, delta, steps)
-    return [float(share) for share in scaled([Fraction(count, n) for count in counts], total)], used
+    return [float(share) for share in scale_to([Fraction(count, n) for count in counts], total)], used
 
 
-def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
+def interpolate_ratios(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
     """Return ``R_l`` of every layer, interpolated linearly at rho between the two nearest budgets of a profile.
 
-    The profile is extended by 0 at rho = 0 and 1 at rho = 1.
-
-    Args:
-        grid: budgets of the profile, ascending fractions in (0, 1].
-        ratios: for each budget one ``R_l`` per layer.
+    The profile is extended by 0 at rho = 0 and 1 at rho = 1. grid: its budgets, ascending in (0, 1]. ratios: for each
+    budget one ``R_l`` per layer.
     """
     layers = len(ratios[0])
     points = [
         (Fraction(0), [0.0] * layers),
-        *zip(map(_exact, grid), ratios, strict=True),
+        *zip(map(exact_decimal, grid), ratios, strict=True),
         (Fraction(1), [1.0] * layers),
     ]
     upper_index = next(i for i, (at, _) in enumerate(points) if at >= rho)
     (left, low), (right, high) = points[max(upper_index - 1, 0)], points[upper_index]
     share = (rho - left) / (right - left) if right > left else Fraction(0)
-    return [_exact(a) + (_exact(b) - _exact(a)) * share for a, b in zip(low, high, strict=True)]
-
-
-def _exact(value: float) -> Fraction:
-    """Return the decimal number as the user wrote it, not its nearest float."""
-    return Fraction(Decimal(str(value)))
+    return [exact_decimal(a) + (exact_decimal(b) - exact_decimal(a)) * share for a, b in zip(low, high, strict=True)]

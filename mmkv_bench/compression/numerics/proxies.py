@@ -27,24 +27,23 @@ def group_mass(
 ) -> Iterator[Tensor]:
     """Yield the attention mass of each group of proxies, in blocks of consecutive groups.
 
-    Proxies are queries that stand for the queries of decoding. They follow the prompt, so each sees every key and no mask is
-    needed. Proxy i belongs to group i // n, n = N / G. The mass of a group is the softmax over all T keys, summed over its n
+    Proxies are queries that stand for those of decoding. They follow the prompt, so each sees every key and no mask is
+    needed. Proxy i belongs to group i // n, n = N / G. A group's mass is the softmax over all T keys, summed over its
     proxies.
 
     Args:
         query: ``[Hq, N, D]``, rotated, N divisible by ``groups``.
         key: ``[Hkv, T, D]``.
-        scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads separate; otherwise their mean over a KV head's g query heads.
-        rounding: dtype that probabilities, head means and group sums are rounded to; None: no rounding. Results stay float32.
-            With rounding, no fused kernel is used, because a changed last digit of a probability could be rounded the other way.
-        sinks: ``[Hq]``, see ``attention.py``.
+        rounding: dtype that probabilities, head means and group sums are rounded to; None: no rounding. Results stay
+            float32. No fused kernel is used then: a changed last digit could be rounded the other way.
+        scaling, sinks: see ``attention.py``.
 
     Yields:
         float32 ``[Hkv, m, b, T]`` for b groups, m = g with ``per_query_head``, else 1.
     """
-    if _fused(key, rounding):
+    if _runs_fused(key, rounding):
         yield from _fused_group_mass(query, key, scaling, groups, per_query_head, sinks)
         return
     heads, total, dim = key.shape
@@ -73,7 +72,7 @@ def group_mass(
         yield mass if rounding is None else mass.to(rounding).float()
 
 
-def _fused(key: Tensor, rounding: torch.dtype | None) -> bool:
+def _runs_fused(key: Tensor, rounding: torch.dtype | None) -> bool:
     return rounding is None and devices.at(key.device).fuses
 
 
@@ -162,9 +161,7 @@ def _cover_votes(mass: Tensor, tau: float, cover: Literal["left", "right"]) -> T
 def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust: Any) -> Tensor:
     """Return the mass that each key receives from all groups together, float32 ``[Hkv, T]``, without sets and votes.
 
-    Args:
-        query, key, scaling, groups: see ``group_mass``.
-        adjust: keywords of ``adjusted_mass``.
+    Arguments: see ``group_mass`` and ``adjusted_mass`` (``adjust``).
     """
     total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
@@ -182,12 +179,9 @@ def _by_heads(
     sinks: Tensor | None = None,
     **adjust: Any,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (KV heads, ``adjusted_mass`` of these heads) for a few heads at a time, so that blocks stay small.
-
-    Fused kernels take all heads at once.
-    """
+    """Yield (KV heads, ``adjusted_mass`` of these heads), a few heads at a time; a fused kernel takes all at once."""
     share = query.shape[0] // key.shape[0]
-    uses_kernel = _fused(key, adjust.get("rounding"))
+    uses_kernel = _runs_fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)
     for first, last in [(0, key.shape[0])] if uses_kernel else together:
         anchors = None if anchor is None else anchor[first:last]

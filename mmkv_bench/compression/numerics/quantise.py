@@ -1,12 +1,10 @@
 """Asymmetric quantisation of groups, really packed: KIVI's quantiser (arXiv 2402.02750, equation 1).
 
 A group of G numbers with minimum z and range r is stored as integers ``q = round((x - z) / s)`` of b bits with
-``s = r / (2^b - 1)``, and read back as ``q * s + z``. The caller decides what forms a group: KIVI groups keys per channel over G
-consecutive tokens, values per token over G consecutive channels. Here a group is always along the last axis.
-
-Scales and minima are kept in the dtype of the input: 16 bits each for half-precision models, as the paper counts
-(``b + 32 / G`` bits per number), 32 bits each for float32 models. The minimum is a number of the group itself, so that
-a constant group is restored exactly; the scale is rounded to that dtype BEFORE the integers are computed.
+``s = r / (2^b - 1)``, and read back as ``q * s + z``. A group is always along the last axis. Scales and minima are kept
+in the dtype of the input: 16 bits each for half-precision models, as the paper counts (``b + 32 / G`` bits per number).
+The minimum is a number of the group itself, so that a constant group is restored exactly. The scale is rounded to that
+dtype BEFORE the integers are computed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Sizes of the blocks of attention rows that are in memory at once; streaming statistics need no other memory beyond
-their result."""
+"""Sizes of the blocks of attention rows in memory; streaming statistics need no other memory beyond their result."""
 
 from __future__ import annotations
 
@@ -12,14 +11,11 @@ from mmkv_bench.compression.lazy_torch import torch
 
 _ENDS = (0, -2, -1)
 _ends_only: ContextVar[bool] = ContextVar("ends_only", default=False)
-ROWS = 128  # of a head in one matrix multiplication; with fewer rows it is bound by memory
+ROWS = 128  # of a head in one matrix multiplication; fewer rows would be limited by memory speed
 
 
 def head_blocks(heads: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Yield ranges ``(start, end)`` over ``heads``.
-
-    ``ROWS`` rows of ``width`` values for each head of a range fit one tile.
-    """
+    """Yield ranges ``(start, end)`` over ``heads`` of which ``ROWS`` rows of ``width`` values per head fit one tile."""
     return row_blocks(heads, ROWS * width, device)
 
 
@@ -38,8 +34,8 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 def ends_only() -> Iterator[None]:
     """Inside the block, skip all blocks of a pass but the first one and the last two.
 
-    The pass's memory is then measured without its result. This is enough because blocks differ only in the number of keys that
-    they see, and only the last block may be shorter.
+    The pass's memory is then measured without its result. This is enough because blocks differ only in the number of
+    keys that they see, and only the last block may be shorter.
     """
     token = _ends_only.set(True)
     try:

@@ -11,7 +11,7 @@ from mmkv_bench.compression.reducers.base import Reducer
 
 @dataclass(frozen=True)
 class Evict(Reducer):
-    """A reducer that gathers the selected entries unchanged: keys keep the rotation of their own position. No parameters."""
+    """A reducer that gathers the selected entries unchanged: keys keep their rotation. No parameters."""
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         slots = index.clamp_min(0)

@@ -1,4 +1,4 @@
-"""Merging by similarity: every pruned entry is averaged into the kept entry with the most similar key direction."""
+"""Merging by similarity: every pruned entry is averaged into the kept entry with the most similar key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FeatureMerge(Reducer):
 
     Pruned token m goes to the kept token n of its head with the largest cosine of ``k_m`` and ``k_n`` (equal cosines:
     the lower n; a zero key has cosine 0 with all), and ``k_n = mean({k_n} and all k_m assigned to n)``. Values follow
-    their keys. Keys are compared and averaged as they are cached, rotated; cosines are float32, by blocks of pruned
+    their keys. Keys are compared and averaged as they are cached, rotated. Cosines are float32, by blocks of pruned
     tokens, so that nothing of size T x T exists. The release has no merging code.
     """
 
@@ -30,9 +30,9 @@ class FeatureMerge(Reducer):
 
     @staticmethod
     def _most_similar(key: Tensor, index: Tensor) -> Tensor:
-        """Return, for each token, the column of ``index [Hkv, m]`` whose key is most similar: int64 ``[Hkv, n]``.
+        """Return the column of ``index [Hkv, m]`` with the key most similar to each token's: int64 ``[Hkv, n]``.
 
-        m for the tokens of a head that keeps none.
+        It is m in heads that keep no token.
         """
         heads, slots = index.shape
         target = torch.full(key.shape[:2], slots, dtype=torch.int64, device=key.device)

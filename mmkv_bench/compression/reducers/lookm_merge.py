@@ -29,23 +29,22 @@ class LookMMerge(Reducer):
         weighted  (k_c + sum cos_i k_i) / (n + 1)        the divisor is n + 1, not the weights' sum
         none      k_c
 
-    Under the text prior, text is evicted only if it exceeds the budget. At small budgets this is most of a text-rich
-    prompt, and its content survives by merging alone. A prompt without visual tokens is reduced as by H2O: evicted
-    entries are lost (the releases leave the prompt whole), and the row says ``nothing_merged``. Entries that nothing is
-    assigned to come back bit for bit. Cosines and sums are float32; evicted tokens are taken in blocks, so memory
-    beyond the result is one tile of (evicted block) x (kept).
+    A prompt without visual tokens is reduced as by H2O: evicted entries are lost (fallback ``nothing_merged``; the
+    releases leave the prompt whole). Entries that nothing is assigned to come back bit for bit. Cosines and sums are
+    float32. Memory beyond the result is one tile of (evicted block) x (kept).
 
     Args:
         merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
             best), weighted, or none (ablation without merging).
-        sources: "aligned": every token joins the entry nearest to it; "misaligned": filtered as in the releases, see below.
+        sources: "aligned": every token joins the entry nearest to it; "misaligned": filtered as in the releases, see
+            below.
 
-    Paper and code: the released pivot class computes the above. The other two classes merge only tokens whose cosine, averaged
-    over heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` does exactly this. For "average" the
-    release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the r-th
-    token that PASSED, which ``sources=misaligned`` reproduces as well; "pivot" and "none" have nothing to misalign. The filter
-    compares tokens over heads, so it needs the same number of evicted tokens in every head. The releases keep all text, so that
-    only visual tokens are ever merged there. Not reproduced: sums in bfloat16.
+    Paper and code: the released pivot class computes the above. The other two merge only tokens whose cosine, averaged
+    over heads, is at least the mean of all cosines; so does ``sources=misaligned`` for "weighted". For "average" the
+    release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the
+    r-th token that PASSED, which ``sources=misaligned`` reproduces as well. "pivot" and "none" are not filtered. The
+    filter needs the same number of evicted tokens in every head. The releases keep all text, so they merge visual
+    tokens only. Not reproduced: sums in bfloat16.
 
     Raises:
         UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of tokens.
@@ -62,10 +61,7 @@ class LookMMerge(Reducer):
         return self.merge != "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results: 2 if evicted text is merged too, else 1.
-
-        A selector that keeps all text, as the releases do, evicts no text.
-        """
+        """Return 2 if evicted text is merged too, else 1: a selector that keeps all text, as released, evicts none."""
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -77,30 +73,29 @@ class LookMMerge(Reducer):
         is_entry = index >= 0
         if not self.merges or types is None or not bool((types > 0).any()) or not bool(is_entry.any()):
             return kept_entries
-        rows, valid = _evicted(index, is_entry, len(types))
+        rows, valid = _evicted_positions(index, is_entry, len(types))
         if rows.shape[1] == 0:
             return kept_entries
         cosine, slot = _nearest_kept(key, rows, kept_entries[0], is_entry)
         plain = self.merge != "weighted" and bool(valid.all())  # every weight is 1
         weight = cosine if self.merge == "weighted" else torch.ones_like(cosine)
         if self.sources == "misaligned" and self.merge != "pivot":
-            rows, slot, weight = self._filtered(rows, valid, cosine, slot, weight)
+            rows, slot, weight = self._filter_as_released(rows, valid, cosine, slot, weight)
             valid = torch.ones_like(rows, dtype=torch.bool)
         weight = weight * valid
         count = torch.zeros(index.shape, device=key.device).scatter_add_(1, slot, valid.float())
         merged_key, merged_value = (
-            self._merged(old, new, rows, slot, None if plain else weight, count)
+            self._merge_entries(old, new, rows, slot, None if plain else weight, count)
             for old, new in zip((key, value), kept_entries, strict=True)
         )
         return merged_key, merged_value
 
-    def _filtered(
+    def _filter_as_released(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (evicted positions, kept slots they merge into, weights), ``[Hkv, f]`` each, after the released code's filter.
+        """Return the evicted positions to merge, the kept slots they merge into and the weights, ``[Hkv, f]`` each.
 
-        The filter passes the evicted tokens whose cosine to their nearest kept key, averaged over heads, reaches the mean of all.
-        rows, valid: as of `_evicted`. cosine, slot, weight ``[Hkv, e]``: of the nearest kept key.
+        rows, valid: as of `_evicted_positions`. cosine, slot, weight: ``[Hkv, e]``, of the nearest kept key.
         """
         if not bool(valid.all()):
             counts = valid.sum(-1).tolist()
@@ -112,18 +107,13 @@ class LookMMerge(Reducer):
         taken = passed if self.merge == "weighted" else passed.new_tensor(range(len(passed)))
         return rows[:, taken], slot[:, passed], weight[:, passed]
 
-    def _merged(
+    def _merge_entries(
         self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor | None, count: Tensor
     ) -> Tensor:
-        """Return the kept entries, ``[Hkv, m, D]``, after evicted entries were merged into them.
+        """Return the ``kept`` entries, ``[Hkv, m, D]``, after entries of ``old`` were merged into them.
 
-        Args:
-            old: all entries.
-            kept: the kept entries before merging.
-            rows: ``[Hkv, e]``, indices of the entries of ``old`` to merge.
-            slot: the kept entry into which each is merged.
-            weight: factor of each; None: 1.
-            count: number of entries merged into each kept entry.
+        rows: ``[Hkv, e]``, indices of the entries to merge. slot, weight: the kept entry into which each is merged, and
+        the factor of each (None: 1). count: number of entries merged into each kept entry.
         """
         heads, slots, dim = kept.shape
         in_order = devices.at(kept.device).adds_in_order
@@ -145,10 +135,10 @@ class LookMMerge(Reducer):
         return torch.where(count > 0, merged_sum.div_(count + 1), kept_float).to(kept.dtype)
 
 
-def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the positions below n that are evicted, int64 ``[Hkv, e]`` ascending, and which are valid, bool ``[Hkv, e]``.
+def _evicted_positions(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return the evicted positions below n, int64 ``[Hkv, e]`` ascending, and which are valid, bool ``[Hkv, e]``.
 
-    Some heads may evict fewer than e; a head that keeps nothing has no valid ones.
+    A head that evicts fewer than e has invalid positions at its end. A head that keeps nothing has only invalid ones.
     index: kept positions, int64 ``[Hkv, C]``. real: False where a head's row of ``index`` is only padded.
     """
     is_kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
@@ -161,9 +151,9 @@ def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Find, for each candidate in ``rows``, the kept key with the largest cosine; return cosine and slot of this key.
+    """Return each candidate's largest cosine with a kept key, float32 ``[Hkv, e]``, and the slot of this key.
 
-    The cosine is float32 ``[Hkv, e]``. kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
+    rows: the candidates. kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
     """
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)

@@ -20,8 +20,9 @@ class Merging(Reducer):
     """Merging of pruned entries by name (PrefixKV's table 12).
 
     Args:
-        metric: what happens to pruned entries. "none": evicted (``Evict``); "position": averaged into the nearest kept entry
-            (``PositionMerge``); "feature": averaged into the kept entry with the most similar key (``FeatureMerge``).
+        metric: what happens to pruned entries. "none": evicted (``Evict``); "position": averaged into the nearest kept
+            entry (``PositionMerge``); "feature": averaged into the kept entry with the most similar key
+            (``FeatureMerge``).
     """
 
     metric: Literal["none", "position", "feature"] = "none"

@@ -1,4 +1,4 @@
-"""Merging by position: every pruned entry is averaged into the nearest kept entry. ElasticCache's buckets are equivalent."""
+"""Merging by position: every pruned entry is averaged into the nearest kept entry."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ class PositionMerge(Reducer):
     """ElasticCache (arXiv 2407.18121) and PrefixKV's ablation "Position" (arXiv 2412.03409, table 12).
 
     Pruned token m goes to the kept token ``n = argmin |m - n|`` of its head (equal distances: the lower n), and
-    ``k_n = mean({k_n} and all k_m assigned to n)``; values likewise. This cuts the sequence at the midpoints between
-    consecutive kept tokens (ElasticCache's anchors) and replaces each bucket by its mean, the anchor included: the two
-    papers describe one operation. Keys are averaged as they are cached, with the rotation of their own positions; the
-    merged entry counts at the kept token's position. Extra memory: one float32 copy of a layer's keys or values.
+    ``k_n = mean({k_n} and all k_m assigned to n)``; values likewise. ElasticCache describes this as cutting the
+    sequence at the midpoints between kept tokens (its anchors) and replacing each bucket by its mean. Keys are averaged
+    as they are cached, with the rotation of their own positions; the merged entry counts at the kept token's position.
+    Extra memory: one float32 copy of a layer's keys or values.
 
     Args:
-        shift: pruned token m is merged with the content of token ``m - shift``, and into the kept token nearest to that token (0
-            or more tokens). 0 in the papers. ElasticCache's release forgets its offset of one protected first token: 1.
-        closed: number of kept candidates at each end of a head that receive nothing [entries], 0 in the papers. In the release
-            the protected first and last token receive nothing: 1 (the token that ``strict`` feeds again never receives anything).
+        shift: pruned token m is merged with the content of token ``m - shift``, and into the kept token nearest to that
+            token (0 or more tokens). 0 in the papers. ElasticCache's release forgets its offset of one protected first
+            token: 1.
+        closed: number of kept candidates at each end of a head that receive nothing [entries], 0 in the papers. In the
+            release the protected first and last token receive nothing: 1 (the token that ``strict`` feeds again never
+            receives anything).
 
     Paper and code: ``shift=1, closed=1`` is the release's arithmetic. The release crashes when only the two protected
     tokens are kept; here nothing is merged then.
@@ -98,11 +100,7 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
 
 def pruned_places(index: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of all candidates, and which of them are not in ``index`` (pruned).
-
-    Returns:
-        int64 ``[Hkv, n]``, the indices of all n candidates; and bool ``[Hkv, n]``, True = pruned.
-    """
+    """Return the indices of all n candidates, int64 ``[Hkv, n]``, and which are not in ``index``: bool ``[Hkv, n]``."""
     all_places = torch.arange(candidates, device=index.device).expand(index.shape[0], -1)
     pruned = torch.ones(index.shape[0], candidates + 1, dtype=torch.bool, device=index.device)
     pruned.scatter_(1, index.masked_fill(index < 0, candidates), False)

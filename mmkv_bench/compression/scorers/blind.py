@@ -14,12 +14,10 @@ from mmkv_bench.errors import UnsupportedError
 class BlindScorer(Scorer):
     """A control that keeps no visual entry, a floor for every method's score. No parameters.
 
-    Text token j (markers around an image included) scores j + 1, a visual token -1. ``PositiveOnly`` grants nothing to the
-    latter, so the latest text entries stay, up to C, and fewer than C when the prompt has less text. Text entries after an image
-    have already absorbed some of it during the full prefill; the control does not undo that.
-
-    A prompt within its budget is kept whole, image included, as with every method; its row says
-    ``prompt_within_budget``, and the control has no meaning for it.
+    Text token j (markers around an image included) scores j + 1, a visual token -1. ``PositiveOnly`` grants visual
+    tokens nothing, so the latest text entries stay, up to C. Text entries after an image have already absorbed some of
+    it during the full prefill; the control does not undo that. A prompt within its budget is kept whole, image
+    included, as with every method; there the control has no meaning.
 
     Raises:
         UnsupportedError: from ``score``, for a prompt without visual tokens or with unknown token types.

@@ -14,17 +14,15 @@ class ColumnSumScorer(Scorer):
     """H2O (arXiv 2306.14048): heavy hitters are keys whose accumulated attention is large. No parameters.
 
     ``s_j = sum_i A[i, j]`` over all T causal queries, summed over the g query heads of a KV head, in float32. Key j
-    gathers T - j terms, so early keys are favoured; the paper accepts that and nothing is normalised here. The sums are
-    streamed by blocks of query rows: extra memory is O(T).
-
-    The selector keeps recents: ``RecentShare(0.5)`` keeps the last ``C // 2`` tokens, and heavy hitters get the other
-    ``C - C // 2`` entries, as in the paper's equal split.
+    gathers T - j terms, so early keys are favoured, as in the paper. The sums are streamed by blocks of query rows:
+    extra memory is O(T). The selector ``RecentShare(0.5)`` keeps the last ``C // 2`` tokens, and heavy hitters get the
+    other ``C - C // 2`` entries, as in the paper's equal split.
 
     Paper and code: the paper goes on accumulating while decoding and evicts one entry per new token
     (``method=h2o_decode``). The multimodal benchmarks that quote H2O use it one-shot at the end of the prefill
-    (``method=h2o``); the releases of LOOK-M and MEDA split the budget in the same halves. ElasticCache's release, which
-    PrefixKV's tables build on, computes these scores too, but keeps one set of tokens for the whole model and uses a
-    sorting permutation as ranks: ``method=h2o reading=released``, see the selector ``OneSet``.
+    (``method=h2o``). ElasticCache's release, which PrefixKV's tables build on, computes these scores too, but keeps one
+    set of tokens for the whole model and uses a sorting permutation as ranks: ``method=h2o reading=released``, see the
+    selector ``OneSet``.
     """
 
     needs = Needs(column_sums=True)

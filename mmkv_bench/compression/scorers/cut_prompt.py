@@ -10,13 +10,13 @@ from mmkv_bench.compression.scorers.pixels import PixelsScorer
 
 @dataclass(frozen=True)
 class CutPromptScorer(PixelsScorer):
-    """A control that cuts the middle out of a prompt's text until its full cache fits the budget: what equal memory
-    gives without any method, for prompts without pictures. No parameters.
+    """A control that cuts the middle out of a prompt's text until its full cache fits the budget. No parameters.
 
-    Half of the tokens that fit are the prompt's first tokens, half its last ones, as LongBench cuts prompts (Bai et al.
-    2023, section 4.1). ``generation/smaller_prompts.py`` makes the shorter prompt, which is prefilled by itself. If the
-    template alone leaves more entries than the budget, the row says ``cut_prompt_over_budget``. A prompt within its
-    budget equals `full`. A prompt with pictures, or of several turns, is an error of its sample.
+    It shows what equal memory gives without any method, for prompts without pictures. Half of the tokens that fit are
+    the prompt's first tokens, half its last ones, as LongBench cuts prompts (Bai et al. 2023, section 4.1).
+    ``generation/smaller_prompts.py`` makes the shorter prompt, which is prefilled by itself. Fallback
+    ``cut_prompt_over_budget``: the template alone leaves more entries than the budget. A prompt within its budget
+    equals `full`. A prompt with pictures, or of several turns, is an error of its sample.
     """
 
     needs_visual = False

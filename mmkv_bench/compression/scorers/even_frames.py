@@ -13,14 +13,13 @@ _TEXT = 64.0  # above every power of two that divides a frame's number
 
 @dataclass(frozen=True)
 class EvenFramesScorer(Scorer):
-    """A control that keeps evenly spaced frames, whatever they show: all, every second, every fourth, ..., as the budget
-    allows. No parameters.
+    """A control that keeps evenly spaced frames: all, every second, every fourth, ... No parameters.
 
-    A frame scores the power of two that divides its number, the first frame most; of equal frames every second is
-    evicted first, by the same rule. So the kept frames of a stream are evenly spaced at any time although its length is
-    unknown, and an evicted frame is never needed later. Text before the first frame and between frames scores higher
-    than frames. A pair of frames that the model encodes together counts as one frame. Outside of a stream
-    (``protocol=stream``), and for a text, tokens take the place of frames.
+    A frame scores the power of two that divides its number, the first frame most. Of frames with equal scores every
+    second is evicted first, by the same rule. So the kept frames of a video stream are evenly spaced at any time,
+    although its length is unknown. Text before the first frame and between frames scores higher than frames. A pair of
+    frames that the model encodes together counts as one frame. Under other protocols than ``protocol=stream``, and for
+    a text, tokens take the place of frames.
 
     Paper and code: none is reproduced. Sampling fewer frames before the model sees them is ``model.frames``.
     """
@@ -43,6 +42,6 @@ class EvenFramesScorer(Scorer):
 
 
 def _power(number: Tensor) -> Tensor:
-    """Return the largest k such that 2**k divides the number, int64; 63 for 0."""
+    """Return the largest k such that 2**k divides the number, int64; 63 for 0 and for negative numbers."""
     lowest = number & -number
     return torch.where(number > 0, lowest.clamp_min(1).double().log2().long(), 63)

@@ -19,11 +19,11 @@ MINIMUM_QUERIES = 2  # for the moments; one query has no covariance
 class ExpectedAttentionScorer(Scorer):
     """Expected Attention (arXiv 2510.00636): closed-form attention of a Gaussian over future queries.
 
-    Per query head, mean mu and population covariance S of the pre-RoPE queries of tokens 4..T-1 (with the projection's
-    bias and the query norm) are rotated by R, the average of the rotations at the next ``future`` positions: ``z_j =
-    scaling * (R mu).k_j + scaling^2 / 2 * k_j^T (R S R^T) k_j``. The softmax of z over the non-sink tokens is averaged
-    over the g query heads of a KV head, plus ``epsilon``, times ``||v_j||``. Under mrope all axes advance together, as
-    text does after the prompt.
+    Per query head, mu and S are mean and population covariance of the pre-RoPE queries of tokens 4..T-1 (with the
+    projection's bias and the query norm). R is the average of the rotations at the next ``future`` positions:
+    ``z_j = scaling * (R mu).k_j + scaling^2 / 2 * k_j^T (R S R^T) k_j``. The score is the softmax of z over the
+    non-sink tokens, averaged over the g query heads of a KV head, plus ``epsilon``, times ``||v_j||``. Under mrope all
+    axes advance together, as text does after the prompt.
 
     Args:
         future: positions averaged over [tokens].
@@ -35,15 +35,14 @@ class ExpectedAttentionScorer(Scorer):
         rounding: "none": float32 throughout; "model": moments, logits, probabilities, head means and norms are rounded
             to the model's dtype, which makes many ties in bfloat16.
 
-    Fallback ``statistics_undefined``: fewer than two queries remain for the moments (T < 6); the most recent tokens are
-    kept instead.
+    Fallback ``statistics_undefined``: fewer than two queries remain for the moments (T < 6 by default); the most recent
+    tokens are kept instead.
 
-    Paper and code: kvpress is the authors' release. It gives the budget as the fraction REMOVED, drops the query bias in older
-    versions, refuses models with a query norm, and takes 1-D future positions, which are not those of a model with mrope.
-    ``reading=released`` is MM-ShiftKV's fork as far as it can run: it forces the last token (``recents=1``) and computes in the
-    model's dtype (``rounding=model``); its sinks get the layer's largest score, which has the effect of protection. Not
-    reproduced: its 1-D future positions, its rotation averaged in half precision, a budget given as a ratio (compared as text,
-    never used), and that its dispatcher never selects the class, so that paper's row cannot come from it.
+    Paper and code: kvpress, the authors' release, drops the query bias in older versions, refuses models with a query
+    norm, and takes 1-D future positions, which are not those of a model with mrope. ``reading=released`` is
+    MM-ShiftKV's copy as far as it can run: the last token is forced (``recents=1``) and everything is rounded
+    (``rounding=model``). Not reproduced: its 1-D future positions, its rotation averaged in half precision, and a
+    budget given as a ratio (compared as text, never used).
     """
 
     future: int = 512

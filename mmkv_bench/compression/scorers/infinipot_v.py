@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.observation import Frames, Observation, text_fallbacks
-from mmkv_bench.compression.parameter_checks import check_words
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError
 
@@ -16,23 +15,23 @@ class InfiniPotVScorer(Scorer):
     """InfiniPot-V (arXiv 2506.15745, sections 3.1 to 3.3): temporal redundancy (TaR) and value norm (VaN).
 
     Of C entries per KV head a share alpha goes to the r most recent frames and to the older entries that these frames
-    repeat least; the rest goes to the largest values. With unit keys k and the same cell (i, j) of the frame::
+    repeat least; the rest goes to the largest values. With unit keys k and the same place (i, j) of the frame::
 
         TaR(t, i, j) = -1/r sum_{t' recent} cos(k(t, i, j), k(t', i, j))        VaN(t, i, j) = |v(t, i, j)|_2
 
-    Text ranks before everything else. An older entry gets TaR 0 if no recent frame has an entry left in the same cell.
+    Text ranks before everything else. An older entry gets TaR 0 if no recent frame has an entry left in the same place.
+    Fallback ``no_frames``: outside of ``protocol=stream`` frames are unknown, and entries are ranked by their value
+    norm.
 
     Args:
         alpha: share of the budget for recent frames and TaR, in [0, 1]; 0 is the value norm alone.
         recent: r as a share of the frames that the stored entries would fill, in (0, 1], at least one frame.
 
-    Paper and code (release aiha-lab/InfiniPot-V; the equations are read from it and from notes on the paper, not from the paper
-    itself): the paper compresses to C when the cache reaches a larger M; under ``protocol=stream`` M is C plus a chunk. The
-    release lays the entries that stayed out as if they were whole frames, so that after the first compression a cell is compared
-    with others; here each entry keeps its cell. It pools value norms over neighbouring cells, by kernels of 7, 5, 3 or 1 that
-    follow the layer; entries that stayed have gaps, so nothing is pooled here. It does not count text towards C, and fails if
-    recent frames alone exceed alpha C; here they then take entries from VaN's share. Outside of a stream frames are unknown:
-    entries are ranked by their value norm, and the row says ``no_frames``.
+    Paper and code (equations from the release aiha-lab/InfiniPot-V and from notes on the paper): the paper compresses
+    to C when the cache reaches a larger M; here M is C plus a chunk of the video. Not reproduced: the release lays out
+    the remaining entries as if they were whole frames, so that after the first compression different places are
+    compared. It pools value norms over neighbouring places. It does not count text towards C, and fails if recent
+    frames alone exceed alpha C; here they then take entries from VaN's share.
     """
 
     alpha: float = 0.5
@@ -41,7 +40,6 @@ class InfiniPotVScorer(Scorer):
     comparable = False
 
     def __post_init__(self) -> None:
-        check_words(self)
         if not 0 <= self.alpha <= 1 or not 0 < self.recent <= 1:
             raise ConfigError(
                 f"alpha={self.alpha} and recent={self.recent} are not both shares; allowed: alpha in [0, 1], "
@@ -75,8 +73,7 @@ class InfiniPotVScorer(Scorer):
     def _distinct(obs: Observation, frames: Frames, cell: Tensor, recent: Tensor) -> Tensor:
         """Return TaR (temporal redundancy) of every stored entry, float32 ``[Hkv, S]``.
 
-        frames, cell: the frame numbering, and each entry's cell in its frame. recent: bool, the entries of the most recent
-        frames.
+        cell: each entry's place in its frame. recent: bool, the entries of the most recent frames.
         """
         unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
         heads, _, dim = unit.shape

@@ -25,11 +25,10 @@ class KeyDiffScorer(Scorer):
             model's dtype, which makes many ties in half precision. Nothing changes in float32, and rows of float32
             models do not include this parameter.
 
-    Paper and code: the paper evicts block by block as the prompt arrives; one-shot over the whole prompt, as in kvpress
-    and MM-ShiftKV, is used here. MM-ShiftKV states that only the last token is forced and that C entries stay; its
-    released class leaves a window of 32 out of the anchor, keeps that window AND C entries of the rest, so it stores
-    ``min(C + 32, T)``. ``reading=released`` reproduces this: ``window=32`` here and in the selector, and ``excess=32``
-    in the allocator, where the audit counts it, and ``score_rounding=model``.
+    Paper and code: the paper evicts block by block as the prompt arrives; here, as in kvpress and MM-ShiftKV, it is
+    one-shot. MM-ShiftKV's released class leaves a window of 32 out of the anchor, and keeps this window AND C entries
+    of the rest. ``reading=released`` reproduces this by ``window=32`` here and in the selector, ``excess=32`` in the
+    allocator, where the audit counts it, and ``score_rounding=model``.
     """
 
     window: int = 0

@@ -1,4 +1,4 @@
-"""Scores of NVIDIA's kvpress (the optional package `kvpress`), with this package's eviction under this package's budget."""
+"""Scores of NVIDIA's kvpress (the optional package `kvpress`), with this package's budget and eviction."""
 
 from __future__ import annotations
 
@@ -24,27 +24,29 @@ _UNIFORM = {"_target_": "mmkv_bench.compression.allocators.uniform.Uniform"}
 
 @dataclass(frozen=True)
 class PressScorer(Scorer):
-    """The score of a press of kvpress: any `ScorerPress` that does not override the library's hook and `compress`, and two
-    presses that mask by a score, `AdaKVPress` and `CriticalAdaKVPress`.
+    """The score of a press of kvpress, with this package's eviction under this package's budget.
 
-    The press receives what its hook would get in a prefill (module, hidden states, keys, values, position embeddings);
-    it evicts nothing. Entries are then chosen by this package's allocator and selector and really evicted, with exact
-    totals: `compression_ratio` is set so that `int(T * (1 - ratio))` is C, for presses whose score depends on it. The
-    two masking presses divide C * Hkv among a layer's heads (`allocator`).
+    Supported are `ScorerPress` classes that override neither the library's hook nor `compress`, and two presses that
+    mask by a score, `AdaKVPress` and `CriticalAdaKVPress`. All others are refused with the reason (`presses.py`).
+
+    The press receives what its hook would get in a prefill (module, hidden states, keys, values, position embeddings).
+    It evicts nothing: this package's allocator and selector choose the entries. For presses whose score depends on
+    `compression_ratio`, it is set so that `int(T * (1 - ratio))` is C. The two masking presses divide C * Hkv among a
+    layer's heads (`allocator`).
 
     Args:
         press: class name in `kvpress`, such as `KnormPress`.
         args: the press's constructor arguments except `compression_ratio`. A press inside a press is a class name, or
             `{press: <name>, <argument>: <value>}`, or `{press: <name>, args: {<argument>: <value>}}`.
 
-    Fallback `press_reduced`: presses give their highest score to entries that always stay (an observation window or sinks). If
-    these are more than C, the library lets `topk` decide which of them stay, and the prompt's last token may be evicted. Here the
-    last token and the latest of these entries stay, as with sinks and recents of this package's methods.
+    Fallback `press_reduced`: the entries with a press's highest score, which always stay (an observation window or
+    sinks), are more than C. The library lets `topk` decide which of them stay, and may evict the prompt's last token.
+    Here the last token and the latest of these entries stay, as with sinks and recents of this package's methods.
 
-    Differences to a run of the library: Scores are read as float32. Other ties go to the lower index (kvpress leaves them
-    to `topk`). `torch`'s random stream is seeded per sample, layer and seed. Queries have the module's query norm in every
+    Differences to a run of the library: scores are read as float32. Other ties go to the lower index (kvpress leaves
+    them to `topk`). Random numbers are seeded per sample, layer and seed. Queries have the module's query norm in every
     family (kvpress knows Qwen3 and Gemma3 only). Positions after the prompt are the model's, also under mrope (kvpress
-    counts 1-D positions). All other presses are refused with the reason (`presses.py`).
+    counts 1-D positions).
     """
 
     press: str
@@ -62,77 +64,77 @@ class PressScorer(Scorer):
         presses.build(library, self.press, self.args, _ARGS)
 
     @cached_property
-    def _text(self) -> str:
+    def _effective_args(self) -> str:
         """The effective arguments, as JSON."""
         return json.dumps(presses.effective(presses.load(), self.press, self.args), sort_keys=True)
 
     def __hash__(self) -> int:
-        return hash((self.press, self._text))
+        return hash((self.press, self._effective_args))
 
     @cached_property
     def stochastic(self) -> bool:
-        """True if the press, or a press inside it, may draw random numbers: the source of its module has `torch.rand`."""
+        """True if the press, or a press inside it, may draw random numbers (its module's source has `torch.rand`)."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
-        """Return version 2 of the results.
+        """Return 2.
 
-        Since version 2 the last of the protected entries stay if they exceed the budget, and the rows record the defaults of a
-        press inside a press.
+        Since version 2 the last of the protected entries stay if they exceed the budget, and the rows record the
+        defaults of a press inside a press.
         """
         return 2
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Part of a cell's identity: the library's version and all arguments of the press."""
-        return {"args": json.loads(self._text), "kvpress": presses.version()}
+        """Part of the identity of results: the library's version and all arguments of the press."""
+        return {"args": json.loads(self._effective_args), "kvpress": presses.version()}
 
     @property
     def allocator(self) -> Safeguard | None:
         """The allocator of a press that masks; None for presses that only score."""
-        return Safeguard(json.loads(self._text)["alpha_safeguard"]) if self.press in presses.POOLED else None
+        return Safeguard(json.loads(self._effective_args)["alpha_safeguard"]) if self.press in presses.POOLED else None
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
-        return (self.press, self._text, budget)
+        return (self.press, self._effective_args, budget)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        library, made = presses.load(), self._made(obs, budget)
-        scoring = made.press if self.press in presses.POOLED else made
+        library, press = presses.load(), self._build_press(obs, budget)
+        scoring = press.press if self.press in presses.POOLED else press
         is_wrapped = len(presses.chain(library, scoring)) > 1
-        score = self._ask(obs, scoring, seed) if is_wrapped else self._innermost(obs, budget, seed)
+        score = self._ask(obs, scoring, seed) if is_wrapped else self._innermost_score(obs, budget, seed)
         if self.press == presses.CRITICAL_ADA and self.allocator is not None:
-            score = _critical_ada(library, made, score, self.allocator, obs, budget)
-        protected = self._protected(obs, budget, seed)
+            score = _critical_ada(library, press, score, self.allocator, obs, budget)
+        protected = self._always_kept(obs, budget, seed)
         exceeds_budget = protected.sum(-1, keepdim=True) > budget
-        kept_protected = _latest(protected, budget)
+        kept_protected = _latest_tokens(protected, budget)
         score = torch.where(exceeds_budget & kept_protected, score.amax(-1, keepdim=True), score)
         return torch.where(exceeds_budget & protected & ~kept_protected, score.amin(-1, keepdim=True), score)
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        exceeds_budget = self._protected(obs, budget, seed).sum(-1) > budget
+        exceeds_budget = self._always_kept(obs, budget, seed).sum(-1) > budget
         return ("press_reduced",) if bool(exceeds_budget.any()) else ()
 
-    def _made(self, obs: Observation, budget: int) -> Any:
+    def _build_press(self, obs: Observation, budget: int) -> Any:
         press = presses.build(presses.load(), self.press, self.args, _ARGS)
         press.compression_ratio = 1 - (budget + 0.5) / obs.length
         return press
 
-    def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
+    def _always_kept(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Return the entries with the press's highest score, which it always keeps, bool ``[Hkv,T]``."""
-        scores = self._innermost(obs, budget, seed)
+        scores = self._innermost_score(obs, budget, seed)
         return scores == scores.amax(-1, keepdim=True)
 
-    def _innermost(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return the score of the innermost press, which scores by itself: float32 ``[Hkv,T]``."""
+    def _innermost_score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        """Return the score of the innermost press, which contains no other press: float32 ``[Hkv,T]``."""
 
         def ask() -> Tensor:
-            return self._ask(obs, presses.chain(presses.load(), self._made(obs, budget))[-1], seed)
+            return self._ask(obs, presses.chain(presses.load(), self._build_press(obs, budget))[-1], seed)
 
         return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
 
-    def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
-        """Return the score that the press's own `score` gives for the observation, float32 ``[Hkv,T]``."""
+    def _ask(self, obs: Observation, press: Any, seed: int) -> Tensor:
+        """Return the score that ``press`` gives for the observation, float32 ``[Hkv,T]``."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 f"kvpress' {self.press} does not support learned sinks, which this model's attention has; use a "
@@ -153,7 +155,7 @@ class PressScorer(Scorer):
         try:
             with devices.at(obs.device).forked_random():
                 torch.manual_seed(obs.generator("kvpress", seed).initial_seed() if self.stochastic else 0)
-                score = made.score(_View(obs), obs.states[None], obs.key[None], obs.value[None], None, kwargs)
+                score = press.score(_View(obs), obs.states[None], obs.key[None], obs.value[None], None, kwargs)
         except Exception as error:  # a press asserts what it supports, and may raise anything
             raise UnsupportedError(f"kvpress' {self.press} cannot score this prompt: {first_line(error)}") from error
         if score.shape != (1, *obs.key.shape[:2]):
@@ -185,51 +187,39 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {"scorer": scorer, "allocator": safeguard}
 
 
-def _latest(protected: Tensor, budget: int) -> Tensor:
-    """Return the last token and the latest protected ones, at most ``budget`` together: bool ``[Hkv,T]``.
-
-    protected: bool ``[Hkv,T]``.
-    """
+def _latest_tokens(protected: Tensor, budget: int) -> Tensor:
+    """Return the last token and the latest ``protected`` ones, at most ``budget`` together: bool ``[Hkv,T]``."""
     latest_protected = protected.clone()
     latest_protected[:, -1] = True
     return latest_protected & (latest_protected.flip(-1).cumsum(-1).flip(-1) <= budget)
 
 
 def _critical_ada(
-    library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
+    library: Any, press: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
 ) -> Tensor:
-    """Return the selection of CriticalAdaKVPress as a score ``[Hkv,T]`` in [0, 5].
+    """Return CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5], whose `C * Hkv` highest entries stay.
 
-    The `C * Hkv` highest scores are the entries that the library keeps. A first part of each head's share (`allocator`) goes to
-    the highest values of ``score``. The second part goes to the highest ``(score + epsilon) * mean over g of ||W_O v||_1``.
-    Entries of the first part get 5, those of the second part 2 to 3, and all others 0 to 1, ordered by that product.
+    A first part of each head's share (`allocator`) goes to the highest values of ``score``, the second part to the
+    highest ``(score + epsilon) * mean over g of ||W_O v||_1``. Entries of the first part get 5, those of the second
+    part 2 to 3, and all others 0 to 1, ordered by that product.
     """
     shares = allocator.layer(score, budget)[:, None]
-    first_part = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
+    first_part = (shares * press.first_stage_ratio).long().clamp_min(allocator.floor(budget))
     norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()
-    value_weighted_scores = (score + made.epsilon) * norm
+    weighted = (score + press.epsilon) * norm
     in_first_part = _ranks(score) < first_part
-    second_part = ~in_first_part & (
-        _ranks(value_weighted_scores.masked_fill(in_first_part, -torch.inf)) < shares - first_part
-    )
-    span = (value_weighted_scores.amax() - value_weighted_scores.amin()).clamp_min(
-        torch.finfo(value_weighted_scores.dtype).tiny
-    )
-    return torch.where(
-        in_first_part, 5, (value_weighted_scores - value_weighted_scores.amin()) / span + 2 * second_part
-    )
+    second_part = ~in_first_part & (_ranks(weighted.masked_fill(in_first_part, -torch.inf)) < shares - first_part)
+    span = (weighted.amax() - weighted.amin()).clamp_min(torch.finfo(weighted.dtype).tiny)
+    return torch.where(in_first_part, 5, (weighted - weighted.amin()) / span + 2 * second_part)
 
 
 def _ranks(score: Tensor) -> Tensor:
-    """Return the rank of each entry in its head, int64 like ``score``: 0 for the highest score; of equal ones the lower index
-    first.
-    """
+    """Return the rank of each entry in its head, int64 ``[Hkv,T]``: 0 is the highest; equal scores by index."""
     return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 class _View:
-    """The attention module as a press sees it: with `rotary_emb`, which kvpress' own hook would attach to the module, and
-    projections that include the module's norms. All other attributes are the module's."""
+    """The attention module as a press sees it: with kvpress' `rotary_emb`, and with norms in its projections."""
 
     def __init__(self, obs: Observation):
         self._obs = obs
@@ -252,7 +242,7 @@ class _View:
         return key if norm is None else norm(key.unflatten(-1, (-1, module.head_dim))).flatten(-2)
 
     def rotary_emb(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[1,n,D]` in the dtype of `like` at positions `[1,n]`, counted from the prompt's first token."""
+        """Return cos, sin `[1,n,D]` in the dtype of `like` at positions `[1,n]`, counted from the prompt's start."""
         offsets = positions[0] - (self._obs.length - 1)
         if int(offsets.min()) < 1:
             raise UnsupportedError(

@@ -20,33 +20,31 @@ KEPT = 2.0  # score of entries that always stay; no attention is above 1
 
 @dataclass(frozen=True)
 class KVzipScorer(Scorer):
-    """KVzip (arXiv 2505.23416): an entry's score is the largest attention that it gets while the model repeats the context.
+    """KVzip (arXiv 2505.23416): an entry's score is its largest attention while the model repeats the context.
 
     After the prefill the context is fed again in chunks of m tokens, each after an instruction to repeat the context
     and the chat template's end of a user's turn. From the second chunk on, the instruction is to repeat the part that
-    begins with the 8 tokens before the chunk. With f tokens fed, of which Q is the query, a key of the chunk scores::
+    begins with the 8 tokens before the chunk. With f tokens fed, whose queries are Q, a key of the chunk scores::
 
-        max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T) at that key, causal among
-            the fed
+        max over the f queries and the g query heads of softmax(Q [K_sinks, K_chunk, K_fed]^T), causal among the fed
 
-    The fed tokens are dropped: the cache is left as after the prefill, bit for bit. Scores never know the question, under any
-    protocol: under ``query_aware``, ``query_joint`` and similar protocols only the context is fed again, and the same entries
-    stay as under ``query_agnostic``. Where the whole prompt is compressed, the question is part of the context; the template's
-    tokens after it are not, and stay. The replay costs two to three prefills, which count as compression.
+    The fed tokens are dropped: the cache is left as after the prefill, bit for bit. If a protocol has a context and a
+    question, only the context is fed again, so scores never know the question. Where the whole prompt is compressed,
+    the question is part of the context; the template's tokens after it are not, and stay. The replay costs two to three
+    prefills, which count as compression. It is refused with several sequences or without a run's prompt (``attach``).
 
-    Pictures are fed as the embeddings that the vision tower gave, and as text: fed tokens have the positions of an answer that
-    follows the context, one position per token on all axes. The paper has no pictures; an answer has no grid to repeat.
+    Pictures, which the paper does not have, are fed as the embeddings that the vision tower gave, at the positions of
+    text: one per token on all axes, after the context.
 
     Args:
         chunk: m [tokens].
         sinks: first keys that are part of every softmax (at most those before the chunk) and that always stay [tokens].
 
     Paper, authors' release and kvpress: the paper and the release take chunks of 2,000 tokens, kvpress of 2,048. The
-    sinks of the release's softmax are the whole system prompt; kvpress uses the first 4 tokens, as here. The release
-    never evicts the template's prefix, as here; kvpress protects the first 4 tokens alone. Both release and kvpress
-    compute softmax in the model's dtype, here it is float32. Both mask evicted entries of a full cache by a threshold,
-    whose ties may change a budget by a few entries; here exactly the budget stays, equal scores by layer, head and
-    token. With several sequences or without a run's prompt (``attach``) the replay is refused.
+    sinks of the release's softmax are the whole system prompt; kvpress uses the first 4 tokens, as here. The template's
+    prefix always stays, as in the release; kvpress protects the first 4 tokens alone. Both compute softmax in the
+    model's dtype, here float32, and mask evicted entries of a full cache by a threshold, whose ties may change a budget
+    by a few entries. Here exactly the budget stays, equal scores by layer, head and token.
     """
 
     chunk: int = 2048
@@ -63,7 +61,7 @@ class KVzipScorer(Scorer):
         return (self.chunk, self.sinks)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Return zeros, which the replay's scores replace."""
+        """Return zeros, which the replay's scores replace. Raises UnsupportedError for a model with learned sinks."""
         if obs.sinks is not None:
             raise UnsupportedError(
                 "kvzip needs a softmax without learned sinks, but this model's attention has them; use another "
@@ -85,8 +83,5 @@ class KVzipScorer(Scorer):
         return scores
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` if there are more sinks than C entries; otherwise ().
-
-        The template's prefix is protected, too. Its length is unknown here, so it is not counted.
-        """
+        """Return ``protected_reduced`` if sinks exceed C entries. The template's protected prefix does not count."""
         return ("protected_reduced",) if self.sinks > budget else ()

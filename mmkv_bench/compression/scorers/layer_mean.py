@@ -15,23 +15,22 @@ from mmkv_bench.compression.scorers.base import Scorer
 class LayerMeanScorer(Scorer):
     """PrefixKV (arXiv 2412.03409, section 3.2) and ElasticCache (arXiv 2407.18121): attention averaged over all heads.
 
-    ``I_l[j] = (1 / Hq) * sum_h sum_i A_{l,h}[i, j]`` over all Hq query heads and all T causal queries of layer l. Every
-    KV head of the layer gets the same scores, and so keeps the same tokens. Sums are float32, streamed by blocks of
-    query rows: extra memory is O(T). Early tokens gather more terms; nothing is normalised (the papers do not).
-
-    The selector keeps the first and the last token: ``TopK(sinks=1, recents=1)``.
+    ``I_l[j] = (1 / Hq) * sum_h sum_i A_{l,h}[i, j]`` over all Hq query heads and all T causal queries of layer l. All
+    KV heads of the layer get the same scores, and so keep the same tokens. Sums are float32, streamed by blocks of
+    query rows: extra memory is O(T). Early tokens gather more terms, as in the papers. The selector keeps the first and
+    the last token: ``TopK(sinks=1, recents=1)``.
 
     Args:
-        ranking: "importance": the importance itself. "permutation": what ElasticCache's release does. It sorts the importance of
-            the tokens that are not protected ascending and keeps position i of this subsequence if the i-th entry of the sorting
-            PERMUTATION is above a threshold, as if that entry were the rank of token i. The scores are then these entries, so
-            that the highest scores give the released set, which is a random choice as far as importance goes.
-        sinks: the selector's sinks, first tokens that stay, at most C - 1 of them; the permutation leaves them out [tokens].
+        ranking: "importance": the importance itself. "permutation", as ElasticCache's release: it sorts the importance
+            of the tokens that are not protected ascending and keeps position i of this subsequence if the i-th entry of
+            the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. These entries are
+            the scores; as far as importance goes, the choice is random.
+        sinks: the selector's sinks, first tokens that stay, at most C - 1 of them; the permutation leaves them out
+            [tokens].
 
     Paper and code: PrefixKV's release ranks by the importance itself, in the half precision of the attention; here
-    scores are float32. Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash
-    beyond 2048 tokens (ElasticCache's score buffer), and ElasticCache's deletes the first token when only one token is
-    to be evicted; neither is reproduced.
+    scores are float32. Not reproduced: ElasticCache's release crashes beyond 2048 tokens, and deletes the first token
+    when only one token is to be evicted.
     """
 
     ranking: Literal["importance", "permutation"] = "importance"

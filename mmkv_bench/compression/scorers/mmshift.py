@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mmkv_bench.compression.context import Composed
 from mmkv_bench.compression.lazy_torch import Tensor, torch
 from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments
-from mmkv_bench.compression.numerics.ordering import tie_broken
+from mmkv_bench.compression.numerics.ordering import break_ties
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes, total_mass
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.parameter_checks import check_least, check_words
@@ -20,26 +20,29 @@ from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 
 COPIES = 16
-"""Proxies of a layer without sampling: this many copies of the prompt's last hidden state, in one group (release, LLaVA)."""
+"""Proxies of a layer without sampling: copies of the prompt's last hidden state, in one group (release, LLaVA)."""
 
 
 @dataclass(frozen=True)
 class MMShiftScorer(Scorer):
     """MM-ShiftKV (sections 3.2.1 to 3.2.3, equations 4 to 11, algorithm 1): decode-aware importance from the prefill.
 
-    Per layer, N hidden states ``h_i = mu + gamma * sigma * eps_i`` are drawn around the prompt's own statistics (eq. 5),
-    projected by the layer's query projection and rotated at positions after the prompt (eq. 6). Each attends to all T keys (eq.
-    7). The proxies form G groups of n = N / G consecutive ones; the attention mass of a group is the sum over its proxies (eq.
-    8), and every key in the smallest set that covers the fraction tau of it gets one vote (eq. 9). With a(q_last) the attention
-    of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)`` (eq. 11). The selector keeps the last token and the C - 1
-    best others: by S_t in float64, equal scores by the larger anchor a_t (with lam above 0), then by the lower index. Scores are
-    float64 for this reason: at 8 to 32 votes the steps of float32 (1e-6) are larger than most anchors; even those of float64 are
-    larger than the smallest anchors. Extra memory is O(T): groups are streamed.
+    Per layer, N hidden states ``h_i = mu + gamma * sigma * eps_i`` are drawn around the prompt's own statistics (eq.
+    5), projected by the layer's query projection and rotated at positions after the prompt (eq. 6). Each of these
+    proxies attends to all T keys (eq. 7). They form G groups of n = N / G consecutive ones. The attention mass of a
+    group is the sum over its proxies (eq. 8), and every key in the smallest set that covers the fraction tau of it gets
+    one vote (eq. 9). With a(q_last) the attention of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)``
+    (eq. 11).
 
-    Choices where the paper is open: mu and sigma are those of the query projection's input, that is AFTER the input norm, over
-    all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma; bias and query norm are
-    the module's own; proxy i (from 0) is i + 1 positions after the last token, all mrope axes advanced together; eps is drawn
-    once per (seed, sample, layer) and shared by heads and budgets.
+    The selector keeps the last token and the C - 1 best others: by S_t in float64, equal scores by the larger anchor
+    a_t (with lam above 0), then by the lower index. At 8 to 32 votes the steps of float32 (1e-6) are larger than most
+    anchors, and even those of float64 are larger than the smallest. Extra memory is O(T): groups are streamed.
+
+    Open in the paper and chosen here: mu and sigma are those of the query projection's input, AFTER the input norm,
+    over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel gamma; bias and
+    query norm are the module's own; proxy i (from 0) is i + 1 positions after the last token, all mrope axes advanced
+    together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets; what replaces the votes in
+    table 5; whether table 13 also splits the keys; which ratio table 10 takes for a layer.
 
     Args:
         samples: N, proxy queries per layer (table 8).
@@ -66,26 +69,24 @@ class MMShiftScorer(Scorer):
         modality: tokens whose statistics mu and sigma are (table 13): "unified" all, "vision" the visual ones, "text"
             the others, "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around
             the text's. All T keys are used in every case. If there is no token of the requested kind, all tokens are
-            used and the row says ``single_modality``; "vision" refuses prompts without visual tokens.
+            used (fallback ``single_modality``); "vision" refuses prompts without visual tokens.
         expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
         layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
         last_tokens: number of last tokens that mu and sigma are computed over, 0 = all T.
-        plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state, at
-            positions 1 to 16 after it, form one group.
-        calibration: data for ``centring=global`` and ``expansion=layer`` (in a configuration ``auto``, the model's committed
-            artefact, or a path): the content of an artefact made by ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per
-            layer E floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
+        plain_layers: number of first layers that draw no proxies: there, 16 copies of the prompt's last hidden state,
+            at positions 1 to 16 after it, form one group.
+        calibration: data for ``centring=global`` and ``expansion=layer``: ``mean`` (per layer E floats) and ``gamma``
+            (a float per layer: std of decoded tokens over that of the prompt's). Made by
+            ``python -m mmkv_bench calibrate mmshift``. In a configuration ``auto``, the model's committed artefact, or
+            a path.
 
-    Open in the paper: what replaces the votes in table 5; whether table 13 also splits the keys; which ratio table 10
-    takes for a layer. The choices above are ours.
-
-    Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are isotropic noise
-    and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets (+32, ..., +512, the same 16 in every
-    group); anchor inside the groups as well as at the end; right-sided cover; last key dropped; rounding in the model's dtype,
-    votes and anchor added in float32. The release's LLaVA path has G = 16 groups of 32, statistics of the last 512 tokens, and
-    two layers without proxies (method ``mmshift_llava``); as released it does not run. Not reproduced: the global random stream,
-    the unbiased std (relative difference below 1 / T E), cumulative sums in float32, an unstable sort, and the fall-back to gamma
-    = 1 in layers that a table shipped for a 28-layer model lacks.
+    Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are
+    isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets (+32, ...,
+    +512, the same 16 in every group); anchor inside the groups as well as at the end; right-sided cover; last key
+    dropped; ``rounding=model``. The release's LLaVA path has G = 16 groups of 32, statistics of the last 512 tokens,
+    and two layers without proxies (method ``mmshift_llava``); as released it does not run. Not reproduced: the global
+    random stream, the unbiased std (relative difference below 1 / T E), cumulative sums in float32, an unstable sort,
+    and gamma = 1 in layers that a table shipped for a 28-layer model lacks.
     """
 
     samples: int = 512
@@ -140,13 +141,12 @@ class MMShiftScorer(Scorer):
             raise ConfigError(
                 "layer_gamma has no effect with expansion=global; allowed: expansion=layer, or layer_gamma=[]"
             )
-        conflicting_settings = [f"centring={self.centring}"] if self.centring == "global" else []
-        conflicting_settings += (
-            ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
-        )
-        if conflicting_settings and self.calibration is None:
+        unset = self.expansion == "layer" and not self.layer_gamma
+        settings = [f"centring={self.centring}"] if self.centring == "global" else []
+        settings += ["expansion=layer without layer_gamma"] if unset else []
+        if settings and self.calibration is None:
             raise ConfigError(
-                f"{' and '.join(conflicting_settings)} needs statistics of other prompts; make them with `python -m mmkv_bench "
+                f"{' and '.join(settings)} needs statistics of other prompts; make them with `python -m mmkv_bench "
                 "calibrate mmshift` and give calibration=auto or the file's path"
             )
 
@@ -176,13 +176,13 @@ class MMShiftScorer(Scorer):
         )
 
     @cached_property
-    def _calibrated(self) -> str:
+    def _calibration_hash(self) -> str:
         text = "" if self.calibration is None else json.dumps(self.calibration, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
         parameters = (getattr(self, item.name) for item in fields(self) if item.name != "calibration")
-        return (*parameters, self._calibrated)
+        return (*parameters, self._calibration_hash)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         if self.modality == "unified" or types is None:
@@ -215,14 +215,14 @@ class MMShiftScorer(Scorer):
             votes = group_votes(queries, obs.key, obs.scaling, groups, self.tau, cover=self.cover, **adjust)
         if not self._breaks_ties:
             return votes + self.lam * anchor
-        return tie_broken(votes.double() + self.lam * anchor.double(), anchor)
+        return break_ties(votes.double() + self.lam * anchor.double(), anchor)
 
     @property
     def _breaks_ties(self) -> bool:
         return self.lam > 0 and self.rounding == "none"
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of the results: 2 if the anchor breaks ties in float64 (in float32 it may be too small), else 1."""
+        """Return 2 if the anchor breaks ties in float64, else 1: float32 was too coarse for some anchors."""
         return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
@@ -264,9 +264,9 @@ class MMShiftScorer(Scorer):
         return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation over those of the ``last_tokens`` that are chosen; over all of these if none is.
+        """Return mean and standard deviation over the ``chosen`` among the ``last_tokens``, or over all of these.
 
-        chosen: bool ``[T]``; None: all tokens.
+        chosen: bool ``[T]``; all count if None, or if none of the ``last_tokens`` is chosen.
         """
         first_token = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first_token:]
@@ -280,17 +280,17 @@ class MMShiftScorer(Scorer):
 
     def check_layers(self, layers: int) -> None:
         if self.layer_gamma:
-            self._one_each(self.layer_gamma, layers)
+            self._check_factor_count(self.layer_gamma, layers)
 
     def _gamma(self, obs: Observation) -> float:
         if self.expansion == "global":
             return self.gamma
-        factors = self.layer_gamma or self._measured("gamma")
-        self._one_each(factors, obs.layers)
+        factors = self.layer_gamma or self._calibration_values("gamma")
+        self._check_factor_count(factors, obs.layers)
         return factors[obs.layer]
 
     @staticmethod
-    def _one_each(factors: Sequence[float], layers: int) -> None:
+    def _check_factor_count(factors: Sequence[float], layers: int) -> None:
         if len(factors) != layers:
             raise ConfigError(
                 f"layer_gamma has {len(factors)} factors, but the model has {layers} layers; allowed: one factor "
@@ -298,7 +298,7 @@ class MMShiftScorer(Scorer):
             )
 
     def _global_mean(self, obs: Observation) -> Tensor:
-        means = self._measured("mean")
+        means = self._calibration_values("mean")
         if len(means) != obs.layers or len(means[obs.layer]) != obs.hidden_size:
             raise ConfigError(
                 f"the calibrated means are for {len(means)} layers of {len(means[0])} features, but the model has "
@@ -307,7 +307,7 @@ class MMShiftScorer(Scorer):
         mean = torch.tensor(means[obs.layer], dtype=torch.float32, device=obs.device)
         return mean if self.statistics == "elementwise" else mean.mean()
 
-    def _measured(self, name: str) -> Sequence[Any]:
+    def _calibration_values(self, name: str) -> Sequence[Any]:
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"calibration={self.calibration} was not loaded, because no model is known; make statistics of "

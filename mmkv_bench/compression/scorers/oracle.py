@@ -13,19 +13,19 @@ from mmkv_bench.compression.scorers.base import Scorer
 class OracleScorer(Scorer):
     """The attention mass that the full cache's own answer, fed token by token (teacher-forced), pays to each entry.
 
-    Per layer and KV head: the sum over all tokens that `full` feeds after the prefill of softmax(scaling * q K^T) over every
-    entry that the token sees, mean over the g query heads; prompt columns only. This is a control, not a method: it decodes with
-    the full cache first, so it saves nothing, and no method knows the answer that it will give. No paper.
+    Per layer and KV head: softmax(scaling * q K^T) over every entry that a token sees, mean over the g query heads,
+    summed over all tokens that `full` feeds after the prefill; prompt columns only. A control, not a method: it decodes
+    with the full cache first. No paper.
 
-    `full` runs under the same protocol. Under `paper` the answer's tokens but the last are fed; under `strict` the
+    `full` runs under the same protocol. Under `paper` it feeds the answer's tokens but the last; under `strict` the
     prompt's last token before them; under `query_agnostic` the whole question before them. So exactly those queries
     count that would read the compressed cache.
 
     Fallback `oracle_no_answer_step`: an answer of one token under `paper` feeds nothing; the attention of the prompt's
     last query, which chose that token, is used instead.
 
-    It is a ceiling of selections by attention mass, not of all selections: mass does not measure what an entry adds to
-    an answer, and once entries are evicted later layers see other hidden states.
+    The control bounds selections by attention mass, not all selections: mass does not measure what an entry adds to an
+    answer, and once entries are evicted later layers see other hidden states.
     """
 
     needs = Needs(tail_queries=1, answer=True)

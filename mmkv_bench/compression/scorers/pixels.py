@@ -13,12 +13,11 @@ from mmkv_bench.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class PixelsScorer(Scorer):
-    """A control that shows smaller images, or videos with fewer frames, so that the prompt's full cache fits the
-    budget: what equal memory gives without any method. No parameters.
+    """A control that shows smaller images, or videos with fewer frames, until the full cache fits. No parameters.
 
-    Nothing is scored and nothing is evicted: ``generation/smaller_prompts.py`` makes the smaller prompt through the
-    model's own processor, and it is prefilled by itself. If the smallest pictures leave more entries than the budget,
-    they are used and the row says ``pixels_over_budget``. A prompt within its budget equals `full`.
+    It shows what equal memory gives without any method. Nothing is evicted: ``generation/smaller_prompts.py`` makes the
+    smaller prompt through the model's own processor, and it is prefilled by itself. Fallback ``pixels_over_budget``:
+    the smallest pictures leave more entries than the budget, and are used. A prompt within its budget equals `full`.
 
     Raises:
         UnsupportedError: from ``score``, which is only called outside of a run.

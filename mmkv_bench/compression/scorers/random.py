@@ -13,12 +13,11 @@ from mmkv_bench.compression.scorers.base import Scorer
 class RandomScorer(Scorer):
     """A control with independent uniform scores per layer, KV head and token. No parameters.
 
-    The stream is seeded by (method, seed, sample, layer), drawn on the CPU: equal on every device and whatever ran
-    before, and shared by all budgets, so that a smaller budget keeps a subset of a larger one's entries. The selector
-    decides what is protected: the last token alone, or four sinks as well (``methods.random.sinks=4``).
+    Scores are drawn on the CPU, seeded by (method, seed, sample, layer): equal on every device and whatever ran before,
+    and shared by all budgets, so that a smaller budget keeps a subset of a larger one's entries. The selector protects
+    the last token alone, or four sinks as well (``methods.random.sinks=4``).
 
-    Paper and code: none is reproduced. kvpress draws the same numbers in every layer when a seed is set and protects
-    nothing; EffiVLM-Bench keeps 10% recents.
+    No paper is reproduced: kvpress draws the same numbers in every layer; EffiVLM-Bench keeps 10 % recents.
     """
 
     stochastic = True

@@ -13,13 +13,12 @@ from mmkv_bench.compression.scorers.base import Scorer
 class RecencyScorer(Scorer):
     """StreamingLLM (arXiv 2309.17453, section 3.2): the later a token, the higher its score. No parameters.
 
-    The selector keeps the first tokens: ``TopK(sinks=4)`` keeps ``min(4, C - 1)`` attention sinks, and recency fills
-    the rest with the last ``C - 4`` tokens.
+    The selector ``TopK(sinks=4)`` keeps ``min(4, C - 1)`` first tokens (attention sinks), and recency fills the rest
+    with the last ``C - 4`` tokens.
 
-    Paper and code: the original streams, drops one entry per new token and rotates keys by their index in the cache. The
-    benchmarks of this field, and this class, use it one-shot at the end of the prefill with true positions. MM-ShiftKV's released
-    class takes its number of sinks from a shared setting named ``window_size``: 4 in a clean process, so ``reading=released``
-    changes nothing; 1 or 32 when another method's set-up ran before it (``sinks=1`` or ``sinks=32`` reproduce that).
+    Paper and code: the original evicts one entry per new token and rotates keys by their index in the cache. The
+    field's benchmarks use it one-shot at the end of the prefill with true positions, as here. MM-ShiftKV's release has
+    4 sinks in a clean process; 1 or 32 if another method's set-up ran before.
     """
 
     comparable = False

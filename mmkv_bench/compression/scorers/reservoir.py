@@ -16,14 +16,14 @@ _FIRST, _SECOND = -4658895280553007687, -7723592293110705685  # of splitmix64
 class ReservoirScorer(Scorer):
     """Reservoir sampling with random priorities: every token of every KV head draws one number, once. No parameters.
 
-    In a stream (``protocol=stream``) the entries with the C largest numbers so far stay: a uniform sample of all
-    tokens, however often entries were evicted. ``random`` draws again at every eviction, so that an old entry must
-    survive every draw, and old entries die out geometrically. With a single eviction both are uniform.
+    Under ``protocol=stream`` the entries with the C largest numbers so far stay: a uniform sample of all tokens,
+    however often entries were evicted. ``random`` draws again at every eviction, so old entries die out geometrically.
+    With a single eviction both are uniform.
 
     The number is a hash (splitmix64) of the token's index and of a start value, which is drawn on the CPU from (seed,
     sample, layer, head).
 
-    Paper and code: none is reproduced; the idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with priorities.
+    The idea is Vitter's algorithm R (ACM TOMS 11, 1985) in its form with priorities.
     """
 
     stochastic = True
@@ -36,11 +36,11 @@ class ReservoirScorer(Scorer):
         stream = obs.generator("reservoir", seed, every_round=False)
         start = torch.randint(2**62, (obs.key.shape[0], 1), generator=stream).to(obs.device)
         mixed = start + (obs.tokens + 1) * _ODD
-        mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
-        mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
-        return _shifted(mixed ^ _shifted(mixed, 31), 11).double() / 2**53
+        mixed = (mixed ^ _shift_right(mixed, 30)) * _FIRST
+        mixed = (mixed ^ _shift_right(mixed, 27)) * _SECOND
+        return _shift_right(mixed ^ _shift_right(mixed, 31), 11).double() / 2**53
 
 
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
+def _shift_right(numbers: Tensor, bits: int) -> Tensor:
     """Shift right by ``bits``, filling with zeros; torch's shift of int64 would copy the sign."""
     return (numbers >> bits) & (2 ** (64 - bits) - 1)

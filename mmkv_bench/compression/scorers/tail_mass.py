@@ -14,16 +14,16 @@ from mmkv_bench.compression.scorers.base import Scorer
 class TailMassScorer(Scorer):
     """MadaKV (arXiv 2506.15724): ``psi(i)``, the attention that the last P prompt queries pay to key i.
 
-    Causal softmax over all T keys, mean over the P queries and over the g query heads of a KV head. (The paper sums over queries;
-    the constant factor changes neither ranks nor quotas.) Unlike SnapKV's window, these queries are only measured: no part of the
-    budget is reserved for them, so their number does not depend on the budget and their columns compete like all others.
+    Causal softmax over all T keys, mean over the P queries and over the g query heads of a KV head. (The paper sums
+    over queries; the constant factor changes neither ranks nor quotas.) Unlike SnapKV's window, these queries have no
+    reserved part of the budget: their columns compete like all others.
 
     Args:
         proxies: P, last prompt queries whose attention is measured [tokens], ``min(P, T)`` of them; below P the row
             says ``window_reduced``.
 
-    Open in the paper (according to third-party notes), and the choice here: P (32), query heads that share a KV head
-    (mean). No code was found, so there is no released reading.
+    No code was found. Third-party notes on the paper leave open P (32 here) and query heads that share a KV head (mean
+    here).
     """
 
     proxies: int = 32

@@ -9,16 +9,15 @@ from mmkv_bench.compression.lazy_torch import Tensor
 
 
 class Selector(ABC):
-    """A rule that chooses the entries that stay, from scores and caps. It has no state. Protected tokens are given by a
-    mask, never by an infinite score.
+    """A rule without state that chooses the entries that stay, from scores, caps and a mask of protected tokens.
 
     Class attributes:
-        needs_visual: prompts without visual tokens cannot be selected from.
-        exceeds: with these parameters more than the caps may be kept, as a released code does.
-        printed: ``exceeds`` comes from the paper's own formula; this is allowed in either reading, and marked in
-            rows and tables.
-        falls_short: with these parameters less than the caps may be kept.
-        streams: the selector needs no token types and fills every cap, as a stream demands.
+        needs_visual: prompts without visual tokens are refused.
+        exceeds: more than the caps may be kept with these parameters, as a released code does.
+        printed: ``exceeds`` follows from the paper's own formula. Then it is allowed under ``reading=paper`` too, and
+            marked in rows and tables.
+        falls_short: less than the caps may be kept with these parameters.
+        streams: the selector needs no token types and fills every cap, as ``protocol=stream`` demands.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
     """
@@ -39,7 +38,7 @@ class Selector(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """Return the version of this part's results, from 1; see ``Scorer.method_version``."""
+        """Return the version of this part's results; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
@@ -64,14 +63,14 @@ class Selector(ABC):
     ) -> Tensor:
         """Return the indices of the entries to keep.
 
-        Protected candidates come first; if they exceed a cap, the LAST of them are kept. Then come the highest scores; of equal
-        scores, the lower index. Every row is treated separately: heads of several layers may be stacked.
+        Protected candidates come first; if they exceed a cap, the LAST of them are kept. Then come the highest scores;
+        of equal scores, the lower index. Every row is treated separately: heads of several layers may be stacked.
 
         Args:
             scores: float32 or float64 ``[Hkv, n]``.
             caps: int64 ``[Hkv]``, entries granted to each head (0 allowed).
             protected: bool ``[n]``, or ``[Hkv, n]`` when heads differ.
-            order: ``self.order(scores)`` when the caller already has it, so that several budgets share one sort.
+            order: the result of ``self.order(scores)``, which several budgets can share; None: computed here.
             types: int ``[n]`` of the candidates, 0 text, 1 image, 2 video; None when unknown.
 
         Returns:

@@ -13,14 +13,13 @@ from mmkv_bench.errors import UnsupportedError
 class ModalityQuota(TopK):
     """MadaKV's modality preference (arXiv 2506.15724).
 
-    A head that was granted phi entries sums its scores over visual tokens (``w_v``) and over text (``w_t``), keeps the
-    ``phi_v = phi * w_v / (w_v + w_t)`` best visual tokens and the ``phi - phi_v`` best text tokens. Images and videos
-    are one modality. Shares are rounded to the nearest whole entry, halves in favour of the visual ones. A quota larger
-    than its modality is cut, and the excess goes to the other modality, so that exactly phi entries stay. In a prompt
-    with one modality (or unknown types) this modality gets everything; the row says ``single_modality``. Without any
-    mass the modalities share in proportion to their numbers of tokens.
-
-    Protected tokens count towards their own modality's quota, which is never below their number.
+    A head that was granted phi entries sums its scores over visual tokens (``w_v``) and over text (``w_t``). It keeps
+    the ``phi_v = phi * w_v / (w_v + w_t)`` best visual tokens and the ``phi - phi_v`` best text tokens; images and
+    videos are one modality. Shares are rounded to the nearest whole entry, halves in favour of visual tokens. A quota
+    larger than its modality is cut and the other modality gets the excess, so that exactly phi entries stay. In a
+    prompt with one modality (or unknown types) this modality gets everything (fallback ``single_modality``). If all
+    scores are 0, the modalities share in proportion to their numbers of tokens. Protected tokens count towards their
+    own modality's quota, which is never below their number.
 
     Args:
         sinks, recents, window: see ``TopK``; none by default, because the paper names none.
@@ -40,6 +39,9 @@ class ModalityQuota(TopK):
             scores: float32 ``[Hkv, n]``, 0 or more.
             caps: int64 ``[Hkv]``, at most n.
             visual, protected: bool ``[n]`` and ``[Hkv, n]``.
+
+        Raises:
+            UnsupportedError: negative scores.
         """
         if bool((scores < 0).any()):
             raise UnsupportedError(
@@ -66,9 +68,8 @@ class ModalityQuota(TopK):
         visual = (types != 0).to(scores.device)
         forced = protected.to(scores.device).expand_as(scores)
         quota = self.quotas(scores, caps, visual, forced)
-        free_quota = torch.stack([quota, caps - quota], -1) - torch.stack([forced & visual, forced & ~visual], -1).sum(
-            1
-        )
+        forced_counts = torch.stack([forced & visual, forced & ~visual], -1).sum(1)
+        free_quota = torch.stack([quota, caps - quota], -1) - forced_counts
         # In each row's order of scores: the first `free_quota` unprotected tokens of either modality come first.
         is_free = ~forced.gather(-1, order)
         is_visual = visual[order]

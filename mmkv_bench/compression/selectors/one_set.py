@@ -12,15 +12,15 @@ from mmkv_bench.errors import ConfigError
 
 @dataclass(frozen=True)
 class OneSet(RecentShare):
-    """A selector that averages the scores of all heads and layers and keeps the same tokens everywhere. It needs an
-    allocator that decides after the last layer, and equal caps (``UniformModel``).
+    """A selector that averages the scores of all heads and layers and keeps the same tokens everywhere.
+
+    The allocator must decide after the last layer, with equal caps (``UniformModel``).
 
     Args:
         sinks, recents, window, share: see ``RecentShare``; here the last token alone by default.
         ranking: `value` keeps the tokens of the highest mean. `permutation` is ElasticCache's released H2O: to evict f
             tokens, it sorts the unprotected tokens by score and keeps the j-th token if the j-th INDEX of the sorted
-            order exceeds f. This is no ranking of token j at all. f + 1 tokens are evicted, except that f = 1 evicts
-            the lowest score after the first token.
+            order exceeds f. f + 1 tokens are evicted, except that f = 1 evicts the lowest score after the first token.
     """
 
     recents: float = 1

@@ -12,7 +12,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 
 @dataclass(frozen=True)
 class RecentShare(TopK):
-    """A selector that keeps the last ``floor(share * C)`` tokens and fills the rest of each cap with the highest scores.
+    """A selector that keeps the last ``floor(share * C)`` tokens and fills each cap with the highest scores.
 
     Args:
         sinks, recents, window: see ``TopK``; ``recents`` is the least that stays, here 0 by default.

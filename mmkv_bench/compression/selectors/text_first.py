@@ -10,10 +10,10 @@ from mmkv_bench.compression.selectors.topk import TopK
 
 @dataclass(frozen=True)
 class TextFirst(TopK):
-    """HybridKV's text-prior pruning (appendix A): window, then historical text, then the top-M visual tokens.
+    """HybridKV's text-prior pruning (appendix A): the window and all text, then the best visual tokens.
 
-    If a head's cap cannot hold all protected tokens, the last ones stay: first the window, then the most recent text; M
-    is what the cap leaves. Without token types every token counts as text.
+    If a head's cap cannot hold all protected tokens, the last ones stay: first the window, then the most recent text.
+    Without token types every token counts as text.
 
     Args:
         sinks, recents, window: see ``TopK``; by default no recents in addition to the window.

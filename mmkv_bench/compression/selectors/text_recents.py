@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from fractions import Fraction
 from typing import Literal
 
 from mmkv_bench.compression.lazy_torch import Tensor, torch
+from mmkv_bench.compression.numerics.exact import exact_decimal
 from mmkv_bench.compression.selectors.recent_share import RecentShare
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
@@ -17,10 +17,10 @@ from mmkv_bench.errors import ConfigError
 class TextRecents(RecentShare):
     """LOOK-M (arXiv 2406.18139) and MEDA (arXiv 2502.17599, eq. 10): M recents, and N important ones of the others.
 
-    Text outranks visual tokens because of the scorer (``TextPriorScorer``). Here a budget is strict by default:
-    ``M + N`` entries and no more, so text that does not fit is evicted (the lowest scores first) and the row says
-    ``text_over_budget``. LOOK-M's equation 8 keeps all text besides the N important tokens, which contradicts the size
-    that the paper states; this is the rule "union".
+    Text outranks visual tokens because of the scorer (``TextPriorScorer``). By default exactly ``M + N`` entries stay,
+    so text that does not fit is evicted, the lowest scores first (fallback ``text_over_budget``). LOOK-M's equation 8
+    keeps all text besides the N important tokens, which contradicts the size that the paper states; this is
+    ``rule=union``.
 
     Args:
         sinks, recents, window: see ``TopK``.
@@ -28,8 +28,8 @@ class TextRecents(RecentShare):
             exact decimal arithmetic. LOOK-M's alpha1 = alpha2 is 0.5, MEDA's 3:1 is 0.75.
         follow: what the share refers to: "budget": the prompt's C, the last token included; "cap": the layer's cap, for
             allocations that differ between layers; under ``strict`` this excludes the token that is fed again.
-        rule: "strict"; "union", LOOK-M's equation 8 as printed: the M recents, the N highest scores of the others, and
-            ALL text, which exceeds the cap if text is not among these; or "all_text", the releases': both parts are
+        rule: "strict": the M recents and the N highest scores of the others; "union", LOOK-M's equation 8 as printed:
+            also ALL text, which exceeds the cap if text is not among these; "all_text", the releases': both parts are
             rounded down, ALL text outside of the recents is kept and counts towards N, so that ``max(N, text) + M``
             entries stay, which exceeds the cap when text exceeds N. "all_text" takes parts of the cap whatever
             ``follow`` says, and is allowed only for ``reading=released``.
@@ -38,9 +38,9 @@ class TextRecents(RecentShare):
         text_first: the scorer ranks text first, so that text over the budget is reported.
 
     Paper and code: LOOK-M's release is ``all_text`` with halves, and sinks=4 in its class without text prior. MEDA's is
-    ``all_text``, halves instead of 3:1, ``margin=100`` in its average class and 0 in its pivot class. A margin so large
-    that fewer than N tokens are left to choose from stops the release with an error; here they all stay. The release
-    does not reduce prompts without an image; here they are reduced like H2O, within the budget.
+    ``all_text``, halves instead of 3:1, ``margin=100`` in its average class and 0 in its pivot class. The release stops
+    with an error if the margin leaves fewer than N tokens to choose from, and does not reduce prompts without an image;
+    here all of these tokens stay, and such prompts are reduced like H2O.
     """
 
     streams = False
@@ -93,7 +93,7 @@ class TextRecents(RecentShare):
             return super().select(scores, is_kept.sum(-1), is_kept, order)
         if not self._by_cap:
             return super().select(scores, caps, protected, order, types)
-        recents, important = self._parts(caps.clamp_max(n).to(device))
+        recents, important = self._split_caps(caps.clamp_max(n).to(device))
         if self.margin >= 0 and text is not None:
             text_count = text.sum()
             recents = torch.where(recents < text_count, text_count + self.margin, recents).clamp_max(n)
@@ -104,23 +104,17 @@ class TextRecents(RecentShare):
             protected = protected | text
         return super().select(scores, (important + recents).clamp_max(n), protected, order, types)
 
-    def _parts(self, caps: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_caps(self, caps: Tensor) -> tuple[Tensor, Tensor]:
         """Return M (recent tokens) and N (important tokens) of every cap, int64 like ``caps``."""
-        share = Fraction(Decimal(str(self.share)))
+        share = exact_decimal(self.share)
         recents = caps * share.numerator // share.denominator
+        if self.rule != "all_text":
+            return recents, caps - recents
         important_share = 1 - share
-        return (
-            recents,
-            caps - recents
-            if self.rule != "all_text"
-            else caps * important_share.numerator // important_share.denominator,
-        )
+        return recents, caps * important_share.numerator // important_share.denominator
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``text_over_budget`` if text is evicted in a layer with the cap C; otherwise ().
-
-        It is evicted if the text tokens before the M recents are more than N.
-        """
+        """Return ``text_over_budget`` if a layer with the cap C has more text tokens before the M recents than N."""
         if not self.text_first or types is None or not bool((types > 0).any()):
             return ()
         recents = int(Decimal(str(self.share)) * budget)

@@ -14,7 +14,7 @@ from mmkv_bench.errors import ConfigError
 
 @dataclass(frozen=True)
 class TopK(Selector):
-    """A selector that keeps sinks, recents or an observation window, and fills the rest of each cap with the highest scores.
+    """A selector that keeps sinks, recents or a window, and fills the rest of each cap with the highest scores.
 
     Args:
         sinks: first tokens of the prompt that stay [tokens]; ``min(sinks, C - 1)`` of them, so that a budget of one
@@ -40,14 +40,11 @@ class TopK(Selector):
             )
 
     def _recents(self, budget: int) -> int:
-        """Return the number of last tokens that are kept at this budget.
-
-        A share of the budget is computed in exact decimal arithmetic.
-        """
+        """Return the number of last tokens that are kept. A share of the budget is exact in decimal arithmetic."""
         return self.recents if isinstance(self.recents, int) else max(1, int(Decimal(str(self.recents)) * budget))
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Return ``protected_reduced`` if sinks and recents together exceed C, so that not all of them are kept; otherwise ()."""
+        """Return ``protected_reduced`` if sinks and recents together exceed C, so that not all of them are kept."""
         return ("protected_reduced",) if self.sinks + self._recents(budget) > budget else ()
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
