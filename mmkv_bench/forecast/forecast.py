@@ -1,6 +1,7 @@
-"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether it fits.
+"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether caches fit
+into memory.
 
-No weights, data or torch are loaded. What is unknown then is listed in `Forecast.missing`, never counted as zero.
+No weights, data or torch are loaded. Unknown parts are listed in `Forecast.missing`, never counted as zero.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ _LIVE_MLP_TENSORS = 3  # tensors [tokens, intermediate] that an eager MLP holds 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a forecast assumes about prompts and device, given by the user or measured before. None or empty means unknown.
+    """Assumptions about prompts and device, given by the user or measured before. None or empty means unknown.
 
     Attributes:
         prompt_tokens: prompt lengths to plan for.
         visual_tokens: visual tokens of each prompt.
-        images: width and height in pixels of a prompt's images; the images and a question then determine the prompt's length.
+        images: width and height in pixels of a prompt's images; the images and a question then determine the prompt's
+            length.
         memory: memory of the device [bytes].
         bandwidth: memory bandwidth of the device [bytes/s].
         rate: rate of the device [operations/s].
@@ -59,21 +61,21 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Workload:
-    """The work that a plan has on prompts of one length.
+    """The work of a plan on prompts of one length.
 
     Attributes:
         length: length of each prompt.
         new_tokens: most tokens of an answer; None if unknown.
-        cells: cells that answer the prompts.
+        cells: (method, budget) settings that answer the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
-        fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a chunk
-            of a context that is fed again, or a turn of a conversation.
+        fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a
+            chunk of a context that is fed again, or a turn of a conversation.
         weight_reads: number of times that decoding reads the weights; None if the length of answers is unknown.
         entry_reads: number of cache entries that decoding reads; None if the length of answers is unknown.
         streams: pairs (cap, number of prompts), for prompts that are read as streams. The cap is None without a limit.
         chunk: tokens of a stream's chunk.
-        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the last.
-            The stream after the last share is never read.
+        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the
+            last. The stream after the last share is never read.
         batch: number of sequences decoded together.
         together: whether the prompts of a batch are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
@@ -101,8 +103,8 @@ class BudgetForecast:
 
     Attributes:
         label: the budget, or `full`.
-        scope: when methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or never
-            (`full`).
+        scope: when methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or
+            never (`full`).
         methods: methods with this budget and scope.
         kept: entries per KV head kept of a prompt.
         kv: bytes of the batch's caches after compression, with windows and recurrent states of uncompressed layers.
@@ -129,10 +131,8 @@ class BudgetForecast:
 class DatasetForecast:
     """The forecast for one dataset, at one prompt length and batch size.
 
-    source: source of the prompt length, see `PromptLength`.
-    sequences: number of sequences decoded together.
-    prefill_hours, decode_hours: None if unknown.
-    chunk: tokens of a stream's chunk; 0 without streams.
+    source: source of the prompt length, see `PromptLength`. sequences: number of sequences decoded together.
+    prefill_hours, decode_hours: None if unknown. chunk: tokens of a stream's chunk; 0 without streams.
     """
 
     dataset: str
@@ -149,11 +149,10 @@ class DatasetForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast for a plan: memory, decode times and hours of each dataset.
+    """The forecast for a plan.
 
-    held: bytes of weights on the device; None if unknown.
-    read: bytes of weights that a decode step reads; None if unknown.
-    missing: sentences about what is unknown or not counted.
+    held: bytes of weights on the device; None if unknown. read: bytes of weights that a decode step reads; None if
+    unknown. missing: sentences about what is unknown or not counted.
     """
 
     given: Assumptions
@@ -167,11 +166,9 @@ class Forecast:
 
 
 def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, notes: Sequence[str] = ()) -> Forecast:
-    """Compute the forecast for a plan: bytes, least decode times and hours of each workload.
+    """Compute bytes, least decode times and hours of each workload of a plan.
 
-    workloads: the work on prompts of each length, from `workloads_of` for a run.
-    given: what is assumed about prompts and device.
-    notes: extra sentences about what is not counted.
+    workloads: from `workloads_of` for a run. notes: further sentences about what is not counted.
     """
     sizes_of_model = model_sizes(plan.model)
     model = ModelBytes.of(sizes_of_model, plan.cells[0].dtype, plan.family)
@@ -184,7 +181,9 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
         missing_sentences.append(
             "times need a device; give --bandwidth GB/s, or --measure auto, which measures this machine"
         )
-    missing_sentences += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
+    missing_sentences += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted_memory(
+        plan.cells
+    )
     missing_sentences += [*_unknown_chunks(workloads), *notes]
     datasets = [_dataset(workload, model, given) for workload in workloads]
     model_numbers = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
@@ -216,8 +215,7 @@ def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumption
 
 
 def kept_entries(budget: Budget | None, tokens: int) -> int:
-    """Return the number of entries per KV head that a budget keeps of a prompt with `tokens` tokens. None stands for the full
-    cache."""
+    """Return the number of entries per KV head that a budget keeps of `tokens` tokens. None: the full cache."""
     return tokens if budget is None else min(tokens, budget.entries_for(tokens))
 
 
@@ -230,8 +228,8 @@ def prefills(plan: Plan, coverage: Coverage) -> int:
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
     """Return the work on one dataset with `samples` samples to answer, for prompts of one length.
 
-    Cells that share a prefill decode in batches of `fork_batch`, with all questions of a document if the questions share a
-    prefill. A step reads the weights once per batch, and the entries of every cell.
+    Cells that share a prefill decode in batches of `fork_batch`, with all questions of a document if the questions
+    share a prefill. A step reads the weights once per batch, and the entries of every cell.
     """
     cells_per_batch = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new_tokens = json.loads(part.cells[0].generation).get("max_new_tokens") or None
@@ -271,19 +269,16 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         None if decode_steps is None else math.ceil(decode_steps * (batches_per_step + cells_with_own_prefill)),
         None if decode_steps is None else decode_steps * entries_per_step,
         state_reads=(decode_steps or 0) * len(part.cells),
-        fed=_fed(pass_counts, length, turn_tokens),
+        fed=_fed_pieces(pass_counts, length, turn_tokens),
         streams=list(pass_counts.streams.items()),
         chunk=_chunk(streaming_cells[0], length, plan.family) if streaming_cells else 0,
         ask_at=sorted({cell.stream.ask_at for cell in streaming_cells}) or (1.0,),
     )
 
 
-def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Return `Workload.fed`: (tokens, entries before them) -> number of pieces fed after a prefill.
-
-    made: number of contexts and turns that are fed again.
-    turn: tokens of a conversation's turn.
-    """
+def _fed_pieces(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
+    """Return `Workload.fed`. made: number of contexts and turns that are fed again. turn: tokens of a conversation's
+    turn."""
     pieces_by_size: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk_tokens = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -296,7 +291,8 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
 
 
 def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
-    """Return the number of tokens of a stream's chunk. If the tokens of a frame are unknown, it is the whole prompt."""
+    """Return the number of tokens of a stream's chunk. If the tokens of a frame are unknown, the chunk is the whole
+    prompt."""
     frames_per_chunk = cell.stream.every
     if frames_per_chunk is None:
         return length.tokens
@@ -368,7 +364,7 @@ def _budget(
     weight_bytes = model.weights or weight_bytes_read
 
     def needs(batch: int) -> float:
-        return weight_bytes + _beside_weights(work, model, scope, kept, batch)
+        return weight_bytes + _bytes_beside_weights(work, model, scope, kept, batch)
 
     return BudgetForecast(
         label="full" if budget is None else str(budget),
@@ -386,16 +382,15 @@ def _budget(
     )
 
 
-def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
+def _bytes_beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
     """Return the memory that a batch needs in addition to the weights [bytes].
 
-    It is the largest of three moments: the end of the answers; the joining of caches that were prefilled one by one, layer by
-    layer, with one layer held twice; the prefill of the last prompt. The last prompt holds its keys and values (with a
-    method of scope `layer`, of one layer at a time) and the tensors of one MLP, in addition to the kept entries of
+    This is the largest of three moments. At the end of the answers, all caches are at their largest. When caches that
+    were prefilled one by one are joined layer by layer, one layer is held twice. The prefill of the last prompt holds
+    its keys and values (for scope `layer`, of one layer at a time), the tensors of one MLP, and the kept entries of
     earlier sequences. Uncompressed layers hold their states at all times.
 
-    scope: when the method compresses, see `BudgetForecast`.
-    kept: entries per KV head kept of a prompt.
+    scope: when the method compresses, see `BudgetForecast`. kept: entries per KV head kept of a prompt.
     """
     decoder, state_bytes = model.decoder, model.state_bytes(work.length.tokens)
     if scope == STREAM:
@@ -426,8 +421,9 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
     """Return the memory that reading a stream needs in addition to the weights [bytes].
 
-    Every layer has slots for the kept entries and a chunk, one layer is copied while entries are evicted, and one MLP works
-    on a chunk. Without a cap nothing is evicted. Questions before the stream's end are answered from copies of the cache.
+    Every layer has slots for the kept entries and a chunk, one layer is copied while entries are evicted, and one MLP
+    works on a chunk. Without a cap nothing is evicted. Questions before the stream's end are answered from copies of
+    the cache.
 
     kept: entries per KV head under the stream's cap.
     """
@@ -450,7 +446,7 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
     """
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
-        if not cell.compressor.quantises:  # see `_uncounted`
+        if not cell.compressor.quantises:  # see `_uncounted_memory`
             unstreamed = "full" if cell.budget is None else str(cell.allocation_scope)
             scope = STREAM if cell.rule.streams else unstreamed
             groups.setdefault((cell.budget, scope), {})[cell.method] = None
@@ -458,10 +454,9 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """Return a sentence if the model is spread over several devices, or must be because its weights exceed one. Else nothing.
+    """Return a sentence if the model is spread over several devices, or must be because its weights exceed one.
 
-    weights: bytes of all weights.
-    memory: bytes of one device.
+    weights: bytes of all weights. memory: bytes of one device.
     """
     if device_map is not None:
         return [
@@ -477,7 +472,7 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
-    """Return a sentence if a stream's chunk is counted as the whole prompt because its size is unknown. Else nothing."""
+    """Return a sentence if a stream's chunk counts as the whole prompt because its size is unknown."""
     unchunked_workloads = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
     unchunked_datasets = dict.fromkeys(
         work.dataset for work in unchunked_workloads if all(cell.stream.every is not None for cell in work.cells)
@@ -490,7 +485,7 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     return [sentence] if unchunked_datasets else []
 
 
-def _uncounted(cells: Sequence[Cell]) -> list[str]:
+def _uncounted_memory(cells: Sequence[Cell]) -> list[str]:
     """Return sentences about cells whose memory does not follow from their budget alone."""
     quantising_methods = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
     decode_evicting_methods = dict.fromkeys(

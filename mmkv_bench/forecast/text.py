@@ -1,4 +1,4 @@
-"""A forecast as text and as data."""
+"""A forecast as text."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ _BOUNDS = (
 
 
 def text(forecast: Forecast, tables: str | None = None) -> str:
-    """Return a forecast as text for a terminal: the device, a table per group of datasets with equal numbers, and notes.
+    """Return a forecast as text for a terminal: the device, a table per group of datasets with equal numbers, and
+    notes.
 
     tables: text to print in place of these tables.
     """
     assumptions = forecast.given
     lines = [f"device     {_device(assumptions)}"] if forecast.read is not None else []
-    sections = [_section(datasets, assumptions) for datasets in _alike(forecast.datasets)]
+    sections = [_section(datasets, assumptions) for datasets in _groups_of_equal_tables(forecast.datasets)]
     if tables is not None:
         lines += ["", tables, *(f"{prompts}; {hours.strip()}" for prompts, *_, hours in sections)]
     else:
@@ -53,8 +54,8 @@ def text(forecast: Forecast, tables: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
-    """Group datasets whose tables would be equal. Return the groups."""
+def _groups_of_equal_tables(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
+    """Group datasets whose tables would be equal."""
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
         group_of_equal_tables = next((group for group in groups if _table(group[0]) == _table(one)), None)

@@ -32,7 +32,7 @@ def plan(given: argparse.Namespace) -> int:
     if given.devices:
         from mmkv_bench.forecast import device_speed
 
-        speeds = list(device_speed.stored().values())
+        speeds = list(device_speed.stored_speeds().values())
         device_lines = "\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file"
         print(json.dumps([asdict(one) | {"device": one.slug} for one in speeds]) if given.json else device_lines)
         return 0
@@ -193,13 +193,13 @@ def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, A
             raise ConfigError(
                 f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
             )
-        device = device_speed.measured(given.measure, again=True)
+        device = device_speed.speed_of_device(given.measure, again=True)
         print(device)
     elif given.device:
-        device = device_speed.named(given.device)
+        device = device_speed.stored_speed(given.device)
     elif not given_flags:
         device_kind = _kind(plan, launcher)
-        devices_of_kind = [one for one in device_speed.stored().values() if device_kind in (None, one.kind)]
+        devices_of_kind = [one for one in device_speed.stored_speeds().values() if device_kind in (None, one.kind)]
         device = devices_of_kind[0] if len(devices_of_kind) == 1 else None
     if device is None or len(given_flags) == len(_UNITS):
         return Assumptions(
