@@ -1,9 +1,9 @@
-"""Signals: an alarm limits the time of calls that cannot check it themselves (chat templates and processors are third-party
-programs), and stop signals wait for the current sample, which is stored and published before the run ends.
+"""Time limits and stop signals.
 
-Batch systems announce the end of a job by a signal (USR1 or USR2 before a time limit, TERM at preemption and `scancel`). An
-exception raised at once could land anywhere, even in code that turns a sample's failure into a row. So the signal is only
-remembered, and `check_stop` raises where no work is half done.
+An alarm limits the time of calls that cannot check the time themselves, such as chat templates and processors of
+others. Batch systems announce the end of a job by a signal (USR1 or USR2 before a time limit, TERM at preemption and
+`scancel`). An exception raised at once could land anywhere, even in code that turns a sample's failure into a row. So
+the signal is only remembered, and `check_stop` raises after the current sample is stored.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ _CONTEXT_MODULES = ("contextlib", __name__)
 
 @contextmanager
 def time_limit(seconds: float | None, what: str) -> Iterator[None]:
-    """Limit the time of a block to `seconds` (None: no limit).
+    """Limit the time of a block to `seconds` (None: no limit). what: name of the block's work, for the message.
 
-    In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into compiled
-    code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked when the block
-    has ended. An alarm that was set before is set again afterwards, with the rest of its time.
-
-    what: what the block does, for the message.
+    In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into
+    compiled code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked
+    when the block has ended. An alarm that was set before is set again afterwards, with the rest of its time.
 
     Raises:
         GenerationTimeout: the block took longer; also if the block swallowed the alarm's exception.
@@ -88,15 +86,13 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 _received: list[int] = []
-"""Signals received since `deferred` began, in order."""
+"""Signals received since `defer_stop_signals` began, in order."""
 
 
 class Stopped(BaseException):
-    """Raised to end a run between two samples after a stop signal. Not an `Exception`, so no handler of a sample's failure
-    catches it.
+    """Raised to end a run between two samples after a stop signal. signal: number of the first signal received.
 
-    Attributes:
-        signal: the number of the first signal received.
+    Not an `Exception`, so no handler of a sample's failure catches it.
     """
 
     def __init__(self, number: int) -> None:
@@ -105,11 +101,11 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Catch stop signals (as of a batch system) inside the block without interrupting it; `check_stop` then raises `Stopped`.
+def defer_stop_signals() -> Iterator[None]:
+    """Catch stop signals inside the block without interrupting the work; `check_stop` then raises `Stopped`.
 
-    A signal after the last check is raised at the end of the block. Afterwards the earlier handlers are restored. In other
-    threads than the main thread, where Python allows no handlers, nothing changes.
+    A signal after the last check is raised at the end of the block. Outside of the main thread, where Python allows no
+    handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -9,7 +9,7 @@ from mmkv_bench.efficiency.summary import LEAST_REPEATS
 from mmkv_bench.families.facts import share_of_all_state
 from mmkv_bench.forecast.roofline import MS, Roofline
 from mmkv_bench.store.measurements import load_warning
-from mmkv_bench.text_columns import aligned
+from mmkv_bench.text_columns import align_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,11 +103,11 @@ def _table(lines: list[dict[str, Any]]) -> list[str]:
     shown_columns = [column for column in PEAKS if any(_number(line, *column[1:]) != "-" for line in finished_lines)]
     peak_rows = [[line["label"], *(_number(line, *column[1:]) for column in shown_columns)] for line in finished_lines]
     return [
-        *aligned(["method", *(head for head, _, _ in COLUMNS)], rows, words=1),
+        *align_columns(["method", *(head for head, _, _ in COLUMNS)], rows, words=1),
         *failed_lines,
         "",
         "  peak MiB by phase, weights included",
-        *aligned(["method", *(head for head, _, _ in shown_columns)], peak_rows, words=1),
+        *align_columns(["method", *(head for head, _, _ in shown_columns)], peak_rows, words=1),
     ]
 
 

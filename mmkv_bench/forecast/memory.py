@@ -24,7 +24,7 @@ from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
-from mmkv_bench.text_columns import aligned
+from mmkv_bench.text_columns import align_columns
 from mmkv_bench.text_columns import size as nbytes
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | Non
             rows.append([*row, *fit_column])
         batch_clause = f", {batch} at a time" if batch > 1 else ""
         lines += ["", f"prompts of {tokens:,} tokens, {visual:,} of them visual{batch_clause}"]
-        lines += aligned(headings, rows, words=1)
+        lines += align_columns(headings, rows, words=1)
         lines += [f"  {one.cell}: {one.error}" for one in here if one.error]
     return "\n".join([*lines, "", *(f"note       {note}" for note in notes)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.text_columns import aligned, size
+from mmkv_bench.text_columns import align_columns, size
 
 if TYPE_CHECKING:
     from mmkv_bench.forecast.forecast import Assumptions, BudgetForecast, DatasetForecast, Forecast
@@ -91,7 +91,7 @@ def _section(datasets: Sequence[DatasetForecast], given: Assumptions) -> list[st
     labels = ", ".join(dataset.dataset for dataset in datasets)
     headings = ["budget", "methods", "kept", "of prompt", "KV", "step reads", "ms/step", "speed-up", "needs"]
     headings += [] if given.memory is None else ["max batch", f"on {given.memory / GIB:,.4g} GiB"]
-    table = aligned(headings, [_row(line, first_dataset.tokens, given) for line in first_dataset.lines], words=2)
+    table = align_columns(headings, [_row(line, first_dataset.tokens, given) for line in first_dataset.lines], words=2)
     prompts = f"{labels}: prompts of {first_dataset.tokens:,} tokens ({_SOURCES[first_dataset.source]}){batch}, {answer_clause}"
     hours_clause = f", all {len(datasets)} together" if len(datasets) > 1 else ""
     return [prompts, *table, f"  time at least{hours_clause}: {_hours(datasets)}"]
