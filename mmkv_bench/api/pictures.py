@@ -78,8 +78,7 @@ def _option_value(name: str, value: Any) -> Any:
 def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
     """Return the requested figure, and sentences about lines that the figure leaves out.
 
-    Raises:
-        ConfigError: filters of scores for a figure without scores, or rows with nothing to draw.
+    Raises ConfigError: filters of scores for a figure without scores, or rows with nothing to draw.
     """
     if request.kind not in OF_SCORES:
         for flag, names in (("methods", request.methods), ("budgets", _numbers(request))):

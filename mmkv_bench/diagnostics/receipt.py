@@ -160,8 +160,7 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
 
     paths: receipt files. roots: folders of the stores.
 
-    Raises:
-        ConfigError: a file is not a receipt, or is a receipt of other rows.
+    Raises ConfigError: a file is not a receipt, or is a receipt of other rows.
     """
     receipts: dict[Path, dict[str, Mapping[str, Any]]] = {root: {} for root in roots}
     stores = {root: Store(root) for root in (roots if paths else ())}
@@ -188,10 +187,7 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
 
 
 def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return (date, entries by hash of the cell) of a receipt file.
-
-    Raises ConfigError: the file is not a receipt.
-    """
+    """Return (date, entries by hash of the cell) of a receipt file. Raises ConfigError: the file is not a receipt."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["receipt"] != FORMAT:

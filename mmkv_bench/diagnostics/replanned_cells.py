@@ -53,8 +53,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
 
     The caller decides whether the installed versions may differ.
 
-    Args:
-        rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`.
+    rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`.
 
     Raises:
         MMKVError: the model or dataset is not available.

@@ -113,10 +113,7 @@ def stored_speed(slug: str) -> DeviceSpeed:
 
 
 def save(speed: DeviceSpeed) -> Path:
-    """Write a device's speed to its file and return the path.
-
-    Raises ConfigError: the folder cannot be written.
-    """
+    """Write a device's speed to its file and return the path. Raises ConfigError: the folder cannot be written."""
     speed_file = folder() / f"{speed.slug}.json"
     try:
         replace_json(speed_file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
@@ -145,9 +142,7 @@ def speed_of_device(setting: str, again: bool = False) -> DeviceSpeed:
 
     The device is measured if no speed is stored, or if the load of the machine was clearly higher at that time.
 
-    Args:
-        setting: `cpu`, `cuda`, or `auto`.
-        again: measure in any case.
+    setting: `cpu`, `cuda`, or `auto`. again: measure in any case.
 
     Raises:
         ConfigError: there is no such device, or the cache folder cannot be written.

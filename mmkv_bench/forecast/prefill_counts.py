@@ -127,9 +127,7 @@ def observed_bytes(plan: Plan, tokens: int, hidden: int) -> int:
     A layer's statistics are usually freed after the layer. Under `query_joint` those of all layers stay until the last
     question was fed behind the document.
 
-    Args:
-        tokens: tokens of the document.
-        hidden: size of the attention modules' input.
+    tokens: tokens of the document. hidden: size of the attention modules' input.
     """
     multi_question_datasets = {part.dataset for part in plan.parts if part.spec.questions_key}
     cells = [cell for cell in plan.cells if cell.dataset in multi_question_datasets and cell.rule.knows == "joint"]

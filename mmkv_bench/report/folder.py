@@ -32,8 +32,7 @@ MISSING = (
 class Folder:
     """The folder into which a report is written. A complete new report replaces an earlier one.
 
-    Args:
-        further: (file, link text) of pages that are linked after the overview and the table.
+    further: (file, link text) of pages that are linked after the overview and the table.
 
     Attributes:
         bytes: bytes written so far, by subfolder; `pages` stands for the top folder.
@@ -57,8 +56,7 @@ class Folder:
     def begin(self) -> None:
         """Make the report's folder, and in it a subfolder for the new report. An earlier report stays until `finish`.
 
-        Raises:
-            StoreError: the disk refuses to write.
+        Raises StoreError: the disk refuses to write.
         """
         with _store_errors(self.root):
             self._making.mkdir(parents=True, exist_ok=True)
@@ -67,11 +65,7 @@ class Folder:
             (self.root / MARK).write_text(json.dumps({"format": FORMAT}) + "\n")
 
     def finish(self) -> None:
-        """Replace an earlier report by the new one.
-
-        Raises:
-            StoreError: the disk refuses to write.
-        """
+        """Replace an earlier report by the new one. Raises StoreError: the disk refuses to write."""
         with _store_errors(self.root):
             for name in _FOLDERS:
                 if (self.root / name).is_dir():
@@ -111,11 +105,7 @@ class Folder:
         return name
 
     def write(self, name: str, data: bytes) -> None:
-        """Write one file of the report.
-
-        Raises:
-            StoreError: the disk refuses to write.
-        """
+        """Write one file of the report. Raises StoreError: the disk refuses to write."""
         assert _FILE_NAME_PATTERN.fullmatch(name), f"{name!r} is no name of a file"
         path, (kind, _, _) = self._making / name, name.rpartition("/")
         with _store_errors(self.root):
@@ -150,8 +140,7 @@ class Folder:
 def check(root: Path) -> None:
     """Check that a report can be written to the folder `root`.
 
-    Raises:
-        ConfigError: `root` is no folder, contains something other than a report, or a needed package is missing.
+    Raises ConfigError: `root` is no folder, contains something other than a report, or a needed package is missing.
     """
     for name in LIBRARIES:
         try:

@@ -52,8 +52,7 @@ class Prompt:
 def pictures_of(path: str) -> list[Image.Image]:
     """Return the image of a file, or evenly spaced frames of a video.
 
-    Raises:
-        OSError, ValueError, DataError: the file is missing, or is neither an image nor a video.
+    Raises OSError, ValueError, DataError: the file is missing, or is neither an image nor a video.
     """
     from PIL import Image, UnidentifiedImageError
 

@@ -157,9 +157,7 @@ class ScoreViews:
     ) -> None:
         """Add the tables of one store.
 
-        Args:
-            store: number of the store.
-            name: function from the hash of a cell to the name of its page.
+        store: number of the store. name: function from the hash of a cell to the name of its page.
         """
         cost_entries, views = _costs(costs), {}
         for table in tables:

@@ -68,11 +68,7 @@ class ChosenCells(NamedTuple):
 
 
 class StoreCells:
-    """All cells of a store: `full` first, then by method and budget.
-
-    Raises:
-        ConfigError: the store has no cells.
-    """
+    """All cells of a store: `full` first, then by method and budget. Raises ConfigError: the store has no cells."""
 
     def __init__(self, store: Store) -> None:
         table = remembered(store, "cells", _COLUMNS)
@@ -112,8 +108,7 @@ class StoreCells:
         Each word is a method, a budget, another column value, the beginning of a hash, or a sample's id (at most one).
         Words of one kind are alternatives; a cell must match every kind that occurs.
 
-        Raises:
-            ConfigError: a word matches nothing, or no cell matches all words.
+        Raises ConfigError: a word matches nothing, or no cell matches all words.
         """
         chosen: dict[str, set[str]] = {}
         sample = None
