@@ -85,14 +85,13 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
 
 
 def _pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a regular expression for any form of any of the secrets, longer forms first; None without secrets."""
+    """Return a regular expression for any form of any secret, longer forms first; None without secrets."""
     forms = {form for secret in secrets if len(secret) >= SHORTEST for form in _forms(secret)}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the encodings in which a secret may occur in text: plain, JSON (once and twice), Python, URL, HTML, hex,
-    base64."""
+    """Return the encodings in which a secret may occur in text."""
     secret_bytes = secret.encode("utf-8", errors="surrogateescape")
     json_text = json.dumps(secret)[1:-1]
     forms = {

@@ -283,8 +283,7 @@ class Attached:
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise UnsupportedError before a forward of the text model whose inputs would be compressed wrongly, or not at
-        all."""
+        """Refuse a forward of the text model whose inputs would be compressed wrongly, or not at all."""
         model_input = kwargs.get("inputs_embeds")
         if model_input is None:
             model_input = args[0] if args else kwargs["input_ids"]
@@ -317,7 +316,6 @@ class Attached:
             )
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Make the report after the forward that compressed a prompt."""
         if torch.compiler.is_compiling():  # a decode step
             return
         prompt = self._session.prompt
@@ -344,7 +342,6 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
 
 
 def _refuse_more_than_a_prefill(compressor: Compressor) -> None:
-    """Raise UnsupportedError for a method that needs more than the prompt's prefill."""
     for needed, what in (
         (compressor.needs.answer, "reads the full cache's answer, which does not exist while a prompt is prefilled"),
         (compressor.needs.replay, "feeds the prompt again with an instruction, which attach cannot do"),

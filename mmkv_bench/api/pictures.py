@@ -106,10 +106,7 @@ def _figure(request: PlotRequest) -> Figure:
 
 
 def _rename(figure: Figure, names: Sequence[str]) -> None:
-    """Give lines of a figure other names, in place. Text in parentheses after a name stays. names: `line=name`.
-
-    Raises ConfigError: no line has that name.
-    """
+    """Give lines of a figure other names (`line=name`), in place. Text in parentheses after a name stays."""
     from matplotlib.text import Text
 
     texts = figure.findobj(Text)
@@ -199,15 +196,11 @@ def _axes(request: PlotRequest, default: str) -> list[str]:
 
 
 def _numbers(request: PlotRequest) -> list[str]:
-    """Return the requested budgets that are numbers, such as `64`."""
     return [name for name in request.budgets or () if name not in AXES]
 
 
 def _score_tables(request: PlotRequest) -> list[ScoreTable]:
-    """Return the selected score tables, one per dataset.
-
-    Raises ConfigError: a dataset has several tables, or there is no table.
-    """
+    """Return the selected score tables, one per dataset. Raises ConfigError: several tables of a dataset, or none."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.stored_rows import load

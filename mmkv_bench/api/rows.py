@@ -294,7 +294,6 @@ def _cells(root: Path) -> pd.DataFrame:
 
 
 def _has_budget(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
-    """Return a boolean mask of the rows in `cells` that have one of these budgets, or no budget."""
     from mmkv_bench.compression.budget import Budget
 
     selected = cells["budget_kind"] == "none"

@@ -76,7 +76,6 @@ class Bundle:
     """A fetched bundle, and the experiment's plans.
 
     Attributes:
-        store: the bundle's rows.
         rows: cell -> row of the table `cells`.
         plans: plans of the experiment's runs on this machine, with the weights and versions that the rows state.
         samples, seed: number of answers that are made again, and seed of their draw.
@@ -134,12 +133,10 @@ def findings(
 
 
 def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
-    """Return the rows of `cells` for a model, the newest last."""
     return sorted((row for row in rows.values() if row["model"] == name), key=lambda row: row["created_at"])
 
 
 def _code(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare the code that made the bundle's answers with the installed code."""
     versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
     commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
     source = f"git checkout {min(commits)[:12]}" if commits else "ask for its commit"
@@ -167,10 +164,7 @@ def _code(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _sources(file: Path) -> dict[str, str] | None:
-    """Return file of the package -> checksum, as the bundle recorded them; None if the bundle has no such file.
-
-    Raises StoreError: the file is damaged.
-    """
+    """Return file of the package -> checksum, as the bundle recorded them; None if it has no such file."""
     try:
         recorded_checksums = json.loads(file.read_bytes())["source"]
     except FileNotFoundError:
@@ -181,8 +175,8 @@ def _sources(file: Path) -> dict[str, str] | None:
 
 
 def _model(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare the bundle's models with the experiment's: fingerprints of weights on this machine, else the settings in
-    the rows."""
+    """Compare the bundle's models with the experiment's by fingerprint, or by settings if the model is not on this
+    machine."""
     names = []
     for plan in bundle.plans:
         name, source = plan.model.name, Source.of(plan.model)
@@ -213,11 +207,8 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _cells(bundle: Bundle) -> Iterator[Outcome]:
-    """Compare the hashes of the bundle's cells with the planned ones.
-
-    A cell is one (method, budget) setting on one dataset. Its hash covers method, parameters, versions, budget,
-    protocol and data.
-    """
+    """Compare the hashes of the bundle's cells, each one (method, budget) setting on one dataset, with the planned
+    ones."""
     planned_hashes = {cell.cell for plan in bundle.plans for cell in plan.cells}
     further_rows = [row for row in bundle.rows.values() if row["cell"] not in planned_hashes]
     for plan in bundle.plans:
@@ -235,7 +226,6 @@ def _cells(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _samples(bundle: Bundle) -> Iterator[Outcome]:
-    """Count the answers of each cell: missing, failed, complete."""
     count, failures = 0, 0
     for plan, part, cells in bundle.parts():
         statuses = plan.coverage(bundle.store).statuses(part)[[cell in cells for cell in part.cells]]
@@ -253,7 +243,6 @@ def _samples(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _prompts(bundle: Bundle) -> Iterator[Outcome]:
-    """Make the prompts again and compare their hashes."""
     count = 0
     for plan, part, cells in bundle.parts():
         names = [cell.cell for cell in cells]
@@ -327,10 +316,7 @@ def _scores(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _compare_scores(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
-    """Score the stored answers of a cell again, without a judge.
-
-    Return (number of compared scores, description of the first difference or "").
-    """
+    """Score the answers of a cell again, without a judge. Return (number of scores, first difference as text or "")."""
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
@@ -353,7 +339,6 @@ def _compare_scores(store: Store, part: DatasetShare, cell: str) -> tuple[int, s
 
 
 def _tables(bundle: Bundle) -> Iterator[Outcome]:
-    """Make the tables again and compare the texts."""
     file = bundle.store.root / TABLES
     if not file.exists():
         yield NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
@@ -376,7 +361,6 @@ def _tables(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _receipt(bundle: Bundle) -> Iterator[Outcome]:
-    """Check that the bundle's receipt belongs to its rows."""
     file = bundle.store.root / RECEIPT
     if file.exists():
         entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
@@ -387,7 +371,6 @@ def _receipt(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _answers(bundle: Bundle) -> Iterator[Outcome]:
-    """Make randomly drawn answers again and compare them."""
     if not bundle.samples:
         yield NOT_CHECKED, "no answer was to be made again (--samples 0)"
         return

@@ -115,7 +115,6 @@ def diagnose(
     Args:
         name: one of `quantities.QUANTITIES`.
         model: the `model` node of a run.
-        questions: the samples with their prompts.
         tokens: limit of the full cache's answer, for analyses of answers.
         out: folder of the store.
         methods: function from the model's fingerprint and the cost of its state to the methods to compare.

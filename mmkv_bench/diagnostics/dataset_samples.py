@@ -134,9 +134,7 @@ def _take_samples(
 
     wanted: numbers of the documents to use; None: all. first: number of documents to search; None: all.
 
-    Raises:
-        CalibrationError: the dataset has fewer such samples.
-        DataError: a sample cannot be read.
+    Raises CalibrationError: too few such samples. DataError: a sample cannot be read.
     """
     from mmkv_bench.evaluation.generating import generate
 

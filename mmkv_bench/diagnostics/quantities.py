@@ -364,7 +364,6 @@ def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def _attention(obs: Observation, start: int) -> Tensor:
-    """Return the causal attention of the queries from `start` on, float32 ``[Hq, n, T]``."""
     query = obs.queries[:, start:].float()
     scores = query @ obs.key.float().repeat_interleave(len(query) // len(obs.key), 0).mT * obs.scaling
     positions = torch.arange(scores.shape[2], device=obs.device)

@@ -121,10 +121,7 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
 
 
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
-    """Return a receipt's entry for one cell. answers: its drawn answers.
-
-    stored: number of all its stored answers. digest, scores: digests of the stored answers and of their scores.
-    """
+    """Return a receipt's entry for one cell. answers: its drawn answers. stored: number of all its answers."""
     row = answers[0].cell
     return {
         "cell": cell,

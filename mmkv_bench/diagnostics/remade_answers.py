@@ -54,9 +54,7 @@ class SampleTokens:
     Attributes:
         tokens: number of tokens of the whole prompt.
         visual: int64 [V], positions of the visual tokens.
-        places: float64 [V, 5], image number of each visual token, then top, bottom, left and right as fractions of the
-            image's sides; -1 for a token that shows no region. None if the regions are unknown (a video, an unknown
-            family).
+        places: float64 [V, 5], as in `report.terminal.KeptMap`. None if unknown (a video, an unknown family).
     """
 
     tokens: int
@@ -143,7 +141,7 @@ def make_again(
     loaded_models: dict[str, LoadedModel] = {}
     with Progress(len(answers_to_remake), "made again") as bar:
         try:
-            for _, together in groupby(sorted(answers_to_remake, key=_run_of), key=_run_of):
+            for _, together in groupby(sorted(answers_to_remake, key=_run_key), key=_run_key):
                 answers_of_group = sorted(together, key=lambda one: one.row["doc_id"])
                 block_bounds = [0, *range(FIRST, len(answers_of_group), AT_ONCE), len(answers_of_group)]
                 for part in (answers_of_group[begin:end] for begin, end in pairwise(block_bounds) if begin < end):
@@ -210,7 +208,6 @@ def draw(
 
 
 def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[StoredAnswer]:
-    """Return the stored answers with the given keys (cell, sample id), with their scores."""
     cells = {row["cell"]: row for row in store.cells({cell for cell, _ in keys}).to_pylist()}
     scores: dict[tuple[str, str], dict[str, float]] = {}
     for row in _rows_with_keys(store.samples(cells, ("cell", "sample_id", "metric", "value")), keys):
@@ -223,17 +220,14 @@ def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[Sto
 
 
 def _rows_with_keys(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
-    """Return the rows whose (cell, sample id) is in `keys`."""
     pairs = zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
     row_numbers = [place for place, key in enumerate(pairs) if key in keys]
     return rows.take(row_numbers).to_pylist() if row_numbers else []
 
 
 def _make_group_again(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
-    """Generate the answers of one dataset of one run again, and set their outcomes.
-
-    model: cache of the last loaded model. watch: as in `make_again`.
-    """
+    """Generate the answers of one dataset of one run again, and set their outcomes. model: cache of the last loaded
+    model."""
     try:
         planned_cells = plan_again([one.cell for one in group])
         for one in group:
@@ -264,10 +258,7 @@ def _scores(
     planned: ReplannedCells, answers: Sequence[StoredAnswer], rows: Mapping[tuple[str, str], Row]
 ) -> dict[tuple[str, str], dict[str, float]]:
     """Return (cell, sample id) -> metric -> score of the new `ok` answers, for cells with stored scores. No judge is
-    asked.
-
-    rows: (cell, sample id) -> new row.
-    """
+    asked."""
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
@@ -321,7 +312,7 @@ def _answers(
     return {(row["cell"], row["sample_id"]): row for row in rows}
 
 
-def _run_of(one: StoredAnswer) -> tuple[str, ...]:
+def _run_key(one: StoredAnswer) -> tuple[str, ...]:
     """Return a sort key that is equal for answers of one run: configuration, dataset and versions."""
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 

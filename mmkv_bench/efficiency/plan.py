@@ -265,7 +265,6 @@ def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
 
 
 def _refuse_unused_settings(config: RunConfig) -> None:
-    """Refuse settings that only affect runs with datasets, and protocols that are not timed."""
     if list(config.datasets) != ["pages"]:
         raise ConfigError(
             f"scenario=efficiency takes no dataset but got dataset={','.join(map(str, config.datasets))}: its "

@@ -151,7 +151,6 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
 
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
-    """Return sentences with at least `least` tokens as one text, and its number of tokens."""
     text, text_tokens = "", 0
     while text_tokens < least:
         text += sentences(max(4, (least - text_tokens) // 16), draw)

@@ -101,10 +101,8 @@ def _state(known: Mapping[int, str], limit: int | None) -> Search:
 
 
 def _extrapolated_batch(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
-    """Return the largest batch whose peak memory, by a line through two peaks, is within the limit.
-
-    None if the line does not rise, or a peak or the limit is unknown. peaks: number of sequences -> peak bytes.
-    """
+    """Return the largest batch that a line through two peaks (number of sequences -> bytes) allows; None if it does not
+    rise."""
     if len(peaks) < 2 or limit is None:
         return None
     (first_size, first_peak), (second_size, second_peak) = peaks.items()

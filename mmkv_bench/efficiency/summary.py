@@ -164,7 +164,6 @@ def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Return, per line of the summary, memory peaks by phase and bytes of the cache."""
     memory_rows = table[table["repeat"].isna() & (table["status"] == "ok")]
     peaks = memory_rows.pivot(index=LINE_COLUMNS, columns="phase", values="peak_allocated").add_prefix("peak_")
     total_rows, decode_rows = (

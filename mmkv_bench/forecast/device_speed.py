@@ -44,14 +44,12 @@ class DeviceSpeed:
     """Measured limits of one device.
 
     Attributes:
-        name: name of the GPU, or of the processor.
         kind: `cuda` or `cpu`.
         threads: number of processor threads that took part.
         bandwidth: bytes per second of a read-only pass over memory.
         rates: dtype -> operations per second of a large square product; a multiplication and an addition are two.
         memory_bytes: memory of the device; for `cpu`, of the machine.
-        torch: version of torch.
-        measured: the day of the measurement, as `2026-11-22`.
+        torch, measured: version of torch, and day of the measurement, as `2026-11-22`.
         load: load of the machine in the minute before; None if unknown (older files).
     """
 

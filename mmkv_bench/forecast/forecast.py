@@ -42,11 +42,8 @@ class Assumptions:
     Attributes:
         prompt_tokens: prompt lengths to plan for.
         visual_tokens: visual tokens of each prompt.
-        images: width and height in pixels of a prompt's images; the images and a question then determine the prompt's
-            length.
-        memory: memory of the device [bytes].
-        bandwidth: memory bandwidth of the device [bytes/s].
-        rate: rate of the device [operations/s].
+        images: width and height in pixels of a prompt's images; with a question they determine the prompt's length.
+        memory, bandwidth, rate: of the device, in bytes, bytes/s and operations/s.
         device: name of the device.
     """
 
@@ -105,11 +102,9 @@ class BudgetForecast:
         label: the budget, or `full`.
         scope: when methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or
             never (`full`).
-        methods: methods with this budget and scope.
         kept: entries per KV head kept of a prompt.
         kv: bytes of the batch's caches after compression, with windows and recurrent states of uncompressed layers.
-        read: useful bytes of the first decode step.
-        ms: least milliseconds of that step; None without a bandwidth.
+        read, ms: useful bytes and least milliseconds of the first decode step; no time without a bandwidth.
         speed_up: speed-up over the full cache that the roofline allows; without a bandwidth, by bytes alone.
         needs: bytes that the device must have at least.
         batch: most sequences that fit into the device's memory; None if unknown.
@@ -149,10 +144,9 @@ class DatasetForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast for a plan.
+    """The forecast for a plan. held, read: bytes of weights on the device, and read by a decode step; None if unknown.
 
-    held: bytes of weights on the device; None if unknown. read: bytes of weights that a decode step reads; None if
-    unknown. missing: sentences about what is unknown or not counted.
+    missing: sentences about what is unknown or not counted.
     """
 
     given: Assumptions
@@ -277,8 +271,7 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
 
 
 def _fed_pieces(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Return `Workload.fed`. made: number of contexts and turns that are fed again. turn: tokens of a conversation's
-    turn."""
+    """Return `Workload.fed`. turn: tokens of a conversation's turn."""
     pieces_by_size: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk_tokens = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -291,8 +284,7 @@ def _fed_pieces(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[
 
 
 def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
-    """Return the number of tokens of a stream's chunk. If the tokens of a frame are unknown, the chunk is the whole
-    prompt."""
+    """Return the tokens of a stream's chunk: the whole prompt if the tokens of a frame are unknown."""
     frames_per_chunk = cell.stream.every
     if frames_per_chunk is None:
         return length.tokens
@@ -440,10 +432,8 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Group cells by budget and scope (when a method compresses), without those of methods that quantise.
-
-    Return (budget, scope, methods' names) per group, `full` first.
-    """
+    """Group cells by budget and scope, `full` first, without methods that quantise. Return (budget, scope, methods'
+    names)."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
         if not cell.compressor.quantises:  # see `_uncounted_memory`
@@ -454,10 +444,8 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """Return a sentence if the model is spread over several devices, or must be because its weights exceed one.
-
-    weights: bytes of all weights. memory: bytes of one device.
-    """
+    """Return a sentence if the model is, or must be, spread over devices. weights: all bytes. memory: bytes of one
+    device."""
     if device_map is not None:
         return [
             f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "
@@ -472,7 +460,6 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
-    """Return a sentence if a stream's chunk counts as the whole prompt because its size is unknown."""
     unchunked_workloads = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
     unchunked_datasets = dict.fromkeys(
         work.dataset for work in unchunked_workloads if all(cell.stream.every is not None for cell in work.cells)
@@ -486,7 +473,6 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
 
 
 def _uncounted_memory(cells: Sequence[Cell]) -> list[str]:
-    """Return sentences about cells whose memory does not follow from their budget alone."""
     quantising_methods = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
     decode_evicting_methods = dict.fromkeys(
         cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises

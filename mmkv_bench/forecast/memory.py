@@ -64,9 +64,8 @@ class CellPeaks:
     Attributes:
         cell: label of method and budget.
         peaks: phase -> bytes, in the order of `PHASES`.
-        fits: whether the peaks fit on the device; None if its memory is unknown.
         error: one sentence if there are no peaks.
-        largest_batch: most sequences that fit; None if the device's memory is unknown.
+        fits, largest_batch: None if the device's memory is unknown.
     """
 
     cell: str
@@ -173,10 +172,7 @@ def without_weights(plan: Plan) -> LoadedModel:
 
 
 def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) -> DryPrompt:
-    """Make a prompt of blank images (width and height in pixels) and a question, encoded by the model's processor.
-
-    Raises UnsupportedError: the prompt is longer than the model's context, or the model reads no images.
-    """
+    """Make a prompt of blank images (width, height in pixels) and a question, encoded by the model's processor."""
     from PIL import Image
 
     processor = build_processor(config, model.processor or {})
@@ -240,7 +236,6 @@ def _batch_peaks(one: CellPeaks, batch: int, slots: int, together: bool, layers:
 
 
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
-    """Return one prompt per prompt length of a forecast. The prompt has images if their sizes are given."""
     if forecast.given.images:
         prompt = _blank_prompt(config, plan.model, forecast.given.images)
         return [replace(prompt, chunk=max((one.chunk for one in forecast.datasets), default=0))]
@@ -258,7 +253,6 @@ def _gib(nbytes: int | None) -> str:
 
 
 def _transformers_config(plan: Plan) -> Any:
-    """Return the model's transformers config, from files on this machine."""
     from mmkv_bench.models.files import cached_folder
     from mmkv_bench.models.load import load_config
     from mmkv_bench.models.shape import config_of
@@ -278,10 +272,7 @@ def _transformers_config(plan: Plan) -> Any:
 
 
 def _distinct_settings(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
-    """Return label -> (method, budget, whether a stream is read) of the settings whose memory differs.
-
-    Dataset, seed and most protocols change no peak.
-    """
+    """Return label -> (method, budget, whether a stream is read). Dataset, seed and most protocols change no peak."""
     compressor_by_method = {
         (method.name, method.compressor.reading): method.compressor for method in build_methods(plan.entries, stand_ins)
     }
@@ -296,10 +287,8 @@ def _distinct_settings(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compr
 
 
 def _held_cache_notes(plan: Plan, cache: int, observed: int) -> list[str]:
-    """Return sentences about the memory that a run holds besides the peaks of one setting.
-
-    cache: bytes of the longest prompt's full cache. observed: see `observed_bytes`.
-    """
+    """Return sentences about memory besides the peaks. cache: bytes of the longest full cache. observed: see
+    `observed_bytes`."""
     caches_while_answering, caches_while_prefilling = caches_held(plan)
     notes = []
     if caches_while_answering:

@@ -159,10 +159,8 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_key(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return a key that is equal for protocols that can share a prefill.
-
-    The key is what the protocol prefills of a prompt of four tokens, two of which are context.
-    """
+    """Return what a protocol prefills of four tokens, two of which are context; equal for protocols that share a
+    prefill."""
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     has_states = plan.family is not None and bool(plan.family.states.layers)
@@ -170,7 +168,7 @@ def _prefill_key(plan: Plan, rule: Protocol) -> tuple[int, int]:
 
 
 def _replaying_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell for each scorer that needs the context fed again. cells: cells of one protocol."""
+    """Return one cell for each scorer that needs the context fed again."""
     return list({cell.compressor.eviction.scorer: cell for cell in cells if _replays(cell)}.values())
 
 

@@ -116,11 +116,8 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
 
 
 def _stated_tokens(about: Mapping[str, Any]) -> int | None:
-    """Return the prompt tokens that a text dataset's file states (the middle of a range), plus a question. None if it
-    states none.
-
-    about: `about` of the dataset's file.
-    """
+    """Return the prompt tokens, with a question, that a text dataset's file (`about`) states: the middle of a range, or
+    None."""
     match = _TOKENS_PATTERN.search(str(about.get("size") or ""))
     if match is None or about.get("media") != "none":
         return None
@@ -153,8 +150,7 @@ def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
 
 
 def _page_sizes(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Return the sizes (width, height in pixels) of the drawn pages in a task's prompt; of one image if the number
-    varies."""
+    """Return the sizes of the drawn pages in a task's prompt (width, height in pixels); one page if the number varies."""
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 
@@ -165,8 +161,7 @@ def _page_sizes(spec: TaskSpec) -> list[tuple[int, int]]:
 
 
 def _folder_processor(source: Source) -> Mapping[str, Any]:
-    """Return the processor settings in a model's folder, in the form of `model.processor`; empty if the folder has
-    none."""
+    """Return the processor settings in a model's folder, in the form of `model.processor`; empty without any."""
     try:
         values = json.loads((Path(source.place) / "processor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

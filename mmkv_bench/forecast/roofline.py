@@ -50,7 +50,6 @@ class ModelBytes:
     """Sizes of a model that is not loaded [bytes].
 
     Attributes:
-        decoder: shape of the text model.
         itemsize: bytes of a number.
         weights: bytes of all parameters; None if their number is unknown.
         step_weights: bytes of weights that a decode step reads.
@@ -140,10 +139,8 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
 
 
 def last_operations(decoder: Decoder, tokens: int) -> float:
-    """Return the operations that a prefill of `tokens` tokens does for its last token only.
-
-    These are the logits, and the layers that reuse another layer's keys.
-    """
+    """Return the operations of a prefill for its last token only: the logits, and layers that reuse another layer's
+    keys."""
     query_key_pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(
         tokens, decoder.states.window + 1
     )
@@ -213,7 +210,6 @@ class Roofline:
         itemsize: bytes of a weight, and of a number in the full cache.
         bandwidth: bytes per second of a read-only pass.
         rate: operations per second in the model's dtype; None if it was not measured.
-        device: name of the device.
         load: load of the machine during the measurement; None if unknown.
     """
 
@@ -278,10 +274,8 @@ def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
 
 
 def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
-    """Return a function from a table's context (such as model and device) to a roofline, or None if unknown.
-
-    The store's rows are read at the first call of this function.
-    """
+    """Return a function from a table's context (model, device, ...) to a roofline or None. Its first call reads the
+    rows."""
     rooflines = cache(lambda: stored_rooflines(store, store.timings()))
     return lambda context: rooflines().get(tuple(context[name] for name in _KEY_COLUMNS))
 

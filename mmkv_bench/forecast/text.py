@@ -55,7 +55,6 @@ def text(forecast: Forecast, tables: str | None = None) -> str:
 
 
 def _groups_of_equal_tables(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
-    """Group datasets whose tables would be equal."""
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
         group_of_equal_tables = next((group for group in groups if _table(group[0]) == _table(one)), None)

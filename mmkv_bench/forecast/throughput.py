@@ -32,12 +32,10 @@ class Rate:
     Attributes:
         missing: number of missing rows.
         seconds: time per row, the median over commits; None if no stored row has times.
-        commits: number of commits.
-        rows: median number of rows per commit.
+        commits, rows: number of commits, and median number of rows per commit.
         own: whether the commits belong to this dataset, not to other datasets of the model.
         alike: whether the commits have about as many rows as this plan's commits will have.
         slim: number of the model's stored rows without times.
-        devices: devices of the rows.
     """
 
     dataset: str
@@ -90,10 +88,8 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
 
 
 def _median(seconds: np.ndarray, sizes: np.ndarray, questions: float) -> float:
-    """Return the median time per row [s] over windows of as many consecutive commits as a document has questions.
-
-    seconds, sizes: duration and number of rows of each commit.
-    """
+    """Return the median seconds per row over windows of as many commits as a document has questions. sizes: rows of
+    each commit."""
     window = np.ones(min(round(questions), len(seconds)))
     return float(np.median(np.convolve(seconds, window, "valid") / np.convolve(sizes, window, "valid")))
 

@@ -99,7 +99,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
 
 def _score_rows(root: Path, timed: bool) -> Rows | None:
-    """Return the rows of a store with scores; None if the store has none but has timed passes (`timed`)."""
+    """Return the rows of a store with scores; None if it has only timed passes (`timed`: it has some)."""
     from mmkv_bench.tables.stored_rows import load
 
     try:
@@ -143,10 +143,8 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
 
 
 def _question_scores(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return the tables of data with several questions per document, and one sentence per unreadable store.
-
-    Each table comes with its scores by position of the question.
-    """
+    """Return (table, its scores by position of the question) of data with several questions per document, and sentences
+    on unreadable stores."""
     from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
 
     points_by_store, left_out = [], []

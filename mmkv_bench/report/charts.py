@@ -189,7 +189,6 @@ def table_texts(table: Table) -> dict[str, Any]:
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
-    """Return at most ten ticks that span `values`."""
     lowest_power, highest_power = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
     return [
         2.0**power

@@ -117,8 +117,8 @@ class Folder:
     def libraries(self) -> None:
         """Copy the style sheet, the script, and the libraries with their licences into the report.
 
-        DataTables is a JavaScript module, which a page opened from a file cannot import. So itables writes a script
-        that contains it.
+        itables writes a script that contains DataTables, because a page opened from a file cannot import JavaScript
+        modules.
         """
         from itables.javascript import generate_init_offline_itables_html
 

@@ -39,8 +39,8 @@ OTHER_PAGE = (
 
 @dataclass
 class Prompt:
-    """Prompt of a sample. images: files below the report's folder. ratios: width over height of each image. missing:
-    reason why a part is not shown, or ""."""
+    """Prompt of a sample. images: files below the report's folder. ratios: width over height. missing: why a part is
+    not shown."""
 
     question: str | None = None
     reference: str | None = None

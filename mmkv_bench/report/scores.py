@@ -285,9 +285,8 @@ def _line(
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """Yield families of tables with equal context: one of each task's first metric, then one per metric.
-
-    A family with the same tables as an earlier one is left out.
+    """Yield families of tables with equal context: one of each task's first metric, then one per metric, without
+    repetitions.
 
     store: number of the store. views: id of a table -> its view.
     """

@@ -130,10 +130,8 @@ class StoreCells:
         return ChosenCells(cells, sample, len(cells) == 1 and bool(chosen))
 
     def _matching_cells(self, word: str) -> tuple[str, set[str]]:
-        """Return the kind of a word (`method`, `dataset`, ...) and the hashes of the cells that match it.
-
-        A word of no known kind is taken as the beginning of a hash, and gets the kind `method`.
-        """
+        """Return the kind of a word (`method`, ...) and the cells that match it. Unknown words are taken as beginnings
+        of hashes."""
         for kind in next(iter(self.words.values())):
             fitting = {cell for cell, words in self.words.items() if word in words[kind]}
             if fitting:
@@ -244,10 +242,8 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
 
 
 def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
-    """Return number of samples, score and interval as text. Brackets mark a score that counts failed answers as zero.
-
-    metric: row of `metrics`, or None.
-    """
+    """Return number of samples, score (in brackets: failed answers count as zero) and interval. metric: row of
+    `metrics`."""
     if metric is None:
         return ["", "-", ""]
     score_failures_zero, value = metric["value_failures_zero"], score(metric["value"])
@@ -313,11 +309,8 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
-    """Print the number of kept entries by layer and KV head. In a narrow terminal, print mean, least and most over
-    heads instead.
-
-    kept: result of `AnswerTable.kept`.
-    """
+    """Print kept entries (result of `AnswerTable.kept`) by layer and KV head; in a narrow terminal mean, least and most
+    over heads."""
     mean_kept, least_kept, most_kept = kept
     heads = len(mean_kept[0])
     console.print("\nentries kept by layer and KV head, mean over answers (least to most where they differ):")
@@ -350,7 +343,6 @@ def show_sample(
     """Print a sample with the answers of the chosen cells, and maps of the kept entries if the rows store them.
 
     Args:
-        sample: id of the sample.
         chosen: hashes of the cells.
         remade: leave out the maps, because the caller prints maps from a new run.
         prompt: also print the prompts as the models read them.
@@ -422,8 +414,7 @@ def _print_prompts(console: Console, cells: StoreCells, stored: Mapping[str, Ans
 
 
 def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
-    """Group cells that can be compared: equal model, dataset, protocol and so on. `full` comes first in its group if it
-    does in `names`."""
+    """Group cells that can be compared: equal model, dataset, protocol and so on. Groups keep the order of `names`."""
     cell_table = with_limits(cells.store.cells(names).to_pandas())
     context_of_cell = {row["cell"]: context_key(row) for row in cell_table.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}

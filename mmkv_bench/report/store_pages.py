@@ -191,7 +191,6 @@ class StorePages:
         return _cut_samples_sentence(samples_cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return (name, value as text) of the given columns of a cell."""
         row = self._described[cell]
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
@@ -318,11 +317,7 @@ def _score_row(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[Any]] | None:
-    """Return the name of a heat map by layer and KV head, and its numbers: mean, least and most entries. None without
-    `kept`.
-
-    kept: result of `AnswerTable.kept`.
-    """
+    """Return the name of a heat map and its numbers, `AnswerTable.kept`; None without these."""
     if kept is None:
         return None
     decimals = 0 if all(value >= 100 for layer in kept[0] for value in layer) else 1
@@ -345,8 +340,7 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the data with which the page's script compares two cells: distinct answers, failures, first differences
-    and scores."""
+    """Return the data with which the page's script compares two cells: answers, failures, first differences and scores."""
     text_numbers: dict[str, int] = {}
     cells = [
         {
@@ -366,8 +360,7 @@ def _comparison(shown: GroupAnswers) -> dict[str, Any]:
 
 
 def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
-    """Return the HTML table of all answers of a group to one sample. place: position of the sample among the shown
-    samples."""
+    """Return the HTML table of all answers of a group to one sample. place: position among the shown samples."""
     columns: dict[str, list[Field]] = {}
     full_answer = None if shown.full is None else shown.full[place]
     for one, answers in zip(group.cells, shown.answers, strict=True):
