@@ -49,9 +49,7 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
     is_block_running = False
 
     def ring(_: int, frame: FrameType | None) -> None:
-        if (
-            not is_block_running
-        ):  # too early, or too late to matter: `time_limit` checks the time when the block has ended
+        if not is_block_running:  # `time_limit` checks the time when the block has ended
             return
         if frame is not None and frame.f_globals.get("__name__") in _CONTEXT_MODULES:
             # Raised between here and the block, the error would leave the alarm set, and it would ring in later code.
@@ -59,16 +57,11 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
             return
         raise error
 
-    start_time, earlier_handler, earlier_alarm_s, earlier_interval_s = (
-        time.monotonic(),
-        signal.signal(signal.SIGALRM, ring),
-        0.0,
-        0.0,
-    )
+    start_time, earlier_handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    earlier_alarm_s = earlier_interval_s = 0.0
     try:
-        earlier_alarm_s, earlier_interval_s = signal.setitimer(
-            signal.ITIMER_REAL, seconds, 1.0
-        )  # again, should a destructor swallow the first
+        # The alarm rings again after 1 s, should a destructor swallow the first error.
+        earlier_alarm_s, earlier_interval_s = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         is_block_running = True
         yield
     finally:

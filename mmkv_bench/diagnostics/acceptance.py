@@ -376,10 +376,8 @@ def _answers(bundle: Bundle) -> Iterator[Outcome]:
         return
     answers_drawn = draw([bundle.store.root], bundle.samples, bundle.seed)
     make_again(answers_drawn)
-    answers_again, different_answers = (
-        [one for one in answers_drawn if one.compared],
-        [one for one in answers_drawn if one.outcome == DIFFERENT],
-    )
+    answers_again = [one for one in answers_drawn if one.compared]
+    different_answers = [one for one in answers_drawn if one.outcome == DIFFERENT]
     allowed_by_rounding = sum(one.cell["dtype"] != "float32" for one in answers_again) // ROUNDED
     certain_differences = [one for one in different_answers if {"status", "prompt_hash"}.intersection(one.differing)]
     reasons = Counter(one.outcome for one in answers_drawn if not one.compared)
@@ -394,8 +392,6 @@ def _answers(bundle: Bundle) -> Iterator[Outcome]:
     if outcome != REFUSED and answers_again:
         differ_text = f", {len(different_answers)} differ as half precision may" if different_answers else ""
         rest_text = f"; not made again: {text}" if text else ""
-        outcome, text = (
-            OK,
-            f"{len(answers_again)} made again, {len(answers_again) - len(different_answers)} equal{differ_text}{rest_text}",
-        )
+        equal_count = len(answers_again) - len(different_answers)
+        outcome, text = OK, f"{len(answers_again)} made again, {equal_count} equal{differ_text}{rest_text}"
     yield outcome, f"{text}; --seed {bundle.seed} draws the same"

@@ -112,11 +112,11 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]
-        stored, score_again = (
-            fmean(one.scores[metric] for one in scored),
-            fmean(one.scores_again[metric] for one in scored),
-        )
-        means[metric] = {"stored": stored, "made_again": score_again, "answers": len(scored)}
+        means[metric] = {
+            "stored": fmean(one.scores[metric] for one in scored),
+            "made_again": fmean(one.scores_again[metric] for one in scored),
+            "answers": len(scored),
+        }
     return means
 
 

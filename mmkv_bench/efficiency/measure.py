@@ -134,9 +134,7 @@ class Bench:
         seconds_to_first_token = prefill_seconds + first_token + (join_seconds if pass_marks.fed else 0.0)
         token_marks = [marks_of_tokens[0] if pass_marks.fed else pass_marks.ready, *marks_of_tokens[1:]]
         step_seconds = [seconds_between(one, after) for one, after in pairwise(token_marks)]
-        seconds_until_decoding = seconds_to_first_token + (
-            0.0 if pass_marks.fed else join_seconds
-        )  # when the first step begins
+        seconds_until_decoding = seconds_to_first_token + (0.0 if pass_marks.fed else join_seconds)
         seconds = {
             "encode": sum(prompt.encode_s for prompt in prompts),
             "prefill": prefill_seconds - sum(compressed.values()),

@@ -222,10 +222,8 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
             f"default lengths beyond the limit of {config.model.name} are left out; lengths=[...] sets other lengths"
         )
     batches = list(dict.fromkeys(config.batch))
-    batch_sizes, memory_limit = (
-        [batch for batch in batches if isinstance(batch, int)],
-        bytes_of(config.memory_limit, "memory_limit"),
-    )
+    batch_sizes = [batch for batch in batches if isinstance(batch, int)]
+    memory_limit = bytes_of(config.memory_limit, "memory_limit")
     for cell in cells if batches != [1] else ():
         _refuse_policy(cell, config.batch_prefill)
     available_bytes = (

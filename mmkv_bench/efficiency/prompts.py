@@ -104,10 +104,8 @@ def visual_prompt(
     tokens_without_media, tokens_with_one, tokens_with_two = (
         len(_ids(loaded, [{"type": kind}] * text_tokens, "")) for text_tokens in range(3)
     )
-    markers_per_medium, extra_tokens = (
-        tokens_with_two - tokens_with_one - 1,
-        _EXTRA_TOKENS,
-    )  # a medium's marker is replaced by its visual tokens
+    markers_per_medium = tokens_with_two - tokens_with_one - 1  # visual tokens replace one marker of a medium
+    extra_tokens = _EXTRA_TOKENS
     for _ in range(_MAX_ATTEMPTS):
         media, visual_tokens = _media(
             rules, kind, random.Random(name), tokens - LEAST_TEXT - tokens_without_media, markers_per_medium

@@ -228,10 +228,8 @@ class _Passes:
         }
 
     def _pass(self, unit: PassId) -> list[dict[str, Any]]:
-        prompts, cell = (
-            [self._prompt(unit, number) for number in range(unit.batch)],
-            _cell_spec(self.plan.cell(unit.cell)),
-        )
+        prompts = [self._prompt(unit, number) for number in range(unit.batch)]
+        cell = _cell_spec(self.plan.cell(unit.cell))
         if unit.repeat is None:
             memory = self.bench.measure_memory(prompts, cell, self.plan.memory_limit, self._prefilled_prompts(unit))
             peaks = {name: peak for name, peak in memory.peaks.items() if name != "account"}

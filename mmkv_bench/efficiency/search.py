@@ -93,9 +93,8 @@ def _state(known: Mapping[int, str], limit: int | None) -> Search:
     elif guessed_size is None:
         search.next = (2 if limit is None else _GROWTH) * largest_fit
     else:
-        sizes_near_largest = sum(
-            4 * size >= 3 * largest_fit for size in fitting_sizes
-        )  # each size that fitted near the line's end doubles the stride
+        # Each size that fitted near the largest doubles the stride.
+        sizes_near_largest = sum(4 * size >= 3 * largest_fit for size in fitting_sizes)
         search.next = min(max(guessed_size, largest_fit + 2 ** (sizes_near_largest - 1)), _GROWTH * largest_fit)
     return search
 

@@ -92,9 +92,7 @@ class Rules:
         elif self.frames is None and largest_video_tokens(frames) <= room:
             while largest_video_tokens(frames) < largest_video_tokens(2 * frames) <= room:
                 frames *= 2
-            if largest_video_tokens(frames) < largest_video_tokens(
-                2 * frames
-            ):  # otherwise the family's maximum is reached
+            if largest_video_tokens(frames) < largest_video_tokens(2 * frames):  # else the family's maximum is reached
                 frames = _largest_true(lambda count: largest_video_tokens(count) <= room, 2 * frames)
         if not frames or smallest_video_tokens(frames) > room:
             return None

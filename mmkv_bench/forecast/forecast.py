@@ -342,17 +342,13 @@ def _budget(
     tokens, batch = work.length.tokens, work.batch
     kept = kept_entries(budget, tokens)
     state_bytes = model.state_bytes(tokens)
-    kept_kv_bytes, full_kv_bytes = (
-        float(kept * kv_bytes_per_token + state_bytes),
-        float(tokens * kv_bytes_per_token + state_bytes),
-    )  # of one sequence
+    kept_kv_bytes = float(kept * kv_bytes_per_token + state_bytes)  # of one sequence
+    full_kv_bytes = float(tokens * kv_bytes_per_token + state_bytes)
     step_ms = full_step_ms = None
     if given.bandwidth is not None:
         device_roofline = roofline.Roofline(model.decoder, model.itemsize, given.bandwidth, given.rate, given.device)
-        step_ms, full_step_ms = (
-            device_roofline.step_ms(batch * kept_kv_bytes, batch),
-            device_roofline.step_ms(batch * full_kv_bytes, batch),
-        )
+        step_ms = device_roofline.step_ms(batch * kept_kv_bytes, batch)
+        full_step_ms = device_roofline.step_ms(batch * full_kv_bytes, batch)
     weight_bytes = model.weights or weight_bytes_read
 
     def needs(batch: int) -> float:
@@ -387,10 +383,8 @@ def _bytes_beside_weights(work: Workload, model: ModelBytes, scope: str, kept: i
     decoder, state_bytes = model.decoder, model.state_bytes(work.length.tokens)
     if scope == STREAM:
         return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token
-    kept_kv_bytes, full_kv_bytes = (
-        float(kept * model.kv_per_token),
-        float(work.length.tokens * model.kv_per_token),
-    )  # of one sequence
+    kept_kv_bytes = float(kept * model.kv_per_token)  # of one sequence
+    full_kv_bytes = float(work.length.tokens * model.kv_per_token)
     final_kv_bytes = kept_kv_bytes + (work.new_tokens or 0) * model.kv_per_token
     layers = decoder.compressed
     joining_bytes = batch * (kept_kv_bytes + final_kv_bytes / layers) if batch > 1 and not work.together else 0.0

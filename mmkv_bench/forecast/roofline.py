@@ -151,9 +151,8 @@ def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
     """Return the text model's operations for `tokens` tokens fed behind `before` entries per KV head, without
     `last_operations`."""
     window = decoder.states.window + 1
-    tokens_in_first_window = min(
-        tokens, max(window - before, 0)
-    )  # tokens whose window begins before the first stored entry
+    # Number of tokens whose window begins before the first stored entry.
+    tokens_in_first_window = min(tokens, max(window - before, 0))
     query_key_pairs = decoder.queries(near=False) * (tokens * before + tokens * (tokens + 1) // 2)
     query_key_pairs += decoder.queries(near=True) * (
         tokens_in_first_window * before

@@ -358,9 +358,8 @@ def show_sample(
     prompt_rows = cells.store.prompts()
     prompt_rows = prompt_rows.filter(is_in(prompt_rows["sample_id"], pa.array([sample])))
     prompts_by_hash = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
-    has_visual_tokens = any(
-        row["visual"] for row in prompts_by_hash.values()
-    )  # otherwise positions of kept tokens are unknown
+    # Without visual tokens the positions of kept tokens are unknown.
+    has_visual_tokens = any(row["visual"] for row in prompts_by_hash.values())
     columns = (*_ANSWER_COLUMNS, "kept_indices", "kept_digest") if has_visual_tokens else _ANSWER_COLUMNS
     responses = cells.store.responses(None, columns, coded=True)
     responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
