@@ -14,9 +14,6 @@ def read_yaml(text: str | bytes) -> Any:
 
 
 def read_declared(module: str, name: str = "") -> Any:
-    """Return the value of the YAML file `name` beside a module, by default of the file with the module's stem.
-
-    module: the module's `__file__`.
-    """
+    """Return the value of the YAML file `name` (default: the module's stem) beside a module. module: its `__file__`."""
     file = Path(module).with_name(name) if name else Path(module).with_suffix(".yaml")
     return read_yaml(file.read_bytes())

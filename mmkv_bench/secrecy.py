@@ -40,11 +40,9 @@ def known_secrets() -> list[str]:
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
-    """Return the key of the first override whose value contains a secret in plain text, or None.
+    """Return the key of the first override (`key=value`) whose value contains a secret in plain text, or None.
 
-    The caller refuses such an override, because a file of the job would store the secret.
-
-    overrides: `key=value`; a value with an interpolation is not a secret.
+    A value with an interpolation is no secret. The caller refuses a secret, because a file of the job would store it.
     """
     for override in overrides:
         key, _, value = override.partition("=")

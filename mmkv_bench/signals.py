@@ -26,7 +26,7 @@ def time_limit(seconds: float | None, what: str) -> Iterator[None]:
 
     In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into
     compiled code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked
-    when the block has ended. An alarm that was set before is set again afterwards, with the rest of its time.
+    at the end of the block. An alarm that was set before is set again afterwards, with the rest of its time.
 
     Raises GenerationTimeout: the block took longer; also if the block swallowed the alarm's exception.
     """

@@ -22,8 +22,7 @@ OF_SCORES = ("budget", "front", "position", "questions")
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """Kind and filters of a figure. The fields are the flags of `mmkv-bench plot`; None: no filter, or the flag's
-    default.
+    """Kind and filters of a figure: the flags of `mmkv-bench plot`. None: no filter, or the flag's default.
 
     rows: folder of rows. costs: folder of efficiency rows, for `front`.
     """

@@ -33,8 +33,7 @@ Names = str | Sequence[str] | None
 
 
 class StoredRows:
-    """Rows of some cells of a store as pandas frames; docs/rows.md describes the columns. A frame is read at its first
-    use.
+    """Rows of some cells of a store as pandas frames (docs/rows.md), each read at its first use.
 
     Attributes:
         folder: the store's folder.

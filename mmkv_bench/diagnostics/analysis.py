@@ -175,11 +175,10 @@ def diagnose(
 def measurements(
     name: str, source: Source, questions: PromptSamples, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Return label of a method -> columns (name -> value) that identify an analysis's rows; "" for rows without a
-    method.
+    """Return label of a method (or "" for none) -> columns (name -> value) that identify an analysis's rows.
 
-    The column `measurement` is the hash of all other columns. It covers the model, the prompts and one method, but
-    neither other methods nor the samples. So numbers stay valid when methods or samples are added.
+    The column `measurement` is the hash of all others: model, prompts and one method, but neither other methods nor
+    samples. So numbers stay valid when methods or samples are added.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype
@@ -263,8 +262,8 @@ def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMet
 def decoded_outputs(
     loaded: LoadedModel, prompt: EncodedPrompt, fed: torch.Tensor, method: ComparedMethod | None = None
 ) -> list[torch.Tensor]:
-    """Feed n tokens after the prompt, one by one through stock `generate`, and return every decoder layer's outputs
-    ``[n, E]``.
+    """Feed n tokens after the prompt, one by one through stock `generate`. Return each decoder layer's outputs ``[n,
+    E]``.
 
     method: method that compresses the cache; None: the full cache.
     """
@@ -297,8 +296,7 @@ def decoded_outputs(
 
 
 def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless: bool = False) -> torch.Tensor:
-    """Return the tokens to feed after the prompt, int64 ``[n]``, n >= 1: the full cache's greedy answer without its
-    last token.
+    """Return the full cache's greedy answer without its last token, to feed after the prompt, int64 ``[n]``, n >= 1.
 
     An answer of one token stays whole. endless: the answer has `tokens` tokens, because no token ends it.
     """

@@ -49,14 +49,12 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """Facts about the prompt besides a layer's tensors. `kept` and `decoded` are filled only for analyses that need
-    them.
+    """Facts about the prompt besides a layer's tensors. Only analyses that need them have `kept` and `decoded`.
 
     Attributes:
         length: number of the prompt's tokens.
         kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the kept entries, -1 for none.
-        decoded: method and budget, or `full` -> per layer ``[n, E]``, the layer's outputs while full's answer is
-            decoded.
+        decoded: method and budget, or `full` -> per layer ``[n, E]``, outputs while full's answer is decoded.
     """
 
     length: int
@@ -181,12 +179,11 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield the hit rate of outlier channels (MM-ShiftKV's Table 14) of one layer, by our own definition; the paper
-    prints none.
+    """Yield the hit rate of outlier channels (MM-ShiftKV's Table 14) of one layer, by our own definition.
 
-    Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with the largest absolute value while
-    the answer is decoded. The value is the share of these in which one of 512 proxies is as large. The proxies are
-    drawn as the method draws them, with gamma (x) 1 and 10.
+    The paper prints no definition. Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with
+    the largest absolute value while the answer is decoded. The value is the share of these in which one of 512 proxies
+    is as large. The proxies are drawn as the method draws them, with gamma (x) 1 and 10.
     """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
     answer_activations = obs.project(answer).float().abs().amax(1).flatten()
@@ -240,8 +237,7 @@ def prefix_search(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | No
 def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the share of the decoded tokens' attention on the prompt's entries that a method keeps, for one layer.
 
-    The value is the mean over decoded tokens and query heads. Its part is method and budget; `full` is the whole
-    prompt.
+    A mean over decoded tokens and query heads. The part is method and budget; `full` is the whole prompt.
     """
     start, heads = facts.length, obs.key.shape[0]
     mass = _attention(obs, start)[..., :start].double().reshape(heads, -1, start).mean(1)  # [Hkv,T]
@@ -253,11 +249,9 @@ def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield the mean absolute difference of a layer's output from that with the full cache (PrefixKV's output
-    features).
+    """Yield the mean absolute difference of a layer's output from the full cache's (PrefixKV's output features).
 
-    The mean is over features and decoded tokens; every method is fed the full cache's answer. The part is method and
-    budget.
+    A mean over features and decoded tokens; every method is fed the full cache's answer. The part is method and budget.
     """
     full_outputs = facts.decoded["full"][obs.layer].double()
     for name, layers in facts.decoded.items():

@@ -221,9 +221,8 @@ def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
 
     receipt: file of `mmkv-bench verify --receipt` about this store.
 
-    Raises:
-        ConfigError: the file is not a receipt of these rows, or the rows have no scores.
-        StoreError: rows contradict each other.
+    Raises ConfigError: the file is not a receipt of these rows, or the rows have no scores. StoreError: rows contradict
+    each other.
     """
     receipts_of([receipt], [store.root])
     rows = store.cells(columns=MADE_WITH).to_pylist()
@@ -241,13 +240,10 @@ def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
 
 
 def tables_text(root: Path) -> str:
-    """Return the score tables of a store as markdown, with the pairs of methods that are proven different.
+    """Return the score tables of a store as markdown, with the pairs of proven differences; one sentence for random
+    weights.
 
-    For random weights the text is only a sentence.
-
-    Raises:
-        ConfigError: there are no scores.
-        StoreError: rows contradict each other.
+    Raises ConfigError: there are no scores. StoreError: rows contradict each other.
     """
     from mmkv_bench.tables.build import RANDOM, build
     from mmkv_bench.tables.formats import markdown

@@ -126,10 +126,8 @@ def make_again(
 
     Args:
         other_versions: do so even if the installed torch or transformers is not the version that made the rows.
-        watch: function that is called after each request, with the loaded model, the request, the prompt and the
-            results.
-        run_code: run method files that the rows name, if their content is unchanged; otherwise code that rows name
-            never runs.
+        watch: called after each request, with the loaded model, the request, the prompt and the results.
+        run_code: run method files that the rows name, if their content is unchanged; otherwise such code never runs.
     """
     quiet_libraries()
     answers_to_remake = []

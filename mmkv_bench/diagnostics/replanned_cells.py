@@ -137,9 +137,8 @@ def cells_again(
 ) -> list[Cell]:
     """Return the planned cells of a stored run, given its grid and its methods.
 
-    A method has the structure of its present file (`defaults`), with the stored values of its parameters. The stored
-    structure cannot be used: its references to parameters are resolved already, but `reading=released` changes some of
-    these parameters.
+    A method has the structure of its present file (`defaults`) and the stored values of its parameters. In the stored
+    structure references to parameters are resolved, but `reading=released` changes some of these parameters.
 
     Raises ConfigError: a method no longer has a stored parameter.
     """

@@ -1,12 +1,12 @@
 """Roofline of a model on a device: bytes and operations of a decode step and of a prefill, and their least time.
 
-A decode step reads once for the whole batch every weight of the text model that it uses, and once each sequence's keys
-and values. It does not use the vision tower. Of an embedding table that is not tied to the head it reads only one row
-per token. Each step reads sliding windows and recurrent states completely. What kernels read twice, write, or pad does
-not count as useful.
+A decode step reads each used weight of the text model once for the whole batch, and the keys and values of each
+sequence once. It does not use the vision tower. Of an embedding table that is not tied to the head it reads one row per
+token. Each step reads sliding windows and recurrent states completely. Bytes that kernels read twice, write, or pad are
+not useful bytes.
 
-Units: bytes, seconds, operations (one multiplication and one addition are two); bandwidths in bytes per second, rates
-in operations per second; milliseconds if a name says so.
+Units: bytes, seconds, operations (one multiplication and one addition are two), bytes or operations per second;
+milliseconds if a name says so.
 """
 
 from __future__ import annotations

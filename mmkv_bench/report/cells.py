@@ -66,8 +66,8 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 def answer_summary(rows: pa.Table) -> dict[str, Any] | None:
     """Return a summary of a cell's answers; None without answers.
 
-    Keys: number of answers, number per status, (least, mean, most) of each column in `COUNTED`, and number of answers
-    over budget.
+    Number of answers, number per status, (least, mean, most) of each column in `COUNTED`, number of answers over
+    budget.
     """
     if not len(rows):
         return None
@@ -221,8 +221,7 @@ def compare_with_full(
     """Return an answer with `scores` (metric -> value), `differs` and `text_differs`.
 
     `differs` is the position of the first token that differs from the full cache's answer, -1 if no token differs.
-    `text_differs` is the first character that differs, None if none does. Both are None if an answer is missing or
-    failed.
+    `text_differs` is the first character that differs, None if none does. Without a comparison both are None.
 
     scores: (cell, sample id) -> metric -> score.
     """
@@ -252,8 +251,7 @@ class Commands:
         self._differing: dict[str, dict[str, Any] | str] = {}
 
     def of(self, row: Mapping[str, Any], text: str) -> dict[str, str]:
-        """Return {"line": command, "note": sentence}. The command is "" if no command can run the cell again; the note
-        says why.
+        """Return {"line": command, "note": sentence}. Without a possible command, the line is "" and the note says why.
 
         row: the cell's row of `cells`. text: its configuration (JSON).
         """

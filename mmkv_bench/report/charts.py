@@ -151,12 +151,11 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 
 
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
-    """Return a chart of the score against a question's position among its document's questions; the full cache is
-    dashed.
+    """Return a chart of the score against a question's position among its document's questions, one line per mode.
 
-    Args:
-        line, full: rows of `tables.questions.by_place` of one method and budget, and of the full cache. `mode` says for
-            which question the cache was compressed; each mode is one line of the chart.
+    The mode says for which question the cache was compressed. The full cache is dashed.
+
+    line, full: rows of `tables.questions.by_place` of one method and budget, and of the full cache.
     """
     modes = [mode for mode in MODES if (line["mode"] == mode).any()]
     traces = []

@@ -84,8 +84,8 @@ class Folder:
         self.write(f"{name}.html", text.encode())
 
     def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:
-        """Write `figures/<name>.js`: a chart that several pages can show, with its numbers as a table (`header`,
-        `rows`).
+        """Write `figures/<name>.js`: a chart that several pages can show, with its numbers (`header`, `rows`) as a
+        table.
 
         figure: plotly figure; None: only the table.
         """
@@ -117,8 +117,8 @@ class Folder:
     def libraries(self) -> None:
         """Copy the style sheet, the script, and the libraries with their licences into the report.
 
-        itables writes a script that contains DataTables, because a page opened from a file cannot import JavaScript
-        modules.
+        A page opened from a file cannot import DataTables, a JavaScript module. So itables writes a script that
+        contains it.
         """
         from itables.javascript import generate_init_offline_itables_html
 

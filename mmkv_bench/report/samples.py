@@ -66,7 +66,7 @@ def pictures_of(path: str) -> list[Image.Image]:
 
 
 class Prompts:
-    """Prompts of samples. The images of a prompt are written once, when it is first asked for.
+    """Prompts of samples. The images of a prompt are written at its first use.
 
     folder: folder of the images; None: write none. stored: prompt hash -> row of the table `prompts`.
     """
@@ -159,8 +159,8 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """Return the entries of one row; None if a column is missing, or if the row's prompt is shorter than `visual`
-        says.
+        """Return the entries of one row; None if a column is missing, or if `visual` has positions beyond the row's
+        prompt.
 
         row: row of `responses`. visual: column `visual` of the table `prompts`.
         """

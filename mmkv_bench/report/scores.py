@@ -185,9 +185,7 @@ class ScoreViews:
 
         A line takes the time of a pass with equal model, method, reading, parameters, protocol and budget. Of all
         passes, only those with the smallest batch and then the longest prompt are used. Return a sentence on the number
-        of filled lines; [] without passes.
-
-        tables: cost tables of all stores.
+        of filled lines; [] without passes. tables: cost tables of all stores.
         """
         passes = [table for table in tables if table.per_pass]
         if not passes:
@@ -285,10 +283,9 @@ def _line(
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """Yield families of tables with equal context: one of each task's first metric, then one per metric, without
-    repetitions.
+    """Yield families of tables with equal context: one of each task's first metric, then one per metric.
 
-    store: number of the store. views: id of a table -> its view.
+    Equal families are yielded once. store: number of the store. views: id of a table -> its view.
     """
     contexts = [table.context for table in tables]
     for family in families(tables):

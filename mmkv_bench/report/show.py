@@ -59,7 +59,7 @@ class ChosenCells(NamedTuple):
     Attributes:
         cells: hashes of the cells.
         sample: id of the sample, or None.
-        one: the arguments chose exactly one cell. False without arguments, even if the store has only one cell.
+        one: whether words name exactly one cell. False without such words, even if the store has only one cell.
     """
 
     cells: list[str]

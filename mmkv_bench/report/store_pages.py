@@ -87,8 +87,7 @@ class GroupAnswers(NamedTuple):
     """Answers of a group's cells to the samples that the report shows.
 
     Attributes:
-        samples: ids of the shown samples.
-        total: number of samples with answers, shown or not.
+        samples, total: ids of the shown samples, and number of all samples with answers.
         answers: per cell, one row per shown sample.
         metrics: names of the shown metrics.
         full: answers of the `full` cell, or None.
