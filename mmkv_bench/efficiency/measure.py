@@ -64,8 +64,7 @@ class Clock:
 
 @dataclass
 class CacheBytes:
-    """Bytes of the compressed caches before the first decode step, named as the columns of `timings`, and the method's
-    fallbacks."""
+    """Bytes of the compressed caches before the first decode step (columns of `timings`), and the method's fallbacks."""
 
     held: int
     useful: int
@@ -112,8 +111,8 @@ class Bench:
         self.device = devices.at(self.loaded.device)
 
     def measure_times(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> PassTimes:
-        """Time one pass: prefill the prompts, compress by the cell's method, decode. Any failure is raised (out of
-        memory, NaN).
+        """Time one pass: prefill the prompts, compress by the cell's method, decode. Failures (out of memory, NaN) are
+        raised.
 
         prompts: the batch, all of equal length.
         """

@@ -136,8 +136,7 @@ class EfficiencyPlan(Plan):
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
         """Return all passes known so far, in the order in which they run. outcomes: pass -> status.
 
-        Timed passes follow only when all searches for a largest batch have ended and their results are confirmed
-        (`unconfirmed`).
+        Timed passes follow when all searches for a largest batch have ended, with confirmed results (`unconfirmed`).
         """
         shapes, memory_passes = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
@@ -281,11 +280,9 @@ def _refuse_unused_settings(config: RunConfig) -> None:
 
 
 def _available_bytes(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Return the memory that the largest batch may use [bytes]: `limit`, or else the memory of the device. None without
-    a limit and a search.
+    """Return the memory that the largest batch may use [bytes]: `limit`, or else that of the device. None without both.
 
-    A search on the CPU without a limit, and a limit above the device's memory, are refused. given: the limit as the
-    user wrote it.
+    A search on the CPU without a limit, and a limit (`given` by the user) above the device's memory, are refused.
     """
     if limit is None and not searches:
         return None
@@ -399,8 +396,8 @@ def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: 
 def _remedy(name: str, most: int, answer: int, shortest: int) -> str:
     """Return the end of an error message: what to change if a prompt and its answer exceed a limit.
 
-    name: name of the limit. most: tokens that it allows. answer: tokens of the answer that count against it. shortest:
-    length of the shortest prompt.
+    most: tokens that the limit allows. answer: tokens of the answer that count. shortest: length of the shortest
+    prompt.
     """
     if most - answer >= SHORTEST:
         return f"give lengths of at most {most - answer}"

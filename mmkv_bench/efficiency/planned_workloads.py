@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """Return one workload per kind of prompts, length and batch size for a forecast. One without missing passes is
-    empty."""
+    """Return one workload per kind of prompts, length and batch size for a forecast; empty ones have no missing passes."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 
@@ -99,6 +98,5 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
 
 
 def _warm_up_tokens(todo: Sequence[PassId]) -> int:
-    """Return the number of prompt tokens that warm-up passes read: one extra pass for each cell, length and batch that
-    is timed."""
+    """Return the number of prompt tokens of warm-up passes: one pass for each cell, length and batch that is timed."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

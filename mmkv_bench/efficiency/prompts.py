@@ -134,10 +134,9 @@ def visual_prompt(
 
 
 def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> tuple[list[Any], int]:
-    """Draw the pictures or the video of a prompt. Return these, and the number of their visual tokens by the family's
-    rule.
+    """Draw the pictures or the video of a prompt; none if nothing fits. Return also the number of their visual tokens.
 
-    The list is empty if no medium fits. room: tokens for all media. each: further tokens per medium (markers).
+    room: tokens for all media. each: further tokens per medium (markers).
     """
     if kind == IMAGE:
         picture_sizes = rules.pictures(room, each)
@@ -159,8 +158,7 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
 def _encode_prompt(
     loaded: LoadedModel, identity: str, kind: str, media: list[Any], text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
-    """Return the encoded prompt on the host; device memory holds only the running pass's prompt. identity: seeds its
-    random streams."""
+    """Return the encoded prompt on the host, because device memory holds only one. identity: seeds its random streams."""
     content = [*({"type": kind} for _ in media), {"type": "text", "text": text}]
     images, videos = (media, []) if kind == IMAGE else ([], media)
     return encode(
@@ -177,8 +175,7 @@ def _encode_prompt(
 
 
 def _shorten(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
-    """Return a prompt without the last `excess` tokens of its text. tail: number of the template's tokens behind the
-    text."""
+    """Return a prompt without the last `excess` tokens of its text. tail: number of the template's tokens behind it."""
     text_end = prompt.length - tail
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:

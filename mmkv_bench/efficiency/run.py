@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Run `scenario=efficiency`: measure the missing passes, then print a summary. Return 0, or 1 if a pass failed (its
-    row has the reason).
+    """Run `scenario=efficiency`: measure the missing passes, print a summary. Return 0, or 1 if a pass failed (see its
+    row).
 
     Raises MMKVError: the run as a whole stops. The exception has the exit code.
     """
@@ -71,10 +71,10 @@ _PASS_COLUMNS = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
-    """Map each stored pass to its status. A pass is left out, and so repeated, if its status is in the plan's `retry`,
-    or if it counted memory under another limit.
+    """Map each stored pass to its status. rows: rows of the table `timings`.
 
-    rows: rows of the table `timings`.
+    Passes with a status in the plan's `retry`, or that counted memory under another limit, are left out and so
+    repeated.
     """
     outcomes: dict[PassId, str] = {}
     column_names = (*_PASS_COLUMNS, "phase", "status", "memory_limit", "peak_allocated", "copied")
@@ -88,8 +88,7 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
 
 
 def missing_passes(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Return the passes that have not run, including timed ones that wait for the end of a search. outcomes: pass ->
-    status."""
+    """Return the passes that have not run, also timed ones that wait for the end of a search. outcomes: pass -> status."""
     return runnable_passes(plan, outcomes, plan.units)
 
 
@@ -168,7 +167,7 @@ class _Passes:
         return number_of_passes
 
     def _run(self, todo: Sequence[PassId]) -> int:
-        """Run the passes `todo`, without those of a cell, prompt length and batch size that failed. Return their
+        """Run the passes `todo`, except those of a shape (cell, prompt length, batch size) that failed. Return their
         number."""
         from mmkv_bench.run.progress import Progress
 
@@ -253,8 +252,7 @@ class _Passes:
         )
 
     def _prefilled_prompts(self, unit: PassId) -> int | None:
-        """Return the number of prompts that are prefilled besides the last; the others are copies. None: all are
-        prefilled.
+        """Return the number of prompts that are prefilled besides the last; the others are copies. None: no copies.
 
         Only a search for the largest batch uses copies.
         """
@@ -303,7 +301,7 @@ class _Passes:
             ) from error
 
     def _prompt_of_length(self, cell: Cell, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return the prompt with the index `number`, from a cache on the host. Media repeat after `DISTINCT_PROMPTS`
+        """Return the prompt with index `number`, from a cache on the host. Media repeat after `DISTINCT_PROMPTS`
         sequences."""
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 

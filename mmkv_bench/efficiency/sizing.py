@@ -64,8 +64,7 @@ class Rules:
         return cls(model_type, settings_by_kind, limits, frames)
 
     def pictures(self, room: int, beside: int) -> list[Size]:
-        """Return the sizes of pictures that fill a prompt with visual tokens; none if even the smallest picture does
-        not fit.
+        """Return the sizes of pictures that fill a prompt with visual tokens; none if no picture fits.
 
         Args:
             room: tokens for all pictures.
@@ -79,8 +78,8 @@ class Rules:
         return one_picture if token_counts[0] >= token_counts[1] else several_pictures
 
     def video(self, room: int) -> tuple[int, Size] | None:
-        """Return the number of frames and their size of a video that fills `room` tokens; None if not even one small
-        frame fits."""
+        """Return number of frames and frame size of a video that fills `room` tokens; None if not even one small frame
+        fits."""
         if room < 1:
             return None
         smallest_video_tokens, largest_video_tokens = (

@@ -129,8 +129,7 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 def _largest_batches(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     """Return, per cell, length and kind of prefill, the largest batch that fits and its ratio to the full cache's.
 
-    Both are null unless a batch with one sequence more ran out of memory. The largest batch is 0 if one sequence does
-    not fit.
+    Both are null unless a batch with one sequence more ran out of memory. The largest batch is 0 if not even one fits.
     """
     import pandas as pd
 

@@ -73,11 +73,8 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return a clause on the share of sliding windows and recurrent states in the state of all layers, "" without
-    these.
-
-    It has the share with the full cache and with each budget.
-    """
+    """Return a clause on the share of sliding windows and recurrent states in all state, with each budget; "" without
+    these."""
     family, dtype = plan.family, plan.cells[0].dtype
     if not family.states.layers:
         return ""

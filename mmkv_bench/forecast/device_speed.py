@@ -79,8 +79,7 @@ class DeviceSpeed:
 
 
 def slug_of(name: str, kind: str, threads: int) -> str:
-    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments are as in
-    `DeviceSpeed`."""
+    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments: see `DeviceSpeed`."""
     name_with_threads = name if kind != "cpu" else f"{name} {threads} threads"
     return re.sub(r"[^a-z0-9]+", "-", name_with_threads.lower()).strip("-")
 
@@ -91,8 +90,7 @@ def folder() -> Path:
 
 
 def stored_speeds() -> dict[str, DeviceSpeed]:
-    """Map the short name of each measured device to its speed, sorted. Unreadable files and files of other versions are
-    left out."""
+    """Map the short name of each measured device to its speed, sorted, without unreadable files and other versions."""
     speed_files = sorted(folder().glob("*.json"))
     return {file.stem: speed for file in speed_files if (speed := _read(file)) is not None}
 

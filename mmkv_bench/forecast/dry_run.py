@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Kernels(TorchFunctionMode):
     """Replaces calls that behave differently on fake tensors than on a real device.
 
-    Fused attention: allocates what a device's kernel allocates, the output and one number per query row. Torch would
-    allocate T x T scores for fake tensors. `torch.tensor(numbers, device=...)`: makes the tensor on the host and moves
+    Fused attention allocates what a device's kernel allocates, the output and one number per query row. Torch would
+    allocate T x T scores for fake tensors. `torch.tensor(numbers, device=...)` makes the tensor on the host and moves
     it.
     """
 
@@ -195,16 +195,14 @@ class DryModel:
 
 @contextmanager
 def dry_model(config: Any, dtype: str, attention: str, kind: str) -> Iterator[DryModel]:
-    """Yield a `DryModel` whose memory on a kind of device (`cuda`, `cpu`) is counted. Other arguments are as in
-    `DryModel`."""
+    """Yield a `DryModel` whose memory on a kind of device (`cuda`, `cpu`) is counted. Other arguments: see `DryModel`."""
     counter = LiveStorages(torch.device(kind))
     with without_numbers(counter) as made_up:
         yield DryModel(config, getattr(torch, dtype), attention, counter, made_up)
 
 
 def prompt_types(tokens: int, visual: int) -> Tensor:
-    """Return the token types of a prompt of a few words, an image of `visual` tokens and a question: a real tensor,
-    int64 `[1, tokens]`."""
+    """Return token types, real int64 `[1, tokens]`, of a few words, an image of `visual` tokens and a question."""
     with _disable_current_modes():
         types = torch.zeros(1, tokens, dtype=torch.int64)
         image_start = min(tokens // 10, tokens - visual)

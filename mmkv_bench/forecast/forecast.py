@@ -426,7 +426,7 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Group cells by budget and scope, `full` first, without methods that quantise. Return (budget, scope, methods'
+    """Group cells by budget and scope, `full` first, without quantising methods. Return (budget, scope, methods'
     names)."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
@@ -438,7 +438,7 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """Return a sentence if the model is, or must be, spread over devices. weights: all bytes. memory: bytes of one
+    """Return a sentence if the model is, or must be, on several devices. weights: all bytes. memory: bytes of one
     device."""
     if device_map is not None:
         return [

@@ -89,8 +89,7 @@ def count_peaks(
     reserve: int = 32,
     tell: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> tuple[list[CellPeaks], list[str]]:
-    """Count the memory peaks of each (method, budget) setting at each prompt length and batch size. Return peaks and
-    notes.
+    """Return the memory peaks of each (method, budget) setting at each prompt length and batch size, and notes.
 
     The peaks of a batch are computed from those of one sequence.
 
@@ -213,9 +212,8 @@ def document(counted: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, An
 def _batch_peaks(one: CellPeaks, batch: int, slots: int, together: bool, layers: int) -> CellPeaks:
     """Compute the peaks of a batch from the peaks of one sequence.
 
-    If prompts are prefilled together, each sequence holds everything except the weights. If they are prefilled one by
-    one, each prefill comes on top of the kept entries of earlier sequences, and at the end the caches are joined layer
-    by layer.
+    If prompts are prefilled together, each sequence holds everything except the weights. Otherwise each prefill comes
+    on top of the kept entries of earlier sequences, and at the end the caches are joined layer by layer.
 
     slots: bytes of one answer's slots, which are allocated when caches are joined.
     """
@@ -287,7 +285,7 @@ def _distinct_settings(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compr
 
 
 def _held_cache_notes(plan: Plan, cache: int, observed: int) -> list[str]:
-    """Return sentences about memory besides the peaks. cache: bytes of the longest full cache. observed: see
+    """Return sentences about memory besides the peaks. cache: bytes of the longest full cache. observed:
     `observed_bytes`."""
     caches_while_answering, caches_while_prefilling = caches_held(plan)
     notes = []

@@ -106,8 +106,7 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
-    """Return the numbers of full document caches that a run holds while it decodes answers, and during one more
-    prefill.
+    """Return how many full document caches a run holds while it decodes answers, and during one more prefill.
 
     If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
     """
@@ -159,8 +158,7 @@ def _cap(cell: Cell) -> int | None:
 
 
 def _prefill_key(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return what a protocol prefills of four tokens, two of which are context; equal for protocols that share a
-    prefill."""
+    """Return what a protocol prefills of four tokens, two of them context; equal for protocols that share a prefill."""
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     has_states = plan.family is not None and bool(plan.family.states.layers)

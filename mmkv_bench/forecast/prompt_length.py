@@ -53,8 +53,7 @@ class PromptLength:
 
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
-    """Map each dataset to the median length of its stored prompts, for the plan's model and image settings, under any
-    method."""
+    """Map each dataset to the median length of its stored prompts, for the plan's model and image settings."""
     image_settings = [getattr(plan.model, name) for name in _IMAGE_SETTINGS]
     cells = store.cells(columns=("cell", "base", "model_fingerprint", "config"))
     cells = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
@@ -116,7 +115,7 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
 
 
 def _stated_tokens(about: Mapping[str, Any]) -> int | None:
-    """Return the prompt tokens, with a question, that a text dataset's file (`about`) states: the middle of a range, or
+    """Return the prompt tokens, with a question, that a text dataset's file (`about`) states (middle of a range), or
     None."""
     match = _TOKENS_PATTERN.search(str(about.get("size") or ""))
     if match is None or about.get("media") != "none":
@@ -137,8 +136,7 @@ def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
 
 
 def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
-    """Return the number of visual tokens of a prompt's images (width, height in pixels). Raises the errors of
-    `of_images`."""
+    """Return the number of visual tokens of images (width, height in pixels). Raises the errors of `of_images`."""
     model = plan.model
     settings = model.processor or _folder_processor(Source.of(model))
     if not settings or plan.family is None:

@@ -87,7 +87,7 @@ def model_sizes(model: Any) -> Sizes:
 
 
 def weights_text(plan: Plan, loaded: int | None = None) -> str:
-    """Return a text about a model's weights: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode
+    """Return the size of a model's weights, as `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode
     step`.
 
     loaded: bytes of all parameters, if the model is loaded.
@@ -108,15 +108,13 @@ def weights_text(plan: Plan, loaded: int | None = None) -> str:
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
     """Return the bytes that one decode step must read: the weights once, and the KV cache of every sequence.
 
-    weights: bytes of the weights that a step reads. kv: bytes of keys and values of ONE sequence. batch: number of
-    sequences.
+    weights: bytes of the weights that a step reads. kv: bytes of keys and values of ONE sequence.
     """
     return weights + batch * kv
 
 
 def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
-    """Return the arithmetic operations of one decode step: weight matrices and head, cache entries, and recurrent
-    states.
+    """Return the operations of one decode step: weight matrices and head, cache entries, and recurrent states.
 
     entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`).
     """
@@ -125,11 +123,10 @@ def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
 
 
 def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
-    """Return the text model's arithmetic operations for the prefill of a prompt, with the logits of the last token
-    only.
+    """Return the text model's operations for the prefill of a prompt, with the logits of the last token only.
 
-    cap, chunk: for a prompt read as a stream: `chunk` tokens are read at a time, and a KV head keeps at most `cap`
-    entries after each chunk.
+    cap, chunk: of a stream, which is read in chunks of `chunk` tokens; a KV head keeps at most `cap` entries after
+    each.
     """
     unattended_pairs = tokens * (tokens + 1) // 2 - stream_pairs(
         tokens, tokens if cap is None else cap, chunk or tokens
@@ -139,8 +136,7 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
 
 
 def last_operations(decoder: Decoder, tokens: int) -> float:
-    """Return the operations of a prefill for its last token only: the logits, and layers that reuse another layer's
-    keys."""
+    """Return the operations of a prefill for its last token only: logits, and layers that reuse another layer's keys."""
     query_key_pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(
         tokens, decoder.states.window + 1
     )
@@ -148,8 +144,7 @@ def last_operations(decoder: Decoder, tokens: int) -> float:
 
 
 def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
-    """Return the text model's operations for `tokens` tokens fed behind `before` entries per KV head, without
-    `last_operations`."""
+    """Return the operations for `tokens` tokens fed behind `before` entries per KV head, without `last_operations`."""
     window = decoder.states.window + 1
     # Number of tokens whose window begins before the first stored entry.
     tokens_in_first_window = min(tokens, max(window - before, 0))
@@ -163,8 +158,7 @@ def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
 
 
 def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
-    """Return the number of (query, key) pairs in one layer and head while a stream is read, each query's own key
-    included.
+    """Return the number of (query, key) pairs in one layer and head while a stream is read, with each query's own key.
 
     chunk: tokens read at a time. cap: most entries of a KV head after each chunk.
     """
@@ -189,13 +183,11 @@ def roofline_ms(nbytes: float, bandwidth: float, operations: float = 0.0, rate: 
 
 
 def speed_up_allowed(weights: float, kv_full: float, kv_kept: float, batch: int = 1) -> float:
-    """Return the largest possible speed-up of a decode step: its reading time with the full cache over that with the
-    kept cache.
+    """Return a decode step's reading time with the full cache over that with the kept cache.
 
-    No method at this budget and batch can exceed this factor if reading takes all of the time.
+    No method at this budget and batch can exceed this speed-up if reading takes all of the time.
 
-    weights: bytes of the weights that a step reads. kv_full, kv_kept: bytes of one sequence's cache, full and
-    compressed.
+    weights: bytes of the weights that a step reads. kv_full, kv_kept: bytes of one sequence's cache.
     """
     return step_bytes(weights, kv_full, batch) / step_bytes(weights, kv_kept, batch)
 
@@ -225,8 +217,7 @@ class Roofline:
         return self.decoder.read * self.itemsize
 
     def step_ms(self, useful: float, batch: int = 1) -> float:
-        """Return the least time of a decode step [ms]. useful: bytes of keys, values, windows and states of all
-        sequences together."""
+        """Return the least time of a decode step [ms]. useful: bytes of cache, windows and states of all sequences."""
         recurrent_bytes = self.decoder.states.linear_bytes(self.itemsize)
         entries_per_head = self.decoder.mean_entries((useful / batch - recurrent_bytes) / self.itemsize)
         operations = step_operations(self.decoder, entries_per_head, batch)
@@ -266,14 +257,13 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
 
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
-    """Return the roofline of timed rows, from a stored measurement of their device; None without one, or with several
-    rooflines."""
+    """Return the roofline of timed rows from a stored measurement of their device; None without exactly one."""
     rooflines = set(stored_rooflines(store, rows).values())
     return rooflines.pop() if len(rooflines) == 1 else None
 
 
 def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
-    """Return a function from a table's context (model, device, ...) to a roofline or None. Its first call reads the
+    """Return a function from a table's context (model, device, ...) to a roofline or None; its first call reads the
     rows."""
     rooflines = cache(lambda: stored_rooflines(store, store.timings()))
     return lambda context: rooflines().get(tuple(context[name] for name in _KEY_COLUMNS))

@@ -36,8 +36,7 @@ _BOUNDS = (
 
 
 def text(forecast: Forecast, tables: str | None = None) -> str:
-    """Return a forecast as text for a terminal: the device, a table per group of datasets with equal numbers, and
-    notes.
+    """Return a forecast as text: the device, a table per group of datasets with equal numbers, and notes.
 
     tables: text to print in place of these tables.
     """

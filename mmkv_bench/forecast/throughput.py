@@ -88,15 +88,14 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
 
 
 def _median(seconds: np.ndarray, sizes: np.ndarray, questions: float) -> float:
-    """Return the median seconds per row over windows of as many commits as a document has questions. sizes: rows of
-    each commit."""
+    """Return the median seconds per row over windows of as many commits as a document has questions. sizes: rows per
+    commit."""
     window = np.ones(min(round(questions), len(seconds)))
     return float(np.median(np.convolve(seconds, window, "valid") / np.convolve(sizes, window, "valid")))
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:
-    """Return lines of text: one per dataset with missing rows and a known rate, and a total. Without any rate, return
-    one line."""
+    """Return a line per dataset with missing rows and a known rate, and a total; without any rate, one line."""
     rates_with_missing = [rate for rate in rates if rate.missing]
     if rates_with_missing and all(rate.hours is None for rate in rates_with_missing):
         reason = "no rows of this model are stored there"
