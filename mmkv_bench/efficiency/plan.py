@@ -280,7 +280,8 @@ def _refuse_unused_settings(config: RunConfig) -> None:
 
 
 def _available_bytes(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Return the memory that the largest batch may use [bytes]: `limit`, or else that of the device. None without both.
+    """Return the memory that the largest batch may use [bytes]: `limit`, or the device's if a batch is searched, or
+    None.
 
     A search on the CPU without a limit, and a limit (`given` by the user) above the device's memory, are refused.
     """
