@@ -25,9 +25,9 @@ def sums(place: str, tokens: int, heads: int = 7, dim: int = 128) -> float:
     """Column sums of one KV head's group, over the time of their products: scores of every causal pair, twice, since the first
     pass finds each row's denominator."""
     from mmkv_bench.compression.numerics.attention import column_sums
-    from mmkv_bench.forecast.device_speed import measured
+    from mmkv_bench.forecast.device_speed import speed_of_device
 
-    speed, device = measured(place), devices.at(place)
+    speed, device = speed_of_device(place), devices.at(place)
     dtype = torch.bfloat16 if device.kind == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(of, tokens, dim, generator=generator).to(device.place, dtype) for of in (heads, 1))

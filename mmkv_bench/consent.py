@@ -1,5 +1,8 @@
-"""Consent to run code. A file named on the command line runs. A file named by stored rows runs only if the user allows it,
-and only with the content that the rows recorded."""
+"""Consent to run code files.
+
+A file named on the command line runs. A file named by stored rows runs only if the user allows it, and only with the
+content that the rows recorded.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,9 @@ DIGITS = 16
 
 
 _ALLOWED_DIGESTS: list[frozenset[str]] = []
-"""Checksums, or their first digits, of files named by rows that may run: one set for each block of `rows_name_files` that is
-entered. They do not belong to a thread, because samples are prepared in threads."""
+"""Checksums, or their first digits, of files that may run: one set per entered block of `rows_name_files`. All threads
+share them, because samples are prepared in threads."""
 _PRINTED_PATHS: set[Path] = set()
-"""Files whose path was printed."""
 
 
 class CodeOfRowsError(ConfigError):
@@ -30,10 +32,7 @@ class CodeOfRowsError(ConfigError):
 def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
     """Forbid inside the block to run code files that stored rows name, except files with one of these checksums.
 
-    For work on rows from strangers.
-
-    Args:
-        digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file runs.
+    digests: SHA-256 in hexadecimal digits, or their first digits, as the rows store them. Without any, no file runs.
     """
     _ALLOWED_DIGESTS.append(frozenset(digest for digest in digests if len(digest) >= DIGITS))
     try:
@@ -43,17 +42,16 @@ def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
 
 
 def require(path: Path | str, digest: str | None) -> None:
-    """Refuse a code file that may not run inside `rows_name_files`, and print the path of one that may, once.
+    """Refuse a code file that may not run inside `rows_name_files`; otherwise print its path, once.
 
     Outside of such blocks every file may run.
 
     Args:
         path: the file, or the folder of a task's code.
-        digest: SHA-256 of what would run; None if rows store no checksum of such code. It cannot be verified then, and is
-            refused.
+        digest: SHA-256 of the code that would run; None if rows store no checksum of such code, which is refused.
 
     Raises:
-        CodeOfRowsError: inside `rows_name_files`, the file is not one of those allowed.
+        CodeOfRowsError: inside `rows_name_files`, the file is not allowed.
     """
     if not _ALLOWED_DIGESTS:
         return
@@ -82,8 +80,7 @@ def require(path: Path | str, digest: str | None) -> None:
 def require_folder(folder: str) -> None:
     """Check that a config folder named by rows is a plain folder. For a `pkg://` address Hydra would import a module.
 
-    Raises:
-        CodeOfRowsError: inside `rows_name_files`, the folder is such an address.
+    Raises CodeOfRowsError: inside `rows_name_files`, the folder is such an address.
     """
     if _ALLOWED_DIGESTS and "://" in folder:
         raise CodeOfRowsError(

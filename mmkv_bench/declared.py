@@ -1,4 +1,4 @@
-"""Loader of YAML files: configuration, and the texts, columns and command-line verbs declared in a file beside a module."""
+"""Loader of YAML files: configuration, and texts, columns and command-line verbs that are declared beside a module."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from typing import Any
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Parse a YAML document and return its value. The C parser is used if PyYAML has it, because every command waits for
-    this."""
+    """Parse a YAML document, with PyYAML's faster C parser if there is one, and return its value."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
 
 
-def declared(module: str, name: str = "") -> Any:
-    """Return the value of a YAML file beside a module: the file `name`, by default the file with the module's stem.
-
-    module: the module's `__file__`.
-    """
+def read_declared(module: str, name: str = "") -> Any:
+    """Return the value of the YAML file `name` (default: the module's stem) beside a module. module: its `__file__`."""
     file = Path(module).with_name(name) if name else Path(module).with_suffix(".yaml")
     return read_yaml(file.read_bytes())

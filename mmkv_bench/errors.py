@@ -1,4 +1,7 @@
-"""Exceptions that a user may meet. Every message says what was got, what is allowed and what to do."""
+"""Exceptions that a user may meet, and the words for their messages.
+
+Every message says what was got, what is allowed and what to do.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from collections.abc import Iterable
 
 
 class MMKVError(Exception):
-    """Base class; the command line prints its message without a traceback."""
+    """Base class. The command line prints the message without a traceback."""
 
     exit_code = 1
 
 
 class ConfigError(MMKVError):
-    """A request that is wrong or cannot be met. It is refused before any work, with exit code 2."""
+    """A request that is wrong or cannot be met. The request is refused before any work, with exit code 2."""
 
     exit_code = 2
 
@@ -27,7 +30,7 @@ class UnsupportedError(ConfigError):
 
 
 class CompatibilityError(ConfigError):
-    """A combination of a method's parts that makes no sense; the message says which, why, and what is allowed instead."""
+    """A combination of a method's parts that makes no sense."""
 
 
 class CalibrationError(ConfigError):
@@ -71,9 +74,9 @@ class GenerationTimeout(MMKVError):
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception means that memory ran out.
 
-    Python and numpy raise MemoryError, the operating system an OSError with an errno. PyTorch has an exception class for
-    devices only; its CPU allocator and its libraries raise a RuntimeError or ImportError. These, and OSErrors of libraries
-    that map files into memory, are recognised by their text.
+    Python and numpy raise MemoryError, the operating system an OSError with an errno. PyTorch has an exception class
+    for devices only. So errors of its CPU allocator, of its libraries, and of libraries that map files into memory are
+    recognised by their text.
     """
     if isinstance(error, (MemoryError, OSError)):
         is_mapping_failure = any(words in str(error) for words in _MEMORY_MAP_ERRORS)
@@ -84,7 +87,7 @@ def out_of_memory(error: BaseException) -> bool:
 def check_output() -> None:
     """Raise ConfigError if standard output was closed when the process began. Every command calls this first.
 
-    Otherwise the next opened file, perhaps one with rows, would get the descriptor of standard output, and libraries would
+    Otherwise the next opened file, perhaps with rows, would get the descriptor of standard output, and libraries would
     print into that file. A closed standard error is replaced by the null device.
     """
     if sys.stderr is None:
@@ -102,12 +105,13 @@ _NEAR, _ALIKE = 0.75, 0.05
 
 
 def folded(name: str) -> str:
-    """Return a name without case, separators and the `v` of a version, to compare spellings: `LLaVA-v1.5-7B` -> `llava157b`."""
+    """Return a name without case, separators and the `v` of a version, to compare spellings: `LLaVA-v1.5-7B` ->
+    `llava157b`."""
     return re.sub(r"v(?=\d)", "", re.sub(r"[\W_]", "", name.lower()))
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name: similar allowed names, or else the allowed names or their
+    """Return the end of an error message about an unknown name: similar allowed names, else the allowed names or their
     number."""
     allowed = sorted(allowed)
     if not allowed:
@@ -124,9 +128,9 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 def near(name: str, allowed: Iterable[str]) -> list[str]:
     """Return the allowed names of which `name` may be a misspelling.
 
-    These are names that begin with `name`; else the most similar ones, with most of its letters and the same digits, best
-    first; else names that differ only in their number. The list is empty if no name is similar, or too many are, because a
-    wrong suggestion misleads.
+    First choice are names that begin with `name`; then the most similar names with the same digits, best first; then
+    names that differ only in their number. The list is empty if no name is similar, or too many are, because a wrong
+    suggestion misleads.
     """
     folded_name, folded_by_name = folded(name), {one: folded(one) for one in allowed}
     names_with_prefix = [
@@ -159,8 +163,8 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message_line}" if message_line else type(error).__name__
 
 
-def own_line(error: BaseException, file: str) -> int | None:
-    """Return the line of `file` that an exception's traceback last passes through; None if it passes through none."""
+def traceback_line(error: BaseException, file: str) -> int | None:
+    """Return the line of `file` that an exception's traceback passes through last; None if it never does."""
     line_number, traceback = None, error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == file:

@@ -1,5 +1,4 @@
-"""The state of a file, which identifies its content at a path without reading it; and checksums, cached with states, so that
-gigabytes are read only once.
+"""State of a file, by which a changed file is recognised without reading it, and checksums cached with states.
 
 Size and modification time do not suffice: archives with fixed dates, Nix and image layers give two files equal ones. A
 file that is replaced gets another inode. A file that is written in place, or whose times are set, gets another time of
@@ -48,12 +47,11 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> State:
-        """Return the state that a result of `os.stat` contains."""
         return cls(status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size)
 
     @property
     def settled(self) -> bool:
-        """Tell whether the file's last change is so long ago that another change would give another state."""
+        """True if the last change is so long ago that another change would give another state."""
         return time.time_ns() - self.changed > SETTLED_NS
 
 
@@ -79,7 +77,7 @@ def cache_dir() -> Path:
 
 
 def replace_json(file: Path, value: Any, indent: int | None = None) -> None:
-    """Write a value as JSON to a file. An earlier file is replaced in one step. Raises OSError."""
+    """Write a value as JSON to a file, replacing an earlier file in one step. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}")
     try:
@@ -101,19 +99,17 @@ def installed() -> tuple[Path, ...]:
 
 
 def is_installed(file: Path) -> bool:
-    """Tell whether a file belongs to the standard library, an installed package, or this package. file: a resolved path."""
+    """Tell whether a resolved path belongs to the standard library, an installed package, or this package."""
     return any(file.is_relative_to(folder) for folder in installed())
 
 
 # ---------------------------------------------------------------------- checksums
 def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:
-    """Return the sha256 (hex) over the names and contents of files, in the order given.
-
-    The checksum of each file is cached together with the file's state. A cache that cannot be written only costs time.
+    """Return the sha256 (hex) over the names and contents of files, in the order given, with cached checksums.
 
     Args:
         files: pairs (name, path).
-        cache: the cache's folder, `cache_dir()` by default.
+        cache: the cache's folder, `cache_dir()` by default. A cache that cannot be written only costs time.
 
     Raises:
         ConfigError: a file changes while it is read.
@@ -128,11 +124,10 @@ def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> s
 
 
 class Checksums:
-    """A cache of file checksums in one JSON file: path -> the file's state and its sha256."""
+    """A cache of file checksums in one JSON file: path -> state and sha256 of the file."""
 
     here: ClassVar[dict[str, list[Any]]] = {}
-    """The checksums that this process has computed. They include those that may not be written to the cache, so that files
-    are not read again after the weights are loaded."""
+    """Checksums computed by this process, also those that may not be written to the cache."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -146,7 +141,7 @@ class Checksums:
             return {}
         return cached_entries if isinstance(cached_entries, dict) else {}
 
-    def remembered(self, file: Path) -> str | None:
+    def cached_digest(self, file: Path) -> str | None:
         """Return the cached sha256 of a file, or None if none is cached for its present state. Raises OSError."""
         path, state = str(file.resolve()), state_of(file)
         for entry in (self.here.get(path), self.known.get(path)):
@@ -155,10 +150,9 @@ class Checksums:
         return None
 
     def digest(self, file: Path) -> str:
-        """Return the sha256 (hex) of a file's content, from the cache if the file is unchanged. Raises what `digest_of`
-        raises."""
+        """Return the sha256 (hex) of a file, from the cache if the file is unchanged. Raises the errors of `digest_of`."""
         path, state = str(file.resolve()), state_of(file)
-        checksum = self.remembered(file)
+        checksum = self.cached_digest(file)
         if checksum is not None:
             return checksum
         checksum = file_sha256(file)
@@ -173,8 +167,7 @@ class Checksums:
         return checksum
 
     def save(self) -> None:
-        """Write the new checksums to the cache's file, if it can be written. Checksums that other processes wrote are
-        kept."""
+        """Add the new checksums to the cache's file, if the file can be written."""
         if self.new:
             with suppress(OSError):
                 replace_json(self.file, self._read() | self.new)

@@ -1,8 +1,8 @@
 """Removal of keys and passwords from rows, logs and trackers.
 
-A secret is recognised in two ways. By its name, such as `api_key`, or its position in an address. By its value, if an
-environment variable with such a name has this value: values are recognised wherever an interpolation or an error
-message put them, also in the encodings that servers and libraries echo.
+A secret is recognised by its name (such as `api_key`), by its place in an address, or by its value, if an environment
+variable with such a name has this value. Values are found in any text, also in the encodings that servers and libraries
+echo.
 """
 
 from __future__ import annotations
@@ -35,17 +35,14 @@ _KEY_VALUE_PAIR = re.compile(r"([\w-]+)\s*:\s*([^\s,}\]]+)")  # key: value insid
 
 
 def known_secrets() -> list[str]:
-    """Return the values of environment variables whose names mark them as secrets, such as API keys."""
+    """Return the values of environment variables whose names mark them as secrets."""
     return [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and name.upper() != "OLDPWD"]
 
 
 def literal_secret(overrides: Iterable[str]) -> str | None:
-    """Return the key of the first override whose value contains a secret in plain text, or None.
+    """Return the key of the first override (`key=value`) whose value contains a secret in plain text, or None.
 
-    The caller refuses such an override, because a file of the job would store the secret.
-
-    Args:
-        overrides: `key=value`; a value with an interpolation is not a secret.
+    A value with an interpolation is no secret. The caller refuses a secret, because a file of the job would store it.
     """
     for override in overrides:
         key, _, value = override.partition("=")
@@ -86,16 +83,13 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
 
 
 def _pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a regular expression for any form of any of the secrets, longer forms first; None without secrets."""
+    """Return a regular expression for any form of any secret, longer forms first; None without secrets."""
     forms = {form for secret in secrets if len(secret) >= SHORTEST for form in _forms(secret)}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the encodings in which a secret may occur in text.
-
-    They are plain text, JSON (once and twice), Python, URL, HTML, hexadecimal digits, and both alphabets of base64.
-    """
+    """Return the encodings in which a secret may occur in text."""
     secret_bytes = secret.encode("utf-8", errors="surrogateescape")
     json_text = json.dumps(secret)[1:-1]
     forms = {

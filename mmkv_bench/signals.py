@@ -1,9 +1,9 @@
-"""Signals: an alarm limits the time of calls that cannot check it themselves (chat templates and processors are third-party
-programs), and stop signals wait for the current sample, which is stored and published before the run ends.
+"""Time limits and stop signals.
 
-Batch systems announce the end of a job by a signal (USR1 or USR2 before a time limit, TERM at preemption and `scancel`). An
-exception raised at once could land anywhere, even in code that turns a sample's failure into a row. So the signal is only
-remembered, and `check_stop` raises where no work is half done.
+An alarm limits the time of calls that cannot check the time themselves, such as chat templates and processors of
+others. Batch systems announce the end of a job by a signal (USR1 or USR2 before a time limit, TERM at preemption and
+`scancel`). An exception raised at once could land anywhere, even in code that turns a sample's failure into a row. So
+the signal is only remembered, and `check_stop` raises after the current sample is stored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ _CONTEXT_MODULES = ("contextlib", __name__)
 
 @contextmanager
 def time_limit(seconds: float | None, what: str) -> Iterator[None]:
-    """Limit the time of a block to `seconds` (None: no limit).
+    """Limit the time of a block to `seconds` (None: no limit). what: name of the block's work, for the message.
 
-    In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into compiled
-    code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked when the block
-    has ended. An alarm that was set before is set again afterwards, with the rest of its time.
+    In the main thread of a POSIX process an alarm interrupts slow Python code, endless loops included. A call into
+    compiled code is interrupted only when it returns. Other threads and systems have no alarms, so the time is checked
+    at the end of the block. An alarm that was set before is set again afterwards, with the rest of its time.
 
-    what: what the block does, for the message.
-
-    Raises:
-        GenerationTimeout: the block took longer; also if the block swallowed the alarm's exception.
+    Raises GenerationTimeout: the block took longer; also if the block swallowed the alarm's exception.
     """
     if seconds is None:
         yield
@@ -52,9 +49,7 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
     is_block_running = False
 
     def ring(_: int, frame: FrameType | None) -> None:
-        if (
-            not is_block_running
-        ):  # too early, or too late to matter: `time_limit` checks the time when the block has ended
+        if not is_block_running:  # `time_limit` checks the time when the block has ended
             return
         if frame is not None and frame.f_globals.get("__name__") in _CONTEXT_MODULES:
             # Raised between here and the block, the error would leave the alarm set, and it would ring in later code.
@@ -62,16 +57,11 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
             return
         raise error
 
-    start_time, earlier_handler, earlier_alarm_s, earlier_interval_s = (
-        time.monotonic(),
-        signal.signal(signal.SIGALRM, ring),
-        0.0,
-        0.0,
-    )
+    start_time, earlier_handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    earlier_alarm_s = earlier_interval_s = 0.0
     try:
-        earlier_alarm_s, earlier_interval_s = signal.setitimer(
-            signal.ITIMER_REAL, seconds, 1.0
-        )  # again, should a destructor swallow the first
+        # The alarm rings again after 1 s, should a destructor swallow the first error.
+        earlier_alarm_s, earlier_interval_s = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
         is_block_running = True
         yield
     finally:
@@ -88,15 +78,13 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 _received: list[int] = []
-"""Signals received since `deferred` began, in order."""
+"""Signals received since `defer_stop_signals` began, in order."""
 
 
 class Stopped(BaseException):
-    """Raised to end a run between two samples after a stop signal. Not an `Exception`, so no handler of a sample's failure
-    catches it.
+    """Raised to end a run between two samples after a stop signal. signal: number of the first signal received.
 
-    Attributes:
-        signal: the number of the first signal received.
+    Not an `Exception`, so no handler of a sample's failure catches it.
     """
 
     def __init__(self, number: int) -> None:
@@ -105,11 +93,11 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Catch stop signals (as of a batch system) inside the block without interrupting it; `check_stop` then raises `Stopped`.
+def defer_stop_signals() -> Iterator[None]:
+    """Catch stop signals inside the block without interrupting the work; `check_stop` then raises `Stopped`.
 
-    A signal after the last check is raised at the end of the block. Afterwards the earlier handlers are restored. In other
-    threads than the main thread, where Python allows no handlers, nothing changes.
+    A signal after the last check is raised at the end of the block. Outside of the main thread, where Python allows no
+    handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

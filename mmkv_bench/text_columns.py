@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Return a table as lines of text with aligned columns, headings first, indented by two spaces.
+def align_columns(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    """Return a table as lines of text, headings first, indented by two spaces.
 
     words: number of leading columns that are aligned left; the others (numbers) are aligned right.
     """

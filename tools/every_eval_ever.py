@@ -23,7 +23,7 @@ from typing import Any
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import rows_folder
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.report.cells import COUNTED, AnswerTable, Commands, counted, parsed
+from mmkv_bench.report.cells import COUNTED, AnswerTable, Commands, answer_summary, shown_configuration
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
 from mmkv_bench.store.store import Store
@@ -68,7 +68,7 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
         if not scored:
             yield cell["cell"], None
             continue
-        config = parsed(cell["config"])
+        config = shown_configuration(cell["config"])
         command = commands.of({key: value for key, value in cell.items() if value is not None}, cell["config"])
         yield cell["cell"], _record(answers, cell, config, scored, command["line"], by)
 
@@ -105,7 +105,7 @@ def _record(
     by: By,
 ) -> dict[str, Any]:
     table = answers.rows(cell["cell"])
-    account = counted(table) or {}
+    account = answer_summary(table) or {}
     path = (config.get("model") or {}).get("path") or ""
     model = (
         path

@@ -1,7 +1,7 @@
 """`attach`: compress the KV cache of an unmodified transformers model inside a `with` block.
 
-The hooks are those of `compression/session.py`, which runs use too. This file adds names instead of objects, a report counted
-from the stored tensors, and checks that refuse ways of generating which `attach` would compress wrongly.
+The hooks are those of `compression/session.py`, which runs use too. This file adds names of methods, a report counted
+from the stored tensors, and errors for ways of generating that would be compressed wrongly.
 """
 
 from __future__ import annotations
@@ -48,22 +48,24 @@ def attach(
 ) -> Attached:
     """Compress the KV cache of every prompt that `model` prefills inside the returned context.
 
-    No part of the model or of transformers is replaced: after the block, even after an exception, the model is unchanged.
+    No part of the model or of transformers is replaced: after the block, even after an exception, the model is
+    unchanged.
 
     Args:
         model: a transformers model of a supported family (docs/models.md), in eval mode, attention `sdpa` or `eager`.
-        method: a method's name (docs/methods.md), the user's file (`"mine.py"`), the user's scorer (an object or a class),
-            or a `Compressor`.
-        budget: entries kept per KV head (64), or the fraction of the entries (0.2, "20%"); None for methods without a budget.
-        protocol: `paper`: a prompt, then its answer token by token. `query_agnostic`: call the model with the context alone
-            (`model(**context)`), then with the whole prompt and `past_key_values=session.cache`; tokens after the context
-            are all kept.
+        method: a method's name (docs/methods.md), the user's file (`"mine.py"`), the user's scorer (an object or a
+            class), or a `Compressor`.
+        budget: entries kept per KV head (64), or the fraction of the entries (0.2, "20%"); None for methods without a
+            budget.
+        protocol: `paper`: a prompt, then its answer token by token. `query_agnostic`: call the model with the context
+            alone (`model(**context)`), then with the whole prompt and `past_key_values=session.cache`; tokens after the
+            context are all kept.
         reading: `paper`, or `released` for the method of the paper's released code.
         seed: seed of stochastic methods; equal seeds draw the same for prompts of the same length and `identity`.
-        identity: the prompt's name, for stochastic methods. In a run it is `<dataset>/<sample_id>` of the rows; with this name
-            `attach` draws the run's numbers and gives the row's answer.
-        compiled_tokens: reserve cache slots for an answer of so many tokens, and compile the decode step. `generate()` compiles
-            if called with `past_key_values=session.new_cache()`, and on a CPU also with
+        identity: the prompt's name, for stochastic methods. In a run the name is `<dataset>/<sample_id>` of the row;
+            with this name `attach` draws the run's numbers and gives the row's answer.
+        compiled_tokens: reserve cache slots for an answer of so many tokens, and compile the decode step. `generate()`
+            compiles if called with `past_key_values=session.new_cache()`, and on a CPU also with
             `compile_config=session.compile_config`. None: decode eagerly. Methods that act while decoding always decode
             eagerly; their report has `eager_decode`.
         parameters: parameters of the method (`window=16`), as for `method`.
@@ -72,10 +74,10 @@ def attach(
         A context manager; its `report()` describes the latest prompt's kept entries.
 
     Raises:
-        ConfigError: an unknown method or parameter, a wrong or missing budget; on entering the block, a model with another
-            attached session.
-        UnsupportedError: a model of another family, or a method that the model cannot run; while generating, a batch, beams,
-            assisted decoding, chunked prefill, `use_cache=False` or the caller's cache.
+        ConfigError: an unknown method or parameter, a wrong or missing budget; on entering the block, a model with
+            another attached session.
+        UnsupportedError: a model of another family, or a method that the model cannot run; while generating, a batch,
+            beams, assisted decoding, chunked prefill, `use_cache=False` or the caller's cache.
 
     Example:
         >>> with attach(model, "snapkv", 64) as session:  # doctest: +SKIP
@@ -112,7 +114,7 @@ def attach(
 
 @dataclass(frozen=True)
 class SessionReport:
-    """Counts of one prompt right after its reduction; names and units are those of result rows (docs/rows.md).
+    """Counts of one prompt right after compression; names and units are those of result rows (docs/rows.md).
 
     Attributes:
         method, reading: method and reading (`paper` or `released`) that compressed the prompt.
@@ -128,7 +130,8 @@ class SessionReport:
         bytes_metadata: bytes of positions and scales.
         bytes_held: bytes of all tensors of the cache, slack and buffers included.
         bytes_full: bytes of the full cache's keys and values.
-        bytes_state: bytes of windows and recurrent states, in layers that are not compressed; only `bytes_held` includes them.
+        bytes_state: bytes of windows and recurrent states, in layers that are not compressed; only `bytes_held`
+            includes them.
         fallback: names of fallbacks that were taken (docs/rows.md).
         allowed_over: the method's formula, or its released code, may exceed the budget.
     """
@@ -154,7 +157,7 @@ class SessionReport:
 
     @property
     def audit(self) -> str:
-        """Return a sentence on whether the selected entries are stored, and whether they are within the budget."""
+        """Sentence on whether the selected entries are stored, and whether they are within the budget."""
         if self.entries_resident != self.entries_planned:
             return f"failed: {self.entries_resident} entries are stored, but {self.entries_planned} were selected"
         if self.entries_asked is None:
@@ -186,8 +189,10 @@ class SessionReport:
         return "\n".join(lines)
 
 
-def counted(session: sessions.Session, compressor: Compressor, budget: Budget | None, protocol: str) -> SessionReport:
-    """Return the report of a session that has just compressed one prompt (batch size 1), counted as in the rows of a run."""
+def session_report(
+    session: sessions.Session, compressor: Compressor, budget: Budget | None, protocol: str
+) -> SessionReport:
+    """Return the report of a session that has just compressed one prompt (batch size 1), counted as in a run's rows."""
     prompt = session.prompt
     assert prompt is not None, "a prompt has just been reduced"
     length = prompt.length(0)
@@ -208,7 +213,7 @@ def counted(session: sessions.Session, compressor: Compressor, budget: Budget | 
 
 
 class Attached:
-    """A compressor attached to a model; `attach` makes it, and only one `with` block may use it at a time."""
+    """A compressor attached to a model by `attach`. Only one `with` block may use it at a time."""
 
     def __init__(
         self,
@@ -263,11 +268,7 @@ class Attached:
         return config_of(self.model.device)
 
     def report(self) -> SessionReport:
-        """Return the report of the latest prompt's kept entries.
-
-        Raises:
-            ConfigError: no prompt has been prefilled yet.
-        """
+        """Return the report of the latest prompt's kept entries. Raises ConfigError: no prompt has been prefilled yet."""
         if self._report is None:
             raise ConfigError("there is nothing to report yet; call model.generate(...) inside the with, then report()")
         return self._report
@@ -275,17 +276,14 @@ class Attached:
     def kept(self) -> list[Tensor]:
         """Return the kept positions of the latest prompt: per layer int64 `[KV heads, m]` on the CPU, in any order.
 
-        Heads that keep fewer positions are padded with -1.
-
-        Raises:
-            ConfigError: no prompt has been prefilled yet.
+        Heads that keep fewer positions are padded with -1. Raises ConfigError: no prompt has been prefilled yet.
         """
         self.report()
         return self._kept
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise UnsupportedError before a forward of the text model whose inputs would be compressed wrongly, or not at all."""
+        """Refuse a forward of the text model whose inputs would be compressed wrongly, or not at all."""
         model_input = kwargs.get("inputs_embeds")
         if model_input is None:
             model_input = args[0] if args else kwargs["input_ids"]
@@ -318,13 +316,12 @@ class Attached:
             )
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Make the report after the forward that compressed a prompt."""
         if torch.compiler.is_compiling():  # a decode step
             return
         prompt = self._session.prompt
         if prompt is not None and prompt.complete and prompt is not self._prompt:
             self._prompt = prompt
-            report = counted(self._session, self.compressor, self.budget, self.protocol)
+            report = session_report(self._session, self.compressor, self.budget, self.protocol)
             self._kept = [layer[0].cpu() for layer in self._session.kept()]
             eager = self.compiled and self.compressor.decoding is not None
             self._report = replace(report, fallback=(*report.fallback, EAGER_DECODE)) if eager else report
@@ -332,7 +329,7 @@ class Attached:
 
 def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: dict[str, Any]) -> Compressor:
     if not isinstance(method, Compressor):
-        calibrations = _OfFolder(model.config) if isinstance(method, str) else None
+        calibrations = _FolderCalibrations(model.config) if isinstance(method, str) else None
         return method_named(method, reading=reading, calibrations=calibrations, **parameters)
     extra = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
     if extra:
@@ -345,7 +342,6 @@ def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: d
 
 
 def _refuse_more_than_a_prefill(compressor: Compressor) -> None:
-    """Raise UnsupportedError for a method that needs more than the prompt's prefill."""
     for needed, what in (
         (compressor.needs.answer, "reads the full cache's answer, which does not exist while a prompt is prefilled"),
         (compressor.needs.replay, "feeds the prompt again with an instruction, which attach cannot do"),
@@ -356,11 +352,8 @@ def _refuse_more_than_a_prefill(compressor: Compressor) -> None:
             )
 
 
-class _OfFolder:
-    """Finder of the calibration that a method needs for an attached model.
-
-    The model is identified by the folder that its config names. The folder is read when a calibration is needed.
-    """
+class _FolderCalibrations:
+    """Finder of a method's calibration for an attached model, which the folder named in the model's config identifies."""
 
     def __init__(self, config: Any):
         self.path = str(getattr(config, "name_or_path", "") or "")

@@ -1,7 +1,5 @@
-"""`lmms-eval --model mmkv`: lmms-eval's command asks and scores, and a method of this project answers as in a run.
-
-The model for lmms-eval is a run without a store: configuration, cell, prompts and engine are those of a run.
-"""
+"""`lmms-eval --model mmkv`: lmms-eval asks and scores, and a method of this project answers as in a run without a
+store."""
 
 from __future__ import annotations
 
@@ -33,8 +31,8 @@ class MMKV(Respondent):
         method: a method's name (docs/methods.md) or file.
         dataset: the name that seeds the samples' random numbers (in a run the dataset's label); None: the task's name.
         batch_size, max_batch_size, device: lmms-eval's flags.
-        settings: `budget`, `protocol`, `reading`, `seed`, `decode`, `timeout_s` of a run; keys of its `model` (`dtype=float32`,
-            `max_pixels=...`); every other name is a parameter of the method (`window=16`).
+        settings: `budget`, `protocol`, `reading`, `seed`, `decode`, `timeout_s` of a run; keys of its `model`
+            (`dtype=float32`, `max_pixels=...`); every other name is a parameter of the method (`window=16`).
 
     Raises:
         MMKVError: an error that would stop the run; or several prompts at a time, or several ranks.
@@ -52,17 +50,17 @@ class MMKV(Respondent):
     ) -> None:
         from mmkv_bench.evaluation.environment import require_single_rank
 
-        super().__init__(self._answered)
+        super().__init__(self._answer)
         require_single_rank()
         if batch_size not in _ONE or max_batch_size not in _ONE:
             raise ConfigError(f"--batch_size {batch_size}: prompts are answered one by one; leave it out, or give 1")
         self.plan, self._dataset = _plan(pretrained, method, device, settings), dataset
         self._rows: list[Mapping[str, Any]] = []
 
-    def _answered(self, instance: Instance) -> str:
+    def _answer(self, instance: Instance) -> str:
         """Return the answer to one request of lmms-eval.
 
-        Raises DataError: there is no answer; lmms-eval would score an empty one instead.
+        Raises DataError: there is no answer; lmms-eval would score an empty answer instead.
         """
         from mmkv_bench.models.load import computing_with, threads_for
 
@@ -77,7 +75,7 @@ class MMKV(Respondent):
 
     @cached_property
     def answering(self) -> Answering:
-        """The part of a run that generates answers, for a run of one cell; it loads the model."""
+        """The generating part of a run with one method and budget; the first use loads the model."""
         from mmkv_bench.run.generate import Answering, compiled_step
 
         plan = self.plan
@@ -89,7 +87,8 @@ class MMKV(Respondent):
 
 
 def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
-    """Return the plan of a run of one cell; the plan's dataset is not used. The arguments are those of `MMKV`."""
+    """Return the plan of a run of one method and budget; the plan's dataset is not used. The arguments are those of
+    `MMKV`."""
     from mmkv_bench.plan.planner import make_plan
     from mmkv_bench.plan.validate import validated
 
@@ -113,12 +112,7 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
 
 
 def _request(instance: Instance, data: Mapping[str, Any], dataset: str | None) -> Request:
-    """Convert a request of lmms-eval to a request of a run.
-
-    Args:
-        data: task -> split -> documents.
-        dataset: see `MMKV`.
-    """
+    """Convert a request of lmms-eval to a request of a run. data: task -> split -> documents. dataset: see `MMKV`."""
     from mmkv_bench.datasets.messages import to_prompt
     from mmkv_bench.evaluation.documents import greedy
 

@@ -1,4 +1,4 @@
-"""Draw pictures of rows: scores against budgets and costs, costs against the length of prompts, diagnostics."""
+"""Figures of rows: scores against budgets and costs, costs against the length of prompts, diagnostics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_SCORES = ("budget", "front", "position", "questions")
 
 @dataclass(frozen=True)
 class PlotRequest:
-    """Kind and filters of a picture. The fields are the flags of `mmkv-bench plot`; None: no filter, or the flag's default.
+    """Kind and filters of a figure: the flags of `mmkv-bench plot`. None: no filter, or the flag's default.
 
     rows: folder of rows. costs: folder of efficiency rows, for `front`.
     """
@@ -44,14 +44,14 @@ class PlotRequest:
 
 
 def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) -> Figure:
-    """Draw the picture of `mmkv-bench plot <kind> <rows>`.
+    """Draw the figure of `mmkv-bench plot <kind> <rows>`.
 
     Args:
         rows: a folder of rows, or the result of `load_rows` or `evaluate` (all rows of its folder are drawn).
         kind: `budget`, `length`, `front`, `position`, `questions`, or the name of a diagnostic.
         options: flags of the command: metric, dataset, protocol, reading, methods, budgets, cost, costs, tokens, batch,
-            prompts, name. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64, 128]`,
-            `name="mmshift=Ours"`.
+            prompts, name. Names and budgets are one value or a list: `methods=["snapkv", "mmshift"]`, `budgets=[64,
+            128]`, `name="mmshift=Ours"`.
 
     Raises:
         ConfigError: an option is unknown, or the rows have nothing to draw.
@@ -60,12 +60,12 @@ def plot(rows: str | Path | StoredRows, kind: str = "budget", **options: Any) ->
     for name in options:
         if name not in allowed:
             raise ConfigError(f"plot has no option {name}; {nearest(name, allowed)}")
-    flags = {name: _listed(name, value) for name, value in options.items()}
+    flags = {name: _option_value(name, value) for name, value in options.items()}
     folder = Path(getattr(rows, "folder", rows))  # type: ignore[arg-type]
     return draw(PlotRequest(kind, folder, **flags))[0]
 
 
-def _listed(name: str, value: Any) -> Any:
+def _option_value(name: str, value: Any) -> Any:
     """Return an option in the command's form: lists of strings, and a folder as a path."""
     if name == "costs" and value is not None:
         return Path(getattr(value, "folder", value))
@@ -75,10 +75,9 @@ def _listed(name: str, value: Any) -> Any:
 
 
 def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
-    """Return the requested picture, and sentences about lines that it leaves out.
+    """Return the requested figure, and sentences about lines that the figure leaves out.
 
-    Raises:
-        ConfigError: filters of scores for a picture without scores, or rows with nothing to draw.
+    Raises ConfigError: filters of scores for a figure without scores, or rows with nothing to draw.
     """
     if request.kind not in OF_SCORES:
         for flag, names in (("methods", request.methods), ("budgets", _numbers(request))):
@@ -93,7 +92,7 @@ def draw(request: PlotRequest) -> tuple[Figure, list[str]]:
 
 
 def _figure(request: PlotRequest) -> Figure:
-    """Return the picture of any kind but `front`. Kinds without a function of their own are diagnostics."""
+    """Return the figure of any kind but `front`. Kinds without a function of their own are diagnostics."""
     from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
     from mmkv_bench.tables.figure import accuracy_figure
 
@@ -106,14 +105,7 @@ def _figure(request: PlotRequest) -> Figure:
 
 
 def _rename(figure: Figure, names: Sequence[str]) -> None:
-    """Give lines of a picture other names, in place. Text in parentheses after a name stays.
-
-    Args:
-        names: `line=name`.
-
-    Raises:
-        ConfigError: no line has that name.
-    """
+    """Give lines of a figure other names (`line=name`), in place. Text in parentheses after a name stays."""
     from matplotlib.text import Text
 
     texts = figure.findobj(Text)
@@ -198,21 +190,16 @@ def _costs(request: PlotRequest, usual: Sequence[str]) -> list[Cost]:
 
 
 def _axes(request: PlotRequest, default: str) -> list[str]:
-    """Return the kinds of the requested budgets (`entries`, `fraction`); [default] if no budget is requested."""
+    """Return the kinds of the requested budgets (`entries`, `fraction`); [default] if no kind is requested."""
     return [name for name in request.budgets or () if name in AXES] or [default]
 
 
 def _numbers(request: PlotRequest) -> list[str]:
-    """Return the requested budgets that are numbers, such as `64`. Kinds of budgets are left out."""
     return [name for name in request.budgets or () if name not in AXES]
 
 
 def _score_tables(request: PlotRequest) -> list[ScoreTable]:
-    """Return the tables of scores that the request selects, one per dataset.
-
-    Raises:
-        ConfigError: a dataset has several tables, or there is no table.
-    """
+    """Return the selected score tables, one per dataset. Raises ConfigError: several tables of a dataset, or none."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.stored_rows import load

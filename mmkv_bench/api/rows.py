@@ -1,4 +1,7 @@
-"""`evaluate`, `load_rows`, `make_table` and `paper_tables`: rows as pandas frames and as tables."""
+"""`evaluate`, `load_rows`, `make_table` and `paper_tables`: rows as pandas frames and as tables.
+
+A cell is one setting: model, dataset, method, budget, protocol, reading and seed. Its hash is its id.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ Names = str | Sequence[str] | None
 
 
 class StoredRows:
-    """Rows of some cells of a store as pandas frames; a frame is read at its first use. docs/rows.md describes the columns.
+    """Rows of some cells of a store as pandas frames (docs/rows.md), each read at its first use.
 
     Attributes:
         folder: the store's folder.
@@ -62,7 +65,7 @@ class StoredRows:
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """Rows of `mmkv-bench diagnose`; they belong to no cell, so filters do not apply."""
+        """Rows of `mmkv-bench diagnose`. Filters do not apply, because these rows belong to no cell."""
         return self._store.diagnostics().to_pandas()
 
     @property
@@ -89,16 +92,15 @@ def load_rows(
     Args:
         folder: the folder that a run printed as its rows (`out`), packed or not.
         dataset, method, protocol, reading: load only cells with this name or one of these names.
-        budget: load only cells with this budget (64, 0.2, "20%") or one of a list. Cells without a budget or reading, such
-            as `full`'s, pass both filters, because every comparison needs them.
+        budget: load only cells with this budget (64, 0.2, "20%") or one of a list. Cells without a budget or reading,
+            such as `full`'s, pass both filters, because every comparison needs them.
 
     Returns:
-        Six pandas frames, `cells`, `responses`, `samples`, `metrics`, `timings` and `diagnostics`, with the columns of
-        docs/rows.md. A frame is read at its first use.
+        Six pandas frames, `cells`, `responses`, `samples`, `metrics`, `timings` and `diagnostics`.
 
     Raises:
-        ConfigError: the folder does not exist, has no rows, or no rows with a name of a filter. StoreError: the rows are
-            damaged or of another version.
+        ConfigError: the folder does not exist, has no rows, or no rows with a name of a filter.
+        StoreError: the rows are damaged or of another version.
 
     Example:
         >>> rows = load_rows("results/tiny/large", method="snapkv", budget=64)  # doctest: +SKIP
@@ -108,10 +110,10 @@ def load_rows(
     cells = _cells(root)
     selected = cells["cell"].notna()
     for column, wanted in (("dataset", dataset), ("method", method), ("protocol", protocol)):
-        selected &= choose(cells[column], _listed(wanted), column)
-    selected &= choose(cells["reading"], _listed(reading), "reading") | cells["reading"].isna()
+        selected &= choose(cells[column], _as_list(wanted), column)
+    selected &= choose(cells["reading"], _as_list(reading), "reading") | cells["reading"].isna()
     if budget is not None:
-        selected &= _at(cells, budget if isinstance(budget, list | tuple) else [budget])
+        selected &= _has_budget(cells, budget if isinstance(budget, list | tuple) else [budget])
     return StoredRows(root, cells[selected].reset_index(drop=True))
 
 
@@ -184,13 +186,11 @@ class Tables(_Printed, list[ScoreTable]):
         return markdown(tables_of_scores(self), notes="all")
 
     def latex(self) -> str:
-        """Return the tables in LaTeX."""
         return latex(tables_of_scores(self), notes="all")
 
     def frame(self) -> pd.DataFrame:
-        """Return the tables' numbers, unrounded, with one row per table cell: context, method, budget, score, interval, rank,
-        audit.
-        """
+        """Return the unrounded numbers, one row per method and budget: context, method, budget, score, interval, rank,
+        audit."""
         return frame(self)
 
 
@@ -212,7 +212,8 @@ def make_table(
         A list of tables: `print` it, show it in a notebook, or take its `frame()`.
 
     Raises:
-        ConfigError: the rows have no scores, or lack a name of a filter. StoreError: the rows are damaged.
+        ConfigError: the rows have no scores, or lack a name of a filter.
+        StoreError: the rows are damaged.
 
     Example:
         >>> print(make_table("results/tiny/large", dataset="pages_walk_large"))  # doctest: +SKIP
@@ -224,10 +225,10 @@ def make_table(
     return Tables(
         build(
             stored,
-            datasets=_listed(dataset),
-            protocols=_listed(protocol),
-            readings=_listed(reading),
-            metrics=names(_listed(metric), stored),
+            datasets=_as_list(dataset),
+            protocols=_as_list(protocol),
+            readings=_as_list(reading),
+            metrics=names(_as_list(metric), stored),
         )
     )
 
@@ -241,13 +242,13 @@ class PaperTables(_Printed, list["FilledTable"]):
         return render(self, "md")
 
     def latex(self) -> str:
-        """Return the tables in LaTeX."""
         from mmkv_bench.papers.table import render
 
         return render(self, "latex")
 
     def frame(self) -> pd.DataFrame:
-        """Return one row per cell, as in `--format csv`: address, state, number, interval, printed value and verdict."""
+        """Return one row per table field, as in `--format csv`: address, state, number, interval, printed value and
+        verdict."""
         from mmkv_bench.papers.table import frame
 
         return frame(self)
@@ -258,13 +259,15 @@ def paper_tables(*names: str, rows: Sequence[Path | str] | Path | str = ()) -> P
 
     Args:
         names: ids of the tables, as listed by `mmkv-bench papers --list`; none: all tables.
-        rows: folders of rows, or folders that contain such; none: only printed numbers, and the commands that measure a cell.
+        rows: folders of rows, or folders that contain such; none: only printed numbers, and the commands that measure
+            them.
 
     Returns:
         A list of tables: `print` it, show it in a notebook, or take its `frame()`.
 
     Raises:
-        ConfigError: a name is unknown, or a folder has no rows. StoreError: the rows are damaged or of another version.
+        ConfigError: a name is unknown, or a folder has no rows.
+        StoreError: the rows are damaged or of another version.
 
     Example:
         >>> print(paper_tables("mmshift_table01", rows="runs/papers"))  # doctest: +SKIP
@@ -289,8 +292,7 @@ def _cells(root: Path) -> pd.DataFrame:
     return cells
 
 
-def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
-    """Return a boolean mask of the rows in `cells` that have one of these budgets, or no budget."""
+def _has_budget(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
     from mmkv_bench.compression.budget import Budget
 
     selected = cells["budget_kind"] == "none"
@@ -304,5 +306,5 @@ def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
     return selected
 
 
-def _listed(wanted: Names) -> list[str] | None:
+def _as_list(wanted: Names) -> list[str] | None:
     return [wanted] if isinstance(wanted, str) else None if wanted is None else list(wanted)

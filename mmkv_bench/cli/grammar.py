@@ -20,12 +20,12 @@ from mmkv_bench.config.files import groups, options
 from mmkv_bench.config.names import FLAG_ANSWERS, KEY_ANSWERS, KEYS, VERB_ANSWERS, canonical
 from mmkv_bench.config.schema import SCHEMAS, keys
 from mmkv_bench.config.shorthand import filled
-from mmkv_bench.declared import declared
+from mmkv_bench.declared import read_declared
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 PROGRAM = "mmkv-bench"
 
-_DECLARED_VERBS = declared(__file__, "verbs.yaml")
+_DECLARED_VERBS = read_declared(__file__, "verbs.yaml")
 VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _DECLARED_VERBS.items() if not name.startswith("_")}
 """Verb to its file in `verbs/`, summary, arguments and examples, in the order of the help. The file has a function
 `<verb>(given)`."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mmkv_bench.config.files import DATASET, MODEL, TABLES, TITLES, benchmark_members, content, options
-from mmkv_bench.declared import declared
+from mmkv_bench.declared import read_declared
 from mmkv_bench.errors import folded
 
 
@@ -27,7 +27,7 @@ def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
 
 
-_FIELD_WORDS = declared(__file__, "field_words.yaml")
+_FIELD_WORDS = read_declared(__file__, "field_words.yaml")
 KEYS = _synonyms(_FIELD_WORDS["keys"])
 """Synonym to the key of this package (`torch_dtype` to `model.dtype`)."""
 VALUES = {key: _synonyms(entries) for key, entries in _FIELD_WORDS["values"].items()}
@@ -136,7 +136,7 @@ class Unavailable:
 
 UNAVAILABLE = {
     name: Unavailable(**fields | {key: tuple(fields.get(key, ())) for key in ("instead", "aliases")})
-    for name, fields in declared(__file__, "unavailable.yaml").items()
+    for name, fields in read_declared(__file__, "unavailable.yaml").items()
 }
 
 

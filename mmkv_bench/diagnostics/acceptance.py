@@ -1,7 +1,7 @@
-"""Check somebody's bundle against the experiment that it was made for.
+"""Checks of a bundle (published rows with tables and a receipt) against the experiment that it was made for.
 
-The experiment is the configuration on this machine, never the bundle's. A check passes, refuses, or says why it was not
-possible: only weights and data on this machine are used, and nothing but the bundle is downloaded.
+The experiment is the configuration on this machine, never the bundle's. Each check passes, refuses, or says why it was
+not possible. Only weights and data on this machine are used; nothing but the bundle is downloaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COLUMNS_OF_SIMILAR = ("model", "dataset", "method", "protocol")
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check: `ok`, `refused` or `not checked`, and a sentence."""
+    """The outcome of one check (`ok`, `refused` or `not checked`) and a sentence."""
 
     check: str
     outcome: str
@@ -61,8 +61,8 @@ Outcome = tuple[str, str]
 """Outcome and sentence: `refused` and what is wrong, `not checked` and why, or `ok` and what was checked."""
 
 
-def concluded(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return (outcome, text) of a check with several outcomes: the worst one, with at most three of its sentences."""
+def combine_outcomes(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the worst outcome of a check, with at most three of its sentences."""
     texts: dict[str, dict[str, None]] = {REFUSED: {}, NOT_CHECKED: {}, OK: {}}
     for outcome, text in outcomes:
         texts[outcome][text] = None
@@ -73,10 +73,9 @@ def concluded(outcomes: Iterable[Outcome]) -> Outcome:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A fetched bundle (published rows with tables and a receipt), and what the experiment should have made.
+    """A fetched bundle, and the experiment's plans.
 
     Attributes:
-        store: the bundle's rows.
         rows: cell -> row of the table `cells`.
         plans: plans of the experiment's runs on this machine, with the weights and versions that the rows state.
         samples, seed: number of answers that are made again, and seed of their draw.
@@ -89,8 +88,7 @@ class Bundle:
     seed: int
 
     def parts(self) -> Iterator[tuple[Plan, DatasetShare, list[Cell]]]:
-        """Yield (plan, dataset, cells) for each dataset of each planned run. The cells are the planned ones that the bundle
-        contains."""
+        """Yield (plan, dataset, planned cells that the bundle contains) for each dataset of each planned run."""
         for plan in self.plans:
             for part in plan.parts:
                 yield plan, part, [cell for cell in part.cells if cell.cell in self.rows]
@@ -99,7 +97,7 @@ class Bundle:
 def findings(
     source: PublishLocation, configs: Sequence[RunConfig], folder: Path, samples: int, seed: int
 ) -> Iterator[Finding]:
-    """Fetch a bundle (published rows with tables and a receipt) and yield the outcome of one check after the other.
+    """Fetch a bundle and yield the outcome of one check after the other.
 
     Args:
         source: where the bundle is published.
@@ -128,19 +126,17 @@ def findings(
     bundle = Bundle(store, rows, plans, samples, seed)
     for check in (_code, _model, _cells, _samples, _prompts, _budgets, _scores, _tables, _receipt, _answers):
         try:
-            outcome, text = concluded(check(bundle))
+            outcome, text = combine_outcomes(check(bundle))
         except MMKVError as error:
             outcome, text = REFUSED, str(error)
         yield Finding(check.__name__.removeprefix("_"), outcome, text.replace(str(folder), source.shown))
 
 
 def _of_model(rows: dict[str, Row], name: str) -> list[Row]:
-    """Return the rows of `cells` for the model `name`, the newest last."""
     return sorted((row for row in rows.values() if row["model"] == name), key=lambda row: row["created_at"])
 
 
 def _code(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of comparing the code that made the bundle's answers with the installed code."""
     versions = {row["cell"]: json.loads(row["versions"]).get("mmkv_bench") for row in bundle.rows.values()}
     commits = {row["git_commit"] for row in bundle.rows.values()} - {None}
     source = f"git checkout {min(commits)[:12]}" if commits else "ask for its commit"
@@ -168,11 +164,7 @@ def _code(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _sources(file: Path) -> dict[str, str] | None:
-    """Return file of the package -> checksum, as the bundle recorded them; None if the bundle has no such file.
-
-    Raises:
-        StoreError: the file is damaged.
-    """
+    """Return file of the package -> checksum, as the bundle recorded them; None if it has no such file."""
     try:
         recorded_checksums = json.loads(file.read_bytes())["source"]
     except FileNotFoundError:
@@ -183,10 +175,8 @@ def _sources(file: Path) -> dict[str, str] | None:
 
 
 def _model(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of comparing the bundle's models with those of the experiment.
-
-    Fingerprints of the weights are compared if the model is on this machine, otherwise the settings in the rows.
-    """
+    """Compare the bundle's models with the experiment's by fingerprint, or by settings if the model is not on this
+    machine."""
     names = []
     for plan in bundle.plans:
         name, source = plan.model.name, Source.of(plan.model)
@@ -217,10 +207,8 @@ def _model(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _cells(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of comparing the bundle's cells (each one method, budget and dataset) with the planned ones.
-
-    Cells are compared by hash, which covers method, parameters, versions, budget, protocol and data.
-    """
+    """Compare the hashes of the bundle's cells, each one (method, budget) setting on one dataset, with the planned
+    ones."""
     planned_hashes = {cell.cell for plan in bundle.plans for cell in plan.cells}
     further_rows = [row for row in bundle.rows.values() if row["cell"] not in planned_hashes]
     for plan in bundle.plans:
@@ -238,7 +226,6 @@ def _cells(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _samples(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of counting the answers of each cell: missing, failed, complete."""
     count, failures = 0, 0
     for plan, part, cells in bundle.parts():
         statuses = plan.coverage(bundle.store).statuses(part)[[cell in cells for cell in part.cells]]
@@ -256,7 +243,6 @@ def _samples(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _prompts(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of making the prompts again and comparing their hashes."""
     count = 0
     for plan, part, cells in bundle.parts():
         names = [cell.cell for cell in cells]
@@ -282,7 +268,7 @@ def _prompts(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _budgets(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of checking each answer's budget against its cell's, and its kept entries against those asked."""
+    """Check each answer's budget against its cell's, and the number of kept entries against the number asked."""
     count = 0
     columns = ("sample_id", "status", "context_tokens", "budget_entries", "entries_asked", "entries_resident")
     for _, part, cells in bundle.parts():
@@ -306,10 +292,7 @@ def _budgets(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _scores(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of checking that the scores belong to the stored answers.
-
-    The answers are also scored again if the data are on this machine.
-    """
+    """Check that the scores belong to the stored answers. If the data are on this machine, score the answers again."""
     digests = tally(bundle.store).digests
     digest_of_scores = {row["cell"]: row["answers_digest"] for row in bundle.store.metrics().to_pylist()}
     scores_compared = 0
@@ -323,7 +306,7 @@ def _scores(bundle: Bundle) -> Iterator[Outcome]:
         try:
             preflight(part.spec)
             for cell in cells:
-                count, other = _rescored(bundle.store, part, cell.cell)
+                count, other = _compare_scores(bundle.store, part, cell.cell)
                 scores_compared += count
                 if other:
                     yield REFUSED, f"{cell.label} on {part.dataset}: {other}"
@@ -332,11 +315,8 @@ def _scores(bundle: Bundle) -> Iterator[Outcome]:
     yield OK, f"{len(digest_of_scores)} cells, scored from the stored answers; {scores_compared} scores made again"
 
 
-def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
-    """Score the stored answers of a cell (one method, budget and dataset) again, without a judge.
-
-    Return (number of compared scores, description of the first difference or "").
-    """
+def _compare_scores(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
+    """Score the answers of a cell again, without a judge. Return (number of scores, first difference as text or "")."""
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
@@ -359,7 +339,6 @@ def _rescored(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
 
 
 def _tables(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of making the tables again and comparing the texts."""
     file = bundle.store.root / TABLES
     if not file.exists():
         yield NOT_CHECKED, f"no {TABLES} in it: `mmkv-bench pack --publish <folder> --receipt <file>` writes one"
@@ -382,7 +361,6 @@ def _tables(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _receipt(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of checking that the bundle's receipt (record of answers made again) belongs to its rows."""
     file = bundle.store.root / RECEIPT
     if file.exists():
         entries = receipts_of([file], [bundle.store.root])[bundle.store.root].values()
@@ -393,16 +371,13 @@ def _receipt(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _answers(bundle: Bundle) -> Iterator[Outcome]:
-    """Yield outcomes of making randomly drawn answers again and comparing them."""
     if not bundle.samples:
         yield NOT_CHECKED, "no answer was to be made again (--samples 0)"
         return
     answers_drawn = draw([bundle.store.root], bundle.samples, bundle.seed)
     make_again(answers_drawn)
-    answers_again, different_answers = (
-        [one for one in answers_drawn if one.compared],
-        [one for one in answers_drawn if one.outcome == DIFFERENT],
-    )
+    answers_again = [one for one in answers_drawn if one.compared]
+    different_answers = [one for one in answers_drawn if one.outcome == DIFFERENT]
     allowed_by_rounding = sum(one.cell["dtype"] != "float32" for one in answers_again) // ROUNDED
     certain_differences = [one for one in different_answers if {"status", "prompt_hash"}.intersection(one.differing)]
     reasons = Counter(one.outcome for one in answers_drawn if not one.compared)
@@ -413,12 +388,10 @@ def _answers(bundle: Bundle) -> Iterator[Outcome]:
         (REFUSED, text) for text in differences if certain_differences or len(different_answers) > allowed_by_rounding
     ]
     problems += [(NOT_CHECKED, f"{count} of {len(answers_drawn)} answers: {why}") for why, count in reasons.items()]
-    outcome, text = concluded([*problems, (OK, "")])
+    outcome, text = combine_outcomes([*problems, (OK, "")])
     if outcome != REFUSED and answers_again:
         differ_text = f", {len(different_answers)} differ as half precision may" if different_answers else ""
         rest_text = f"; not made again: {text}" if text else ""
-        outcome, text = (
-            OK,
-            f"{len(answers_again)} made again, {len(answers_again) - len(different_answers)} equal{differ_text}{rest_text}",
-        )
+        equal_count = len(answers_again) - len(different_answers)
+        outcome, text = OK, f"{len(answers_again)} made again, {equal_count} equal{differ_text}{rest_text}"
     yield outcome, f"{text}; --seed {bundle.seed} draws the same"

@@ -1,4 +1,5 @@
-"""Run one analysis: prefill each sample of a dataset, compute numbers of every layer, store rows of the table `diagnostics`."""
+"""One analysis: prefill each sample of a dataset, compute numbers of every layer, store rows of the table
+`diagnostics`."""
 
 from __future__ import annotations
 
@@ -35,10 +36,7 @@ Row = tuple[str, int | None, "Value"]
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """A method at a budget, for analyses of kept entries.
-
-    label: method and budget, for example `snapkv@64`; base: base of the method's file; parameters: JSON.
-    """
+    """A method at a budget. label: for example `snapkv@64`. base: base of the method's file. parameters: JSON."""
 
     label: str
     base: str
@@ -60,7 +58,7 @@ class ComparedMethod:
 
 @dataclass(frozen=True)
 class AnalysisCounts:
-    """Counts of an analysis: samples measured now, samples measured before, numbers written."""
+    """Numbers of samples measured now, samples measured before, and stored values."""
 
     measured: int
     before: int
@@ -74,11 +72,11 @@ def methods_of(
     fingerprint: str,
     cost: StateCost | None = None,
 ) -> list[ComparedMethod]:
-    """Return every evicting method at every budget, under the first seed. `full` is left out, because it is always analysed.
+    """Return every evicting method at every budget, under the first seed. `full` is left out, because it is always
+    analysed.
 
     Args:
-        chosen: methods of a run.
-        budgets: budgets of the run.
+        chosen, budgets: methods and budgets of a run.
         model, fingerprint: name and fingerprint of the run's model, to find its calibrations.
         cost: bytes of the model's state, for budgets in bytes.
 
@@ -112,12 +110,11 @@ def diagnose(
     out: Path,
     methods: Callable[[str, StateCost | None], Sequence[ComparedMethod]] | None = None,
 ) -> AnalysisCounts:
-    """Run one analysis and store its numbers, sample by sample. Numbers that the store already has are not measured again.
+    """Run one analysis and store its numbers, sample by sample. Numbers in the store are not measured again.
 
     Args:
         name: one of `quantities.QUANTITIES`.
         model: the `model` node of a run.
-        questions: the samples with their prompts.
         tokens: limit of the full cache's answer, for analyses of answers.
         out: folder of the store.
         methods: function from the model's fingerprint and the cost of its state to the methods to compare.
@@ -178,10 +175,10 @@ def diagnose(
 def measurements(
     name: str, source: Source, questions: PromptSamples, tokens: int, kept: Sequence[ComparedMethod]
 ) -> dict[str, dict[str, str]]:
-    """Return label of a method -> columns (name -> value) that identify an analysis's rows; "" for rows without a method.
+    """Return label of a method (or "" for none) -> columns (name -> value) that identify an analysis's rows.
 
-    The column `measurement` is the hash of all other columns. It covers the model, the prompts and one method, but not the other
-    methods or the samples, so numbers stay valid when methods or samples are added.
+    The column `measurement` is the hash of all others: model, prompts and one method, but neither other methods nor
+    samples. So numbers stay valid when methods or samples are added.
     """
     from mmkv_bench.diagnostics.quantities import QUANTITIES
     from mmkv_bench.plan.identity import resolve_dtype
@@ -215,8 +212,6 @@ def layers_of(
 ) -> list[Row]:
     """Compute the numbers of the analysis `name` for one sample. Return rows (sample id, layer or None, value).
 
-    Errors of encoding or prefilling the prompt are passed on.
-
     tokens: limit of the full cache's answer. methods: methods to compare, if the analysis compares methods.
     """
     from mmkv_bench.calibrate.measurements import read_layers, with_answer
@@ -246,7 +241,7 @@ def layers_of(
     return [(sample.sample_id, layer, value) for layer, value in quantity.finish(layer_values)]
 
 
-def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> Session:
+def attach_method(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> Session:
     """Return a session in which `method` compresses the cache of the prompt."""
     from mmkv_bench.compression.session import attach
 
@@ -255,10 +250,11 @@ def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod)
 
 
 def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMethod) -> list[torch.Tensor]:
-    """Return the prompt's entries that a method keeps, per layer int64 ``[Hkv, m]``, padded with -1 if a head keeps fewer."""
+    """Return the prompt's entries that a method keeps, per layer int64 ``[Hkv, m]``, padded with -1 if a head keeps
+    fewer."""
     import torch
 
-    with attached(loaded, prompt, method) as session, torch.no_grad():
+    with attach_method(loaded, prompt, method) as session, torch.no_grad():
         loaded.model(**prompt.inputs, use_cache=True, logits_to_keep=1, return_dict=True)
         return [layer[0].cpu() for layer in session.kept()]
 
@@ -266,7 +262,8 @@ def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: ComparedMet
 def decoded_outputs(
     loaded: LoadedModel, prompt: EncodedPrompt, fed: torch.Tensor, method: ComparedMethod | None = None
 ) -> list[torch.Tensor]:
-    """Feed n tokens after the prompt, one by one through stock `generate`, and return every decoder layer's outputs ``[n, E]``.
+    """Feed n tokens after the prompt, one by one through stock `generate`. Return each decoder layer's outputs ``[n,
+    E]``.
 
     method: method that compresses the cache; None: the full cache.
     """
@@ -290,7 +287,7 @@ def decoded_outputs(
     generate: Any = loaded.model.generate
     hooks = [block.register_forward_hook(partial(record, layer)) for block, layer in zip(blocks, outputs, strict=True)]
     try:
-        with nullcontext() if method is None else attached(loaded, prompt, method), torch.no_grad():
+        with nullcontext() if method is None else attach_method(loaded, prompt, method), torch.no_grad():
             generate(**prompt.inputs, max_new_tokens=len(fed) + 1, do_sample=False, prefix_allowed_tokens_fn=allowed)
     finally:
         for hook in hooks:
@@ -299,7 +296,7 @@ def decoded_outputs(
 
 
 def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless: bool = False) -> torch.Tensor:
-    """Return the tokens to feed after the prompt, int64 ``[n]``, n >= 1: the full cache's greedy answer without its last token.
+    """Return the full cache's greedy answer without its last token, to feed after the prompt, int64 ``[n]``, n >= 1.
 
     An answer of one token stays whole. endless: the answer has `tokens` tokens, because no token ends it.
     """

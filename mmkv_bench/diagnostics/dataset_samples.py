@@ -1,4 +1,4 @@
-"""Select samples of a dataset, with the prompts of a run, for calibrations and diagnostics."""
+"""Samples of a dataset, with the prompts of a run, for calibrations and diagnostics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = ("dataset", "datasets", "data")
 
 
 class _EnoughError(Exception):
-    """The signal that a draw has its number of samples."""
+    """Signal that enough samples were taken."""
 
 
 def of_dataset(
@@ -33,13 +33,13 @@ def of_dataset(
 
     Args:
         overrides: settings that name the dataset: `dataset=<name>`, `data=...`, `dataset.<key>=...`.
-        count: number of samples.
         draw: seed of a random draw; None takes the first samples.
         instruction: `LOW:HIGH`: take samples whose text has more than LOW and at most HIGH tokens; either may be empty.
         calibrating: the samples calibrate a method, so test pages are refused.
 
     Raises:
-        ConfigError: other settings, no dataset or several, or test pages. CalibrationError: too few samples.
+        ConfigError: other settings, no dataset or several, or a wrong `instruction`.
+        CalibrationError: too few samples, or test pages.
         MissingDataError: the data are missing.
     """
     from mmkv_bench.evaluation.documents import sample_refs
@@ -73,10 +73,10 @@ def of_dataset(
             return tokens > low and (high is None or tokens <= high)
 
         if instruction:
-            _ask(spec, count, take, fits=fits)
+            _take_samples(spec, count, take, fits=fits)
         else:
             wanted = {ref.doc_id for ref in drawn_refs if ref.sample_id not in without}
-            _ask(spec, len(wanted), take, wanted, first=count if draw is None else None)
+            _take_samples(spec, len(wanted), take, wanted, first=count if draw is None else None)
 
     ids = () if instruction else tuple(ref.sample_id for ref in sorted(drawn_refs, key=lambda ref: ref.doc_id))
     prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
@@ -122,7 +122,7 @@ def _bounds(instruction: str | None) -> tuple[int, int | None]:
     return int(lowest or 0), int(highest) if highest else None
 
 
-def _ask(
+def _take_samples(
     spec: TaskSpec,
     count: int,
     take: Callable[[PromptSample], None],
@@ -134,8 +134,7 @@ def _ask(
 
     wanted: numbers of the documents to use; None: all. first: number of documents to search; None: all.
 
-    Raises:
-        CalibrationError: there are fewer. DataError: a sample cannot be read.
+    Raises CalibrationError: too few such samples. DataError: a sample cannot be read.
     """
     from mmkv_bench.evaluation.generating import generate
 

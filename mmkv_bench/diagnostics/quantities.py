@@ -38,7 +38,7 @@ EDGE, WIDTH = 10.0, 0.25  # bins of a histogram, from -10 to 10
 
 
 class Value(NamedTuple):
-    """One number of a layer. part: the tokens or method that it describes; x: its position on a curve."""
+    """One number of a layer. part: the tokens or the method that the number describes. x: position on a curve."""
 
     quantity: str
     value: float
@@ -49,11 +49,12 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """What an analysis needs to know about the prompt besides a layer's tensors. length: number of the prompt's tokens.
+    """Facts about the prompt besides a layer's tensors. Only analyses that need them have `kept` and `decoded`.
 
-    kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the kept entries, -1 for none.
-    decoded: method and budget, or `full` -> per layer ``[n, E]``, the layer's outputs while full's answer is decoded.
-    Both are filled only for analyses that need them.
+    Attributes:
+        length: number of the prompt's tokens.
+        kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the kept entries, -1 for none.
+        decoded: method and budget, or `full` -> per layer ``[n, E]``, outputs while full's answer is decoded.
     """
 
     length: int
@@ -62,14 +63,14 @@ class PromptFacts:
 
 
 def of_each_layer(layers: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
-    """Yield (number of the layer, value) for all values of all layers. layers: the values of each layer."""
+    """Yield (number of the layer, value) for all values of all layers."""
     for layer, values in enumerate(layers):
         yield from ((layer, value) for value in values)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One analysis: the function that computes its numbers, and what this function needs.
+    """One analysis: the function that computes its numbers, and the inputs of this function.
 
     Attributes:
         needs: statistics to gather in the prefill.
@@ -115,9 +116,9 @@ def hidden_states(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 def lorenz(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the Lorenz curve of the attention that tokens of one layer receive, and its Gini coefficient.
 
-    A token's attention is its column sum over all queries and query heads. At x, the curve is the share of all attention that
-    the fraction x of tokens with the least attention receives, interpolated linearly. The coefficient is ``2 sum_i i s_i / (n
-    sum s) - (n + 1) / n`` of the ascending sums s.
+    A token's attention is its column sum over all queries and query heads. At x, the curve is the share of all
+    attention that the fraction x of tokens with the least attention receives, interpolated linearly. The coefficient is
+    ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the ascending sums s.
     """
     sums = obs.column_sums.double().sum(0).cpu().sort().values
     n, total = len(sums), float(sums.sum())
@@ -144,8 +145,8 @@ def entropy(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield HybridKV's cumulative attention (S*) per KV head of one layer, at 20 values of x.
 
-    It is the share of the text queries' attention on the fraction x of the prompt's keys that get most of it. For a prompt
-    without visual tokens, all queries count.
+    This is the share of the text queries' attention that falls on the fraction x of the prompt's keys with the most
+    attention. Without token types, all queries count.
     """
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
@@ -161,8 +162,8 @@ def cumulative_attention(obs: Observation, facts: PromptFacts) -> Iterator[Value
 def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the energy spectrum of one layer's keys and values along the tokens, in 128 equal bands of frequency.
 
-    A value is the band's share of the energy of an orthonormal DCT, summed over heads and channels. Keys are as stored
-    (rotated). x is the band's middle; 1 is the highest frequency.
+    A value is the band's share of the energy of an orthonormal DCT, summed over heads and channels. Keys are rotated,
+    as stored. x is the band's middle; 1 is the highest frequency.
     """
     length = facts.length
     band_of_bin = torch.arange(length, device=obs.device) * BANDS // length
@@ -180,9 +181,9 @@ def power_spectrum(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the hit rate of outlier channels (MM-ShiftKV's Table 14) of one layer, by our own definition.
 
-    The paper prints no definition. Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with the
-    largest absolute value while the answer is decoded. The value is the share of these in which one of 512 proxies reaches as
-    far. The proxies are drawn as the method draws them, with gamma 1 and 10.
+    The paper prints no definition. Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with
+    the largest absolute value while the answer is decoded. The value is the share of these in which one of 512 proxies
+    is as large. The proxies are drawn as the method draws them, with gamma (x) 1 and 10.
     """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
     answer_activations = obs.project(answer).float().abs().amax(1).flatten()
@@ -201,8 +202,8 @@ def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 def histogram(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the density of the query projection's inputs of one layer, for prompt and answer.
 
-    Bins of .25 from -10 to 10; x is a bin's middle, the value is the share of all values in the bin divided by its width.
-    `outside` is the share of values outside the bins.
+    Bins of .25 from -10 to 10; x is a bin's middle, the value is the share of all values in the bin divided by its
+    width. `outside` is the share of values outside the bins.
     """
     for part, rows in (("prompt", obs.states[: facts.length]), ("answer", obs.states[facts.length :])):
         values = rows.double().flatten()
@@ -236,7 +237,7 @@ def prefix_search(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | No
 def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
     """Yield the share of the decoded tokens' attention on the prompt's entries that a method keeps, for one layer.
 
-    The value is the mean over decoded tokens and query heads. Its part is method and budget; `full` is the whole prompt.
+    A mean over decoded tokens and query heads. The part is method and budget; `full` is the whole prompt.
     """
     start, heads = facts.length, obs.key.shape[0]
     mass = _attention(obs, start)[..., :start].double().reshape(heads, -1, start).mean(1)  # [Hkv,T]
@@ -248,9 +249,9 @@ def coverage(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield the mean absolute difference of a layer's output from that with the full cache (PrefixKV's output features).
+    """Yield the mean absolute difference of a layer's output from the full cache's (PrefixKV's output features).
 
-    The mean is over features and decoded tokens; every method is fed the full cache's answer. The part is method and budget.
+    A mean over features and decoded tokens; every method is fed the full cache's answer. The part is method and budget.
     """
     full_outputs = facts.decoded["full"][obs.layer].double()
     for name, layers in facts.decoded.items():
@@ -259,11 +260,11 @@ def feature_error(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def focus(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
-    """Yield HybridKV's cumulative focus counts per KV head of one layer: how much decoding selects the same tokens.
+    """Yield HybridKV's cumulative focus counts per KV head of one layer: how often decoding selects the same tokens.
 
-    At each decoded token, each query head of the KV head selects the 5 % of the prompt's keys with the most attention. The
-    value at x is the share of all selections that fall on the fraction x of tokens that are selected most often. A head that
-    always selects the same tokens has 1 from x = .05 on.
+    At each decoded token, each query head of the KV head selects the 5 % of the prompt's keys with the most attention.
+    The value at x is the share of all selections that fall on the fraction x of tokens that are selected most often. A
+    head that always selects the same tokens has 1 from x = .05 on.
     """
     start, heads = facts.length, obs.key.shape[0]
     query = obs.queries[:, start:].float().reshape(heads, -1, obs.key.shape[2])  # [Hkv, g * n, D]
@@ -357,7 +358,6 @@ def vision(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
 
 def _attention(obs: Observation, start: int) -> Tensor:
-    """Return the causal attention of the queries from `start` on, float32 ``[Hq, n, T]``."""
     query = obs.queries[:, start:].float()
     scores = query @ obs.key.float().repeat_interleave(len(query) // len(obs.key), 0).mT * obs.scaling
     positions = torch.arange(scores.shape[2], device=obs.device)

@@ -1,8 +1,8 @@
-"""Receipts of `verify`: which stored answers were made again, which columns were compared, and the outcomes. Bundles: published
-stores with a receipt, their tables, and the versions, devices and code of their rows.
+"""Receipts of `verify`, which record the stored answers that were made again, the compared columns and the outcomes.
+Bundles.
 
-A receipt is a JSON file. It identifies cells by their hashes, and the answers and scores of a cell by their digests, so a
-receipt is valid for these rows only.
+A receipt is a JSON file about certain rows: it has the hashes of cells, and digests of their answers and scores. A
+bundle is a published store with a receipt, its tables, and the versions, devices and code of its rows.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ from mmkv_bench.store.tally import tally
 
 FORMAT = 2
 NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept positions"}
-"""Descriptions of columns whose names do not describe them."""
+"""Column -> description, if the name is none."""
 
 
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
-    """Yield report lines on drawn answers after `make_again`.
-
-    There is one line per store, per answer that differs, and per reason why answers were not made again; then the number of
-    equal answers, and the numbers of answers per compared column.
-    """
+    """Yield report lines on drawn answers after `make_again`: per store, per answer that differs, per other outcome,
+    and totals."""
     for root in dict.fromkeys(one.root for one in drawn):
         outcome_counts = Counter(one.outcome.partition(" (")[0].partition(":")[0] for one in drawn if one.root == root)
         count_texts = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome_counts.items()))
@@ -64,8 +61,7 @@ def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:
 
 
 def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the receipt of answers that were made again: JSON data with the outcomes of each store and cell (one method,
-    budget and dataset).
+    """Return the receipt of answers that were made again, as JSON data.
 
     Args:
         drawn: the answers with their outcomes.
@@ -97,7 +93,7 @@ def receipt(drawn: Sequence[StoredAnswer], seed: int | None, words: Sequence[str
 
 
 def score_digests(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """Return hash of a cell (one method, budget and dataset) -> digest of its samples' scores, 16 hex digits of a sha256.
+    """Return hash of a cell -> digest of its samples' scores, 16 hex digits of a sha256.
 
     A cell without scores has the digest of an empty list.
     """
@@ -116,20 +112,16 @@ def _scores(answers: Sequence[StoredAnswer]) -> dict[str, dict[str, float]]:
     means = {}
     for metric in sorted({name for one in answers for name in one.scores_again}):
         scored = [one for one in answers if metric in one.scores_again]
-        stored, score_again = (
-            fmean(one.scores[metric] for one in scored),
-            fmean(one.scores_again[metric] for one in scored),
-        )
-        means[metric] = {"stored": stored, "made_again": score_again, "answers": len(scored)}
+        means[metric] = {
+            "stored": fmean(one.scores[metric] for one in scored),
+            "made_again": fmean(one.scores_again[metric] for one in scored),
+            "answers": len(scored),
+        }
     return means
 
 
 def _cell(cell: str, answers: Sequence[StoredAnswer], stored: int, digest: str, scores: str) -> dict[str, Any]:
-    """Return a receipt's entry for one cell (one method, budget and dataset).
-
-    answers: the cell's drawn answers. stored: number of all its stored answers. digest, scores: digests of the stored answers
-        and of their scores.
-    """
+    """Return a receipt's entry for one cell. answers: its drawn answers. stored: number of all its answers."""
     row = answers[0].cell
     return {
         "cell": cell,
@@ -161,13 +153,11 @@ EXIT_CODES = {EQUAL: 0, DIFFERENT: 1, "nothing made again": 2, INTERRUPTED: 130}
 
 
 def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict[str, Mapping[str, Any]]]:
-    """Return store -> hash of a cell (one method, budget and dataset) -> the cell's entry in a receipt, with the receipt's
-    date, `file` and `path`.
+    """Return store -> hash of a cell -> the cell's entry in a receipt, with the receipt's date, `file` and `path`.
 
     paths: receipt files. roots: folders of the stores.
 
-    Raises:
-        ConfigError: a file is not a receipt, or is a receipt of other rows.
+    Raises ConfigError: a file is not a receipt, or is a receipt of other rows.
     """
     receipts: dict[Path, dict[str, Mapping[str, Any]]] = {root: {} for root in roots}
     stores = {root: Store(root) for root in (roots if paths else ())}
@@ -194,11 +184,7 @@ def receipts_of(paths: Sequence[Path], roots: Sequence[Path]) -> dict[Path, dict
 
 
 def _read(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return (date, entries by hash of the cell) of a receipt file.
-
-    Raises:
-        ConfigError: the file is not a receipt.
-    """
+    """Return (date, entries by hash of the cell) of a receipt file. Raises ConfigError: the file is not a receipt."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["receipt"] != FORMAT:
@@ -233,11 +219,10 @@ MADE_WITH = ("model", "device", "driver", "cpu", "git_commit", "git_dirty", "ver
 def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
     """Return the files that turn a published store into a bundle: name -> content.
 
-    Args:
-        receipt: file of `mmkv-bench verify --receipt` about this store.
+    receipt: file of `mmkv-bench verify --receipt` about this store.
 
-    Raises:
-        ConfigError: the file is not a receipt of these rows, or the rows have no scores. StoreError: rows contradict each other.
+    Raises ConfigError: the file is not a receipt of these rows, or the rows have no scores. StoreError: rows contradict
+    each other.
     """
     receipts_of([receipt], [store.root])
     rows = store.cells(columns=MADE_WITH).to_pylist()
@@ -255,12 +240,10 @@ def files_beside(store: Store, receipt: Path) -> dict[str, bytes]:
 
 
 def tables_text(root: Path) -> str:
-    """Return the tables of all scores of a store as markdown, with the pairs of methods that are proven different.
+    """Return the score tables of a store as markdown, with the pairs of proven differences; one sentence for random
+    weights.
 
-    For random weights the text is only a sentence.
-
-    Raises:
-        ConfigError: there are no scores. StoreError: rows contradict each other.
+    Raises ConfigError: there are no scores. StoreError: rows contradict each other.
     """
     from mmkv_bench.tables.build import RANDOM, build
     from mmkv_bench.tables.formats import markdown

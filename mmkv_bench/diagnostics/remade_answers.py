@@ -1,6 +1,7 @@
-"""Make stored answers again and compare them: a random draw, all answers of some cells, or one sample with its kept tokens.
+"""Stored answers that are generated again and compared: a random draw, all answers of some cells, or one sample.
 
-Rows may store only counts and a digest of the kept indices. If the digests agree, the new answer keeps the same indices.
+Rows may store only counts and a digest of the kept positions. If the digests agree, the new answer keeps the same
+positions.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ class SampleTokens:
     Attributes:
         tokens: number of tokens of the whole prompt.
         visual: int64 [V], positions of the visual tokens.
-        places: float64 [V, 5], for each visual token the number of its image, and top, bottom, left and right as fractions of
-            the image's sides; -1 for a token that shows no region. None if the regions are unknown (a video, an unknown family).
+        places: float64 [V, 5], as in `report.terminal.KeptMap`. None if unknown (a video, an unknown family).
     """
 
     tokens: int
@@ -64,15 +64,17 @@ class SampleTokens:
 
 @dataclass
 class StoredAnswer:
-    """A stored answer that is made again: its store, its `responses` row, the row of its cell, and the outcome.
+    """A stored answer that is generated again.
 
     Attributes:
+        root: folder of its store.
+        row, cell: its row of `responses`, and the row of its cell.
         scores: metric -> stored value, without null values.
         scores_again: metric -> value of the new answer.
         outcome: `equal`, `different`, or why the answer was not made again.
         compared, differing: columns that were compared, and columns that differ; either may include `scores`.
-        kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending after padding of -1; None unless `remake`
-            made the answer.
+        kept: per layer int32 [KV heads, m], kept positions of the prompt, ascending after padding of -1; None unless
+            `remake` made the answer.
         prompt: tokens of the prompt, set by `remake`.
     """
 
@@ -94,12 +96,12 @@ class StoredAnswer:
 
     @property
     def proven(self) -> bool:
-        """True if the new answer is equal and its kept positions are confirmed by the digest in the stored row."""
+        """True if the new answer is equal and the digest in the stored row confirms its kept positions."""
         return self.same and self.row["kept_digest"] is not None
 
     @property
     def cell_label(self) -> str:
-        """Return method, budget, protocol and reading of the answer's cell, as text."""
+        """Method, budget, protocol and reading of the answer's cell, as text."""
         budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
         label_parts = (
             f"{self.cell['method']}@{budget}".removesuffix("@None"),
@@ -110,7 +112,7 @@ class StoredAnswer:
 
     @property
     def label(self) -> str:
-        """Return store, cell, dataset and sample of the answer, as text."""
+        """Store, cell, dataset and sample of the answer, as text."""
         return f"{self.root} {self.cell_label} {self.row['dataset']} {self.row['sample_id']}"
 
 
@@ -120,13 +122,12 @@ def make_again(
     watch: Watch | None = None,
     run_code: bool = False,
 ) -> None:
-    """Make stored answers again, compare them, and set the outcome in each object.
+    """Generate stored answers again, compare them, and set the outcome in each object.
 
     Args:
-        drawn: the stored answers.
         other_versions: do so even if the installed torch or transformers is not the version that made the rows.
-        watch: function that is called after each request, with the loaded model, the request, the prompt and the results.
-        run_code: run method files that the rows name, if their content is unchanged; otherwise code that rows name never runs.
+        watch: called after each request, with the loaded model, the request, the prompt and the results.
+        run_code: run method files that the rows name, if their content is unchanged; otherwise such code never runs.
     """
     quiet_libraries()
     answers_to_remake = []
@@ -138,13 +139,13 @@ def make_again(
     loaded_models: dict[str, LoadedModel] = {}
     with Progress(len(answers_to_remake), "made again") as bar:
         try:
-            for _, together in groupby(sorted(answers_to_remake, key=_run_of), key=_run_of):
+            for _, together in groupby(sorted(answers_to_remake, key=_run_key), key=_run_key):
                 answers_of_group = sorted(together, key=lambda one: one.row["doc_id"])
                 block_bounds = [0, *range(FIRST, len(answers_of_group), AT_ONCE), len(answers_of_group)]
                 for part in (answers_of_group[begin:end] for begin, end in pairwise(block_bounds) if begin < end):
                     bar.relabel(f"{part[0].root.name} {part[0].row['dataset']}")
                     with consent.rows_name_files(_method_files(part) if run_code else ()):
-                        _repeat(part, loaded_models, watch)
+                        _make_group_again(part, loaded_models, watch)
                     bar.advance(len(part))
         except KeyboardInterrupt:
             for one in answers_to_remake:
@@ -160,9 +161,7 @@ def _method_files(group: Iterable[StoredAnswer]) -> set[str]:
 def draw(
     roots: Sequence[Path], count: int | None, seed: int, cells: Collection[str] | None = None, sample: str | None = None
 ) -> list[StoredAnswer]:
-    """Draw `ok` answers at random: equally many from each store, and uniformly within a store.
-
-    A store with too few answers gives all its answers.
+    """Draw `ok` answers at random: equally many from each store (all, if it has too few), uniformly within a store.
 
     Args:
         count: number of answers to draw; None: all.
@@ -207,30 +206,26 @@ def draw(
 
 
 def _stored_answers(store: Store, keys: Collection[tuple[str, str]]) -> list[StoredAnswer]:
-    """Return the stored answers with the given keys (cell, sample id), with their scores."""
     cells = {row["cell"]: row for row in store.cells({cell for cell, _ in keys}).to_pylist()}
     scores: dict[tuple[str, str], dict[str, float]] = {}
-    for row in _at(store.samples(cells, ("cell", "sample_id", "metric", "value")), keys):
+    for row in _rows_with_keys(store.samples(cells, ("cell", "sample_id", "metric", "value")), keys):
         if row["value"] is not None:
             scores.setdefault((row["cell"], row["sample_id"]), {})[row["metric"]] = row["value"]
     return [
         StoredAnswer(store.root, row, cells[row["cell"]], scores.get((row["cell"], row["sample_id"]), {}))
-        for row in _at(store.responses(cells, _COLUMNS), keys)
+        for row in _rows_with_keys(store.responses(cells, _COLUMNS), keys)
     ]
 
 
-def _at(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
-    """Return the rows whose (cell, sample id) is in `keys`."""
+def _rows_with_keys(rows: pa.Table, keys: Collection[tuple[str, str]]) -> list[Row]:
     pairs = zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True)
     row_numbers = [place for place, key in enumerate(pairs) if key in keys]
     return rows.take(row_numbers).to_pylist() if row_numbers else []
 
 
-def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
-    """Make the answers of one dataset of one run again, and set their outcomes.
-
-    model: cache of the last loaded model. watch: as in `make_again`.
-    """
+def _make_group_again(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch: Watch | None) -> None:
+    """Generate the answers of one dataset of one run again, and set their outcomes. model: cache of the last loaded
+    model."""
     try:
         planned_cells = plan_again([one.cell for one in group])
         for one in group:
@@ -260,10 +255,8 @@ def _repeat(group: Sequence[StoredAnswer], model: dict[str, LoadedModel], watch:
 def _scores(
     planned: ReplannedCells, answers: Sequence[StoredAnswer], rows: Mapping[tuple[str, str], Row]
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Return (cell, sample id) -> metric -> score of the new `ok` answers, for cells with stored scores. No judge is asked.
-
-    rows: (cell, sample id) -> new row.
-    """
+    """Return (cell, sample id) -> metric -> score of the new `ok` answers, for cells with stored scores. No judge is
+    asked."""
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 
@@ -317,7 +310,7 @@ def _answers(
     return {(row["cell"], row["sample_id"]): row for row in rows}
 
 
-def _run_of(one: StoredAnswer) -> tuple[str, ...]:
+def _run_key(one: StoredAnswer) -> tuple[str, ...]:
     """Return a sort key that is equal for answers of one run: configuration, dataset and versions."""
     return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
 
@@ -325,14 +318,12 @@ def _run_of(one: StoredAnswer) -> tuple[str, ...]:
 def remake(
     root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
 ) -> dict[str, StoredAnswer]:
-    """Answer one sample again with some cells (each one method, budget and dataset) of a store.
-
-    Return hash of a cell -> its answer.
+    """Answer one sample again with some cells of a store. Return hash of a cell -> its answer, with kept positions and
+    prompt.
 
     Args:
         root: folder of the store.
         cells: hashes of the cells.
-        sample_id: the sample.
         other_versions, run_code: as in `make_again`.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Plan the cells of stored rows again, from the configuration in the store."""
+"""Planning of stored cells again, from the configuration in the store.
+
+A cell is one (method, budget) setting on one dataset; its hash names it.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +49,15 @@ class ReplannedCells:
 
 
 def plan_again(rows: Sequence[Row]) -> ReplannedCells:
-    """Plan the stored cells (each one method, budget and dataset) of one dataset of one run again.
+    """Plan the stored cells of one dataset of one run again, under the versions of torch and transformers in the rows.
 
-    The versions of torch and transformers in the rows are used; the caller decides whether the installed ones may differ.
+    The caller decides whether the installed versions may differ.
 
-    Args:
-        rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`.
+    rows: rows of the table `cells`, all with the same `config`, `dataset`, `torch` and `transformers`.
 
     Raises:
-        MMKVError: the model or dataset is not available. CodeOfRowsError: the rows name code of a dataset.
+        MMKVError: the model or dataset is not available.
+        CodeOfRowsError: the rows name code of a dataset.
     """
     from mmkv_bench.datasets.sources import preflight
     from mmkv_bench.plan import identity
@@ -75,7 +78,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
     for method in dict.fromkeys(row["method"] for row in rows):
         method_rows = [row for row in rows if row["method"] == method]
         try:
-            cells = _expanded(config.grid, config.method_config, method, model_facts)
+            cells = _cells_of_method(config.grid, config.method_config, method, model_facts)
         except consent.CodeOfRowsError as error:
             refused |= {row["cell"]: str(error) for row in method_rows}
             continue
@@ -91,8 +94,7 @@ def plan_again(rows: Sequence[Row]) -> ReplannedCells:
 def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> RunConfig:
     """Return a run's configuration for some datasets and methods of a stored one; newer keys get their defaults.
 
-    Raises:
-        ConfigError: this version cannot read the stored configuration.
+    Raises ConfigError: this version cannot read the stored configuration.
     """
     from omegaconf.errors import OmegaConfBaseException
 
@@ -121,8 +123,7 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[
         ) from error
 
 
-def _expanded(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identity) -> list[Cell]:
-    """Return the planned cells of one method."""
+def _cells_of_method(grid: GridConfig, chosen: MethodConfig, method: str, facts: Identity) -> list[Cell]:
     variants = {name: node for name, node in chosen.variants.items() if name == method}
     base = str(variants[method]["base"]) if variants else method
     methods = {name: node for name, node in chosen.methods.items() if name in (base, method)}
@@ -136,11 +137,10 @@ def cells_again(
 ) -> list[Cell]:
     """Return the planned cells of a stored run, given its grid and its methods.
 
-    A method has the structure of its present file (`defaults`), with the stored values of its parameters. The stored structure
-    cannot be used: its references to parameters are resolved already, but `reading=released` changes some of these parameters.
+    A method has the structure of its present file (`defaults`) and the stored values of its parameters. In the stored
+    structure references to parameters are resolved, but `reading=released` changes some of these parameters.
 
-    Raises:
-        ConfigError: a method no longer has a stored parameter.
+    Raises ConfigError: a method no longer has a stored parameter.
     """
     nodes: dict[str, Mapping[str, Any]] = {}
     for name, stored in chosen.methods.items():
@@ -157,8 +157,7 @@ def cells_again(
 
 
 def reason_of_other(row: Row, cells: Sequence[Cell]) -> str:
-    """Return a text on the columns in which a stored cell (one method, budget and dataset) differs from the planned `cells`,
-    so that none has its hash."""
+    """Return a text on why no planned cell has the hash of a stored cell: the columns in which they differ."""
     namesakes = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL_COLUMNS)]
     if not namesakes:
         return "identity of an older version (its configuration plans no such cell now)"

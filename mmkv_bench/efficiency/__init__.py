@@ -1,5 +1,6 @@
-"""The efficiency scenario: times by phase and bytes of single cells at real shapes, each compared with a hardware limit.
+"""The efficiency scenario: times by phase and bytes of each (method, budget) setting at real shapes, next to hardware
+limits.
 
-`plan` has the cells and the order of their passes, `prompts` makes their input, `measure` does one pass, `run` does all passes
-and writes the table `timings`. `summary` computes the numbers that `text` prints, from rows alone.
+`plan` orders the passes, `prompts` makes their input, `measure` runs one pass, `run` runs all and writes the table
+`timings`. `summary` computes from rows alone the numbers that `text` prints.
 """

@@ -1,7 +1,8 @@
 """One pass: a batch of prompts is prefilled and compressed by one method, then a fixed number of tokens is decoded.
 
-A pass is either timed or counts memory, because counting live storages on the host slows the pass. Times come from marks (events)
-in the device's stream, so timing never waits for the device. Every token is copied to the host, as a server does.
+A pass either measures times or counts memory, because counting live storages on the host slows the pass. Times come
+from marks (events) in the device's stream, so the host never waits for the device. Every token is copied to the host,
+as a server does.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
 
 INNER_PHASES = ("vision", "score", "select", "reduce")
-"""Phases during the text model's forward pass over the prompt, or before it."""
+"""Phases before the text model's forward pass over the prompt, or during it."""
 ACCOUNT = "account"  # counting of entries, excluded from times
 ROW_BY_ROW = "row_by_row"  # fallback: the batch's sequences have states of a decode policy
 
 
 class Clock:
-    """Times the phases of a pass by marks in a device's stream (CUDA events). Times are read after the pass."""
+    """Times the phases of a pass by marks in a device's stream (CUDA events)."""
 
     def __init__(self, device: Device):
         self.device = device
@@ -54,7 +55,7 @@ class Clock:
             self.intervals.append((name, start_mark, self.device.mark()))
 
     def seconds(self) -> dict[str, float]:
-        """Map each phase to the total seconds of its intervals."""
+        """Map each phase to the total seconds of its intervals. Call this after the pass."""
         seconds: dict[str, float] = {}
         for name, start, end in self.intervals:
             seconds[name] = seconds.get(name, 0.0) + self.device.between(start, end)
@@ -63,8 +64,7 @@ class Clock:
 
 @dataclass
 class CacheBytes:
-    """Bytes of the compressed caches before the first decode step, one field per column of `timings`, and the method's
-    fallbacks."""
+    """Bytes of the compressed caches before the first decode step (columns of `timings`), and the method's fallbacks."""
 
     held: int
     useful: int
@@ -73,8 +73,8 @@ class CacheBytes:
 
 
 @dataclass
-class Timed:
-    """The times of one pass: seconds per phase and per decode step. answers: the generated tokens of each sequence."""
+class PassTimes:
+    """Times of one pass: seconds per phase and per decode step. answers: the generated token ids of each sequence."""
 
     seconds: dict[str, float]
     steps: list[float]
@@ -84,7 +84,7 @@ class Timed:
 
 @dataclass
 class MemoryPeaks:
-    """The memory of one pass: peak bytes on the device by phase, and the peak resident memory of the process."""
+    """Memory of one pass: peak bytes on the device by phase, and peak resident bytes of the process."""
 
     peaks: dict[str, Bytes]
     resident: int | None
@@ -96,8 +96,7 @@ class Bench:
     """A model that is ready to be measured, with its device and settings.
 
     Attributes:
-        step: function that decodes one token in place of the model if no decode policy acts (`CompiledStep`); None uses the
-            model.
+        step: function that decodes one token if no decode policy acts (`CompiledStep`); None: the model itself.
         together: whether the prompts of a batch are prefilled in one forward pass rather than one by one.
     """
 
@@ -111,9 +110,9 @@ class Bench:
     def __post_init__(self) -> None:
         self.device = devices.at(self.loaded.device)
 
-    def timed(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> Timed:
-        """Run one pass and time it: prefill the prompts, compress by the cell's method, decode. Raises any failure: out of
-        memory, NaN.
+    def measure_times(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> PassTimes:
+        """Time one pass: prefill the prompts, compress by the cell's method, decode. Failures (out of memory, NaN) are
+        raised.
 
         prompts: the batch, all of equal length.
         """
@@ -134,9 +133,7 @@ class Bench:
         seconds_to_first_token = prefill_seconds + first_token + (join_seconds if pass_marks.fed else 0.0)
         token_marks = [marks_of_tokens[0] if pass_marks.fed else pass_marks.ready, *marks_of_tokens[1:]]
         step_seconds = [seconds_between(one, after) for one, after in pairwise(token_marks)]
-        seconds_until_decoding = seconds_to_first_token + (
-            0.0 if pass_marks.fed else join_seconds
-        )  # when the first step begins
+        seconds_until_decoding = seconds_to_first_token + (0.0 if pass_marks.fed else join_seconds)
         seconds = {
             "encode": sum(prompt.encode_s for prompt in prompts),
             "prefill": prefill_seconds - sum(compressed.values()),
@@ -146,22 +143,24 @@ class Bench:
             "total": seconds_until_decoding + sum(step_seconds),
             "decode": sum(step_seconds),
         }
-        return Timed(
+        return PassTimes(
             compressed | join_seconds_by_name | seconds, step_seconds, cache_bytes, pass_marks.answers.tolist()
         )
 
-    def counted(
+    def measure_memory(
         self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None, distinct: int | None = None
     ) -> MemoryPeaks:
-        """Run one pass and count its peak memory by phase. Raises as `timed`.
+        """Run one pass and count its peak memory by phase. Any failure is raised.
 
-        With a compiled step, an uncounted pass runs first, so that caches and graphs exist as in timed passes. On the host, a
-        compiled program would hide its operations from the counter, so the step runs eagerly on the same storages.
+        With a compiled step, an uncounted pass runs first, so that caches and graphs exist as in timed passes. On the
+        host, a compiled program would hide its operations from the counter, so the step then runs eagerly on the same
+        storages.
 
-        prompts: the batch, all of equal length.
-        limit: maximum bytes of the pass, weights included.
-        distinct: number of prompts that are prefilled besides the last; the others are copies (see `batch.fill`). None
-            prefills all.
+        Args:
+            prompts: the batch, all of equal length.
+            limit: maximum bytes of the pass, weights included.
+            distinct: number of prompts that are prefilled besides the last; the others are copies (see `batch.fill`).
+                None prefills all.
         """
         step, storage_pool = self.step, pool_of(self.loaded.model)
         storage_pool.clear()

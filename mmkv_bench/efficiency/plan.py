@@ -1,4 +1,7 @@
-"""The plan of `scenario=efficiency`: its cells, the order of their passes, and the refusals before any work."""
+"""Plan of `scenario=efficiency`: its cells, the order of their passes, and the refusals before any work.
+
+A cell is one (method, budget) setting under one protocol, on one kind of prompts.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +34,21 @@ if TYPE_CHECKING:
 
 TEXT, IMAGE, VIDEO = "text", "image", "video"
 DATASETS = {TEXT: "made_up_text", IMAGE: "made_up_image", VIDEO: "made_up_video"}
-"""Kind of prompts to the dataset's name in rows."""
+"""Kind of prompts -> dataset name in rows."""
 SCHEMES = {TEXT: 1, IMAGE: 1, VIDEO: 1}
-"""Versions of how prompts of a kind are made, part of every cell's identity."""
+"""Kind of prompts -> version of how they are made, which enters the hash of every cell."""
 
 
 def kind_of(dataset: str) -> str:
-    """Return the kind of prompts (text, image or video) that a cell of this scenario reads.
-
-    dataset: dataset name of the cell.
-    """
+    """Return the kind of prompts (text, image or video) of a dataset name in rows."""
     return next(kind for kind, name in DATASETS.items() if name == dataset)
 
 
 class PassId(NamedTuple):
-    """Identifies one pass: one cell on a batch of `batch` prompts of `tokens` tokens each.
+    """Key of one pass: one cell on a batch of `batch` prompts of `tokens` tokens each.
 
-    repeat: number of the timed pass; None for the pass that counts memory.
-    prefill: how the batch's prompts are prefilled (`together`, `one_by_one`); None for one prompt.
+    repeat: number of the timed pass; None for the pass that counts memory. prefill: how the batch's prompts are
+    prefilled (`together`, `one_by_one`); None for one prompt.
     """
 
     cell: str
@@ -59,22 +59,20 @@ class PassId(NamedTuple):
 
     @property
     def shape(self) -> PassId:
-        """Return the pass of the same cell, length and batch that counts memory. It is equal for all repeats."""
+        """The pass of the same cell, length and batch that counts memory; equal for all repeats."""
         return self._replace(repeat=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyPlan(Plan):
-    """The plan of scenario=efficiency: cells, and the passes over made-up prompts that measure them.
+    """Plan of scenario=efficiency: cells, `full` first under each protocol, and the passes that measure them.
 
     Attributes:
-        cells: `full` first under each protocol.
         lengths: lengths of the prompts [tokens].
         batches: the requested numbers of sequences.
         searches: whether the largest batch is searched too.
         memory_limit: limit of passes that count memory [bytes].
-        notes: notes on equal cells, and on cells whose budget is divided as in a stored row.
-        profiles: cell to the stored row whose division of the budget the cell uses.
+        profiles: cell -> stored row whose division of the budget among layers and heads the cell uses.
         room: memory that the largest batch may use [bytes], None if unknown.
     """
 
@@ -93,27 +91,21 @@ class EfficiencyPlan(Plan):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Return all pairs (hash of a cell, prompt length)."""
+        """All pairs (hash of a cell, prompt length)."""
         return list(product(self.names, self.lengths))
 
     @property
     def kinds(self) -> list[str]:
-        """Return the kinds of prompts (text, image, video) that the plan measures."""
+        """Kinds of prompts (text, image, video) that the plan measures."""
         return list(dict.fromkeys(kind_of(cell.dataset) for cell in self.cells))
 
     @property
     def shapes(self) -> list[PassId]:
-        """Return the passes that count memory for the requested batch sizes.
-
-        Batch sizes that a search tries are not included.
-        """
+        """Passes that count memory for the requested batch sizes, without those of searches."""
         return [self.shape(*place, batch) for place, batch in product(self.places, self.batches)]
 
     def search(self, outcomes: Mapping[PassId, str], cell: str, tokens: int) -> Search:
-        """Return how far the search for the largest batch of a cell and length has come.
-
-        outcomes: pass to its status.
-        """
+        """Return the state of the search for the largest batch of a cell and length. outcomes: pass -> status."""
         outcome_by_size: dict[int, str] = {}
         for unit, status in outcomes.items():
             shape = unit.shape
@@ -124,11 +116,9 @@ class EfficiencyPlan(Plan):
         return search_state(outcome_by_size, self.room)
 
     def unconfirmed(self, outcomes: Mapping[PassId, str]) -> set[PassId]:
-        """Return the passes that must be repeated because they used copies of a few sequences in place of a full batch.
+        """Return the largest batches of ended searches that were measured with copies in place of a full batch.
 
-        They are the largest batches that searches found. The repeated pass prefills every sequence.
-
-        outcomes: pass to its status.
+        Such a pass must run again with every sequence prefilled. outcomes: pass -> status.
         """
         if not self.searches:
             return set()
@@ -140,16 +130,13 @@ class EfficiencyPlan(Plan):
 
     @property
     def units(self) -> list[PassId]:
-        """Return all passes of the requested batch sizes. A search for the largest batch
-        adds others."""
+        """All passes of the requested batch sizes. A search for the largest batch adds others."""
         return order(self.shapes, self.pass_config.repeats, self.pass_config.order_seed)
 
     def passes(self, outcomes: Mapping[PassId, str]) -> list[PassId]:
-        """Return all passes known so far, in the order in which they run.
+        """Return all passes known so far, in the order in which they run. outcomes: pass -> status.
 
-        No pass is timed before all searches for a largest batch have ended and their results are confirmed (see `unconfirmed`).
-
-        outcomes: pass to its status.
+        Timed passes follow when all searches for a largest batch have ended, with confirmed results (`unconfirmed`).
         """
         shapes, memory_passes = self.shapes, order(self.shapes, 0, self.pass_config.order_seed)
         if self.searches:
@@ -172,13 +159,11 @@ class EfficiencyPlan(Plan):
         return [*dict.fromkeys([*memory_passes, *timed_passes])]
 
     def cell(self, name: str) -> Cell:
-        """Return the cell with the hash `name`."""
         return next(cell for cell in self.cells if cell.cell == name)
 
     @property
     def baselines(self) -> dict[str, str]:
-        """Map each cell to the full-cache cell that its ratios divide by: same kind of prompts, same
-        protocol."""
+        """Each cell -> the full-cache cell that its ratios divide by: same kind of prompts, same protocol."""
         full_cell_by_setting = {
             (cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full
         }
@@ -186,14 +171,13 @@ class EfficiencyPlan(Plan):
 
 
 def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
-    """Return the plan of scenario=efficiency for a validated configuration. The model's files are read, but no weights are
-    loaded.
+    """Return the plan of a validated configuration. The model's files are read, but no weights are loaded.
 
     outline: plan only what is known without a connection, as `planner.outline`.
 
     Raises MMKVError: settings of other scenarios, methods that cannot be measured, a length beyond the model's context.
     """
-    _refuse_others(config)
+    _refuse_unused_settings(config)
     quiet_libraries()
     prompt_kinds = list(dict.fromkeys(config.prompts))
     # All ratios are relative to the full cache.
@@ -229,22 +213,20 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
     validate_combinations(config.protocol, family, [cell.compressor for cell in cells], uncut=())
     for cell in cells:
         _refuse_method(cell)
-    cells, profiles = _profiled(config.profiles, cells, source.kind == RANDOM, family)
-    lengths = _fitting(config.model, config.new_tokens, list(dict.fromkeys(config.lengths)), family)
+    cells, profiles = _replay_divisions(config.profiles, cells, source.kind == RANDOM, family)
+    lengths = _lengths_within_limits(config.model, config.new_tokens, list(dict.fromkeys(config.lengths)), family)
     _refuse_long(config.model, config.new_tokens, lengths, family)
     if len(lengths) < len(set(config.lengths)):
         notes.append(
             f"default lengths beyond the limit of {config.model.name} are left out; lengths=[...] sets other lengths"
         )
     batches = list(dict.fromkeys(config.batch))
-    batch_sizes, memory_limit = (
-        [batch for batch in batches if isinstance(batch, int)],
-        bytes_of(config.memory_limit, "memory_limit"),
-    )
+    batch_sizes = [batch for batch in batches if isinstance(batch, int)]
+    memory_limit = bytes_of(config.memory_limit, "memory_limit")
     for cell in cells if batches != [1] else ():
         _refuse_policy(cell, config.batch_prefill)
     available_bytes = (
-        memory_limit if outline else _room(config.model, config.memory_limit, MAX in batches, memory_limit)
+        memory_limit if outline else _available_bytes(config.model, config.memory_limit, MAX in batches, memory_limit)
     )
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
     return EfficiencyPlan.of(
@@ -265,12 +247,10 @@ def plan_passes(config: RunConfig, outline: bool = False) -> EfficiencyPlan:
 
 
 def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
-    """Return all passes in the order in which they run.
+    """Return all passes in the order in which they run. shapes: the passes that count memory.
 
-    Passes that count memory come first; they also show which batches run out of memory. Then come the repeats of timed
-    passes. Each repeat has all shapes in a new random order, so that drift affects all shapes alike.
-
-    shapes: the passes that count memory.
+    Passes that count memory come first; they also show which batches run out of memory. Then come the timed passes:
+    each repeat has all shapes in a new random order, so that drift affects all shapes alike.
     """
     generator = random.Random(f"order/{seed}")
     ordered_passes = []
@@ -281,9 +261,7 @@ def order(shapes: Sequence[PassId], repeats: int, seed: int) -> list[PassId]:
     return ordered_passes
 
 
-def _refuse_others(config: RunConfig) -> None:
-    """Refuse settings that only affect runs with datasets, and protocols that are not timed. Raises ConfigError or
-    UnsupportedError."""
+def _refuse_unused_settings(config: RunConfig) -> None:
     if list(config.datasets) != ["pages"]:
         raise ConfigError(
             f"scenario=efficiency takes no dataset but got dataset={','.join(map(str, config.datasets))}: its "
@@ -301,14 +279,11 @@ def _refuse_others(config: RunConfig) -> None:
             )
 
 
-def _room(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
-    """Return the memory that the largest batch may use [bytes]: `limit`, or else the memory of the device. None without a limit
-    and a search.
+def _available_bytes(model: Model, given: int | str | None, searches: bool, limit: int | None) -> int | None:
+    """Return the memory that the largest batch may use [bytes]: `limit`, or the device's if a batch is searched, or
+    None.
 
-    A search on the CPU without a limit, and a limit above the device's memory, are refused.
-
-    given: the setting of the limit, for the error message.
-    limit: limit of passes that count memory [bytes].
+    A search on the CPU without a limit, and a limit (`given` by the user) above the device's memory, are refused.
     """
     if limit is None and not searches:
         return None
@@ -325,7 +300,7 @@ def _room(model: Model, given: int | str | None, searches: bool, limit: int | No
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:
-    """Refuse a cell whose method cannot act in a batch that is prefilled in this way. way: `together` or `one_by_one`."""
+    """Refuse a cell whose method cannot act in a batch that is prefilled in this way (`together` or `one_by_one`)."""
     policy = cell.compressor.decoding
     if cell.compressor.needs.replay and way == TOGETHER:
         raise UnsupportedError(
@@ -361,16 +336,13 @@ def _refuse_method(cell: Cell) -> None:
         )
 
 
-def _profiled(
+def _replay_divisions(
     folder: str | None, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
 ) -> tuple[list[Cell], dict[str, Profile]]:
     """Make methods divide their budgets among layers and heads as stored rows of real prompts did.
 
-    Only random weights need this, and only methods whose division depends on the prompt.
-
-    Return all cells, and cell to the stored row whose division it uses.
-
-    folder: store with the rows.
+    Only methods with a prompt-dependent division need this, and only with random weights. Return all cells, and cell ->
+    the stored row whose division it uses. folder: store with the rows.
     """
     from mmkv_bench.efficiency.stored_divisions import refuse_unprofiled, with_profile
 
@@ -398,9 +370,8 @@ def _profiled(
     return cells_with_profiles, profiles
 
 
-def _fitting(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
-    """Return the prompt lengths without default ones beyond the model's limits. Lengths chosen by the user stay;
-    `_refuse_long` checks them."""
+def _lengths_within_limits(model: Model, new_tokens: int, lengths: list[int], family: ModelFacts) -> list[int]:
+    """Return the prompt lengths without default ones beyond the model's limits. Lengths chosen by the user stay."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
     longest_prompt = min(
@@ -426,10 +397,8 @@ def _refuse_long(model: Model, new_tokens: int, lengths: Sequence[int], family: 
 def _remedy(name: str, most: int, answer: int, shortest: int) -> str:
     """Return the end of an error message: what to change if a prompt and its answer exceed a limit.
 
-    name: name of the limit.
-    most: tokens that the limit allows.
-    answer: tokens of the answer that count against it.
-    shortest: length of the shortest prompt.
+    most: tokens that the limit allows. answer: tokens of the answer that count. shortest: length of the shortest
+    prompt.
     """
     if most - answer >= SHORTEST:
         return f"give lengths of at most {most - answer}"

@@ -1,4 +1,4 @@
-"""`mmkv-bench plan scenario=efficiency`: workloads of the missing passes, and the prompts of a dry run."""
+"""`mmkv-bench plan scenario=efficiency`: workloads of the missing passes (`todo`), and the prompts of a dry run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.efficiency.plan import DATASETS, TEXT, EfficiencyPlan, PassId, kind_of
-from mmkv_bench.efficiency.run import card
+from mmkv_bench.efficiency.run import plan_summary
 from mmkv_bench.forecast.forecast import Workload, kept_entries
 from mmkv_bench.forecast.prompt_length import PromptLength
 from mmkv_bench.forecast.roofline import weights_text
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """Return the work of the missing passes, for a forecast: one workload for every kind of prompts, length and batch size.
-
-    A workload without missing passes is empty.
-
-    todo: the missing passes.
-    """
+    """Return one workload per kind of prompts, length and batch size for a forecast; empty ones have no missing passes."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 
@@ -36,24 +31,21 @@ def notes_of(plan: EfficiencyPlan) -> list[str]:
 
 
 def text(plan: EfficiencyPlan, todo: Sequence[PassId]) -> str:
-    """Return the text of `mmkv-bench plan`: a summary of the passes, the tokens that they read, and the weights.
-
-    todo: the missing passes.
-    """
+    """Return the text of `mmkv-bench plan`: the passes, the tokens that they read, and the weights."""
     tokens = sum(unit.tokens * unit.batch for unit in todo)
-    reads_line = f"reads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
-    return "\n".join([card(plan, len(todo)), reads_line, f"model     {weights_text(plan)}"])
+    reads_line = f"reads     {tokens:,} prompt tokens in these passes, {_warm_up_tokens(todo):,} more to warm up"
+    return "\n".join([plan_summary(plan, len(todo)), reads_line, f"model     {weights_text(plan)}"])
 
 
 def document(plan: EfficiencyPlan, todo: Sequence[PassId]) -> dict[str, Any]:
-    """Return the summary of the passes as data for JSON. todo: the missing passes."""
+    """Return the summary of the passes as data for JSON."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
         "notes": list(plan.notes),
         "passes": len(plan.units),
         "missing": len(todo),
-        "prompt_tokens": sum(unit.tokens * unit.batch for unit in todo) + _warm(todo),
+        "prompt_tokens": sum(unit.tokens * unit.batch for unit in todo) + _warm_up_tokens(todo),
         "cells": [{"cell": cell.cell, "label": cell.label, "prompts": kind_of(cell.dataset)} for cell in plan.cells],
     }
 
@@ -105,7 +97,6 @@ def _workload(plan: EfficiencyPlan, todo: Sequence[PassId], kind: str, tokens: i
     )
 
 
-def _warm(todo: Sequence[PassId]) -> int:
-    """Return the number of prompt tokens that warm-up passes read: one extra pass for each cell, length and batch that
-    is timed."""
+def _warm_up_tokens(todo: Sequence[PassId]) -> int:
+    """Return the number of prompt tokens of warm-up passes: one pass for each cell, length and batch that is timed."""
     return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})

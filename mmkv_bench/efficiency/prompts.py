@@ -1,7 +1,6 @@
-"""Made-up prompts with an exact number of tokens: only text, or as many visual tokens as fit, followed by text.
+"""Synthetic prompts with an exact number of tokens: only text, or as many visual tokens as fit and then text.
 
-They are drawn with a seed, so that no data are needed and every cell reads the same prompts. The model's own processor and
-chat template encode media.
+A seed makes them equal for every method. The model's own processor and chat template encode media.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LOCATIONS = ["near the station", "behind the mill", "in the north of the town",
 
 
 def sentences(count: int, draw: random.Random) -> str:
-    """Return `count` sentences of plain English, each with a random year, as one text."""
+    """Return `count` English sentences as one text."""
     return "".join(
         f"{draw.choice(_SUBJECTS)} {draw.choice(_VERBS)} {draw.choice(_OBJECTS)} {draw.choice(_LOCATIONS)} in "
         f"{draw.randint(1500, 1999)}. "
@@ -47,7 +46,7 @@ def sentences(count: int, draw: random.Random) -> str:
 
 
 def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPrompt:
-    """Return a prompt of exactly `tokens` tokens of made-up sentences. Its `encode_s` is the tokenizer's time.
+    """Return a prompt of exactly `tokens` tokens of synthetic sentences. Its `encode_s` is the tokenizer's time.
 
     number: index of the sequence in its batch, from 0. Each sequence has its own sentences and random streams.
 
@@ -105,10 +104,8 @@ def visual_prompt(
     tokens_without_media, tokens_with_one, tokens_with_two = (
         len(_ids(loaded, [{"type": kind}] * text_tokens, "")) for text_tokens in range(3)
     )
-    markers_per_medium, extra_tokens = (
-        tokens_with_two - tokens_with_one - 1,
-        _EXTRA_TOKENS,
-    )  # a medium's marker is replaced by its visual tokens
+    markers_per_medium = tokens_with_two - tokens_with_one - 1  # visual tokens replace one marker of a medium
+    extra_tokens = _EXTRA_TOKENS
     for _ in range(_MAX_ATTEMPTS):
         media, visual_tokens = _media(
             rules, kind, random.Random(name), tokens - LEAST_TEXT - tokens_without_media, markers_per_medium
@@ -122,10 +119,10 @@ def visual_prompt(
         text, text_tokens = _text(
             loaded, random.Random(f"{name}/text"), tokens - visual_tokens - tokens_without_media + extra_tokens
         )
-        prompt = _encoded(loaded, identity, kind, media, text, video_max_pixels)
+        prompt = _encode_prompt(loaded, identity, kind, media, text, video_max_pixels)
         tokens_beside_text = prompt.length - text_tokens  # everything except the text
         if tokens_beside_text + LEAST_TEXT <= tokens <= prompt.length:
-            return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media)))
+            return _shorten(prompt, prompt.length - tokens, _template_tail_length(loaded, kind, len(media)))
         extra_tokens += max(0, tokens - prompt.length)
         markers_per_medium = max(
             markers_per_medium, -(-(tokens_beside_text - tokens_without_media - visual_tokens) // len(media))
@@ -137,12 +134,9 @@ def visual_prompt(
 
 
 def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> tuple[list[Any], int]:
-    """Draw the pictures or the video of a prompt. Return them, and the number of their visual tokens by the family's rule.
+    """Draw the pictures or the video of a prompt; none if nothing fits. Return also the number of their visual tokens.
 
-    There are none if nothing fits.
-
-    room: tokens for all media.
-    each: further tokens per medium (markers).
+    room: tokens for all media. each: further tokens per medium (markers).
     """
     if kind == IMAGE:
         picture_sizes = rules.pictures(room, each)
@@ -154,7 +148,6 @@ def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -
 
 
 def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
-    """Return made-up sentences with at least `least` tokens as one text, and its number of tokens."""
     text, text_tokens = "", 0
     while text_tokens < least:
         text += sentences(max(4, (least - text_tokens) // 16), draw)
@@ -162,14 +155,10 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
     return text.strip(), text_tokens
 
 
-def _encoded(
+def _encode_prompt(
     loaded: LoadedModel, identity: str, kind: str, media: list[Any], text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
-    """Return the encoded prompt of media and text, on the host, because device memory may hold only the running pass's
-    prompt.
-
-    identity: name of the prompt, which seeds its random streams.
-    """
+    """Return the encoded prompt on the host, because device memory holds only one. identity: seeds its random streams."""
     content = [*({"type": kind} for _ in media), {"type": "text", "text": text}]
     images, videos = (media, []) if kind == IMAGE else ([], media)
     return encode(
@@ -185,8 +174,8 @@ def _encoded(
     )
 
 
-def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
-    """Return a prompt without the last `excess` tokens of its text. tail: number of the template's tokens behind the text."""
+def _shorten(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
+    """Return a prompt without the last `excess` tokens of its text. tail: number of the template's tokens behind it."""
     text_end = prompt.length - tail
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
@@ -199,7 +188,7 @@ def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
     return replace(prompt, inputs=inputs, types=cut(prompt.types))
 
 
-def _tail(loaded: LoadedModel, kind: str, count: int) -> int:
+def _template_tail_length(loaded: LoadedModel, kind: str, count: int) -> int:
     """Return the number of tokens that the chat template puts behind a message's text. count: number of media."""
     ids_from_end, other_ids_from_end = (_ids(loaded, [{"type": kind}] * count, text)[::-1] for text in ("One", "Two"))
     return next(
@@ -214,7 +203,7 @@ def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[in
 
 
 def picture(size: Size, draw: random.Random) -> Any:
-    """Return a made-up RGB image (PIL) of a size, drawn at random."""
+    """Return a random RGB image (PIL) of the given size."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", size, _colour(draw))
@@ -227,7 +216,7 @@ def picture(size: Size, draw: random.Random) -> Any:
 
 
 def video(frames: int, size: Size, draw: random.Random) -> np.ndarray:
-    """Return a made-up video of a moving scene, uint8 `[frames, height, width, 3]`, drawn at random."""
+    """Return a random video of a moving scene, uint8 `[frames, height, width, 3]`."""
     scene = np.asarray(picture(Size(size.width + _STEP_PIXELS * frames, size.height), draw))
     return np.stack([scene[:, _STEP_PIXELS * place : _STEP_PIXELS * place + size.width] for place in range(frames)])
 

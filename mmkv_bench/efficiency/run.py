@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Run a validated configuration of `scenario=efficiency`: measure the missing passes, then print a summary.
-
-    Return 0, or 1 if a pass failed (its row has the reason).
+    """Run `scenario=efficiency`: measure the missing passes, print a summary. Return 0, or 1 if a pass failed (see its
+    row).
 
     Raises MMKVError: the run as a whole stops. The exception has the exit code.
     """
@@ -43,11 +42,11 @@ def run(config: RunConfig) -> int:
     store = Store(plan.out)
     store.check_writable()
     outcomes = stored_outcomes(plan, store.timings(plan.names))
-    missing_passes = missing(plan, outcomes)
+    todo = missing_passes(plan, outcomes)
     has_tracker, shard, number_of_passes = plan.logger.kind != "none", plan.answering.selection.shard, 0
     track = tracker(plan.logger, shard, store) if has_tracker else None
-    print(card(plan, len(missing_passes)), flush=True)
-    if missing_passes:
+    print(plan_summary(plan, len(todo)), flush=True)
+    if todo:
         if track is not None:
             track.start(described(plan.resolved, plan.cells))
         is_finished = False
@@ -57,25 +56,25 @@ def run(config: RunConfig) -> int:
         finally:
             if track is not None:
                 track.finish(failed=not is_finished)
-    exit_code = _close(plan, store, outcomes, number_of_passes, time.perf_counter() - start_time)
+    exit_code = _report(plan, store, outcomes, number_of_passes, time.perf_counter() - start_time)
     if has_tracker:
         summarise(plan.logger, shard, store, number_of_passes > 0)
     return exit_code
 
 
 DISTINCT_PROMPTS = 16
-"""Number of prompts with pictures or videos made for a batch. Further sequences repeat these under other names."""
+"""Number of different pictures or videos made for a batch. Further sequences repeat these."""
 PREFILLED_PROMPTS = 3
-"""Number of prompts that are prefilled when a search tries a size. One more is prefilled behind the copies."""
+"""Number of prompts that are prefilled when a search tries a batch size, besides the last one. The others are copies.
+"""
 _PASS_COLUMNS = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
-    """Map each stored pass to its status. Passes that must be repeated are left out.
+    """Map each stored pass to its status. rows: rows of the table `timings`.
 
-    These are passes with a status in the plan's `retry`, and memory passes under another limit.
-
-    rows: rows of the table `timings`.
+    Passes with a status in the plan's `retry`, or that counted memory under another limit, are left out and so
+    repeated.
     """
     outcomes: dict[PassId, str] = {}
     column_names = (*_PASS_COLUMNS, "phase", "status", "memory_limit", "peak_allocated", "copied")
@@ -88,22 +87,15 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
     return outcomes
 
 
-def missing(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Return the passes that have not run, including timed ones that wait for a search to
-    end.
-
-    outcomes: pass to its status.
-    """
-    return left(plan, outcomes, plan.units)
+def missing_passes(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
+    """Return the passes that have not run, also timed ones that wait for the end of a search. outcomes: pass -> status."""
+    return runnable_passes(plan, outcomes, plan.units)
 
 
-def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[PassId] = ()) -> list[PassId]:
-    """Return the passes that can run now and have not run, in order, followed by
-    those of `more`.
+def runnable_passes(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[PassId] = ()) -> list[PassId]:
+    """Return the passes that can run now and have not run, in order, and then those of `more` that have not run.
 
-    If a pass failed, the other passes of the same cell, length and batch are left out.
-
-    outcomes: pass to its status.
+    If a pass failed, no other pass of the same cell, prompt length and batch size runs. outcomes: pass -> status.
     """
     failed_shapes = {unit.shape for unit, status in outcomes.items() if status != "ok"}
     finished_passes = outcomes.keys() - plan.unconfirmed(outcomes)
@@ -112,8 +104,8 @@ def left(plan: EfficiencyPlan, outcomes: Mapping[PassId, str], more: Sequence[Pa
 
 
 # ---------------------------------------------------------------------- before work
-def card(plan: EfficiencyPlan, todo: int) -> str:
-    """Return the text printed before the work: the passes, and the number of missing ones (`todo`)."""
+def plan_summary(plan: EfficiencyPlan, todo: int) -> str:
+    """Return the text printed before the work. todo: number of missing passes."""
     lengths, batch_sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
     batches_text = " and ".join([batch_sizes] * bool(batch_sizes) + ["the largest that fits"] * plan.searches)
     batches_text += "" if plan.memory_limit is None else f" into {plan.pass_config.memory_limit}"
@@ -134,10 +126,7 @@ def card(plan: EfficiencyPlan, todo: int) -> str:
 
 
 def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], track: WandbTracker | None) -> int:
-    """Run missing passes until none is left. Return the number of passes that ran.
-
-    outcomes: pass to its status; updated by this function.
-    """
+    """Run missing passes until none is left. Return their number, and update `outcomes` (pass -> status)."""
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.run.generate import compiled_step
     from mmkv_bench.run.origin_checks import refuse_other_machine
@@ -159,10 +148,7 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
 
 
 class _Passes:
-    """Runs passes in order, stores the rows of each when it ends, and sends its numbers to the tracker.
-
-    outcomes: pass to its status; updated after each pass.
-    """
+    """Runs passes in order and stores the rows of each when it ends. outcomes: pass -> status; updated after each pass."""
 
     def __init__(
         self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: WandbTracker | None
@@ -173,18 +159,16 @@ class _Passes:
         self.warm: set[PassId] = set()
 
     def run(self) -> int:
-        """Run all missing passes, and those that a search for the largest batch adds. Return the number of passes that ran."""
+        """Run all missing passes, and those that a search for the largest batch adds. Return their number."""
         number_of_passes = 0
-        while passes_to_run := left(self.plan, self.outcomes):
+        while passes_to_run := runnable_passes(self.plan, self.outcomes):
             self.places = {unit: place for place, unit in enumerate(self.plan.passes(self.outcomes))}
             number_of_passes += self._run(passes_to_run)
         return number_of_passes
 
     def _run(self, todo: Sequence[PassId]) -> int:
-        """Run the passes `todo`. Return the number of passes that ran.
-
-        After a failure the other passes of the same cell, length and batch are skipped.
-        """
+        """Run the passes `todo`, except those of a shape (cell, prompt length, batch size) that failed. Return their
+        number."""
         from mmkv_bench.run.progress import Progress
 
         number_of_passes, failed_shapes = 0, set()
@@ -197,7 +181,7 @@ class _Passes:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
                     if self.track is not None:
-                        self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
+                        self.track.log(_tracked_numbers(self.plan.cell(unit.cell).label, rows))
                     total_row = next(row for row in rows if row["phase"] == "total")
                     self.outcomes[unit] = PassOutcome(
                         total_row["status"], total_row.get("peak_allocated"), bool(total_row["copied"])
@@ -211,7 +195,7 @@ class _Passes:
     def _rows(self, unit: PassId) -> list[dict[str, Any]]:
         from mmkv_bench.generation.result import describe, status_of
 
-        common_values = self._common(unit)
+        common_values = self._shared_values(unit)
         try:
             rows = self._pass(unit)
         except Exception as error:  # noqa: BLE001 - a failure becomes the pass's status; the others go on
@@ -220,19 +204,19 @@ class _Passes:
         self.bench.device.release()
         return [common_values | row for row in rows]
 
-    def _common(self, unit: PassId) -> dict[str, Any]:
+    def _shared_values(self, unit: PassId) -> dict[str, Any]:
         cell = self.plan.cell(unit.cell)
         return {
             "cell": unit.cell,
             "dataset": cell.dataset,
             "prompts": kind_of(cell.dataset),
             "prompt_tokens": unit.tokens,
-            "visual_tokens": self._whole(cell, unit.tokens).visual_tokens,
+            "visual_tokens": self._prompt_of_length(cell, unit.tokens).visual_tokens,
             "profile": self.plan.profiles[unit.cell].digest if unit.cell in self.plan.profiles else None,
             "batch": unit.batch,
             "batch_prefill": unit.prefill,
             "searched": None if unit.repeat is not None else unit.batch not in self.plan.batches,
-            "copied": True if self._distinct(unit) else None,
+            "copied": True if self._prefilled_prompts(unit) else None,
             "memory_limit": None if unit.repeat is not None else self.plan.memory_limit,
             "new_tokens": self.bench.new_tokens,
             "repeat": unit.repeat,
@@ -243,33 +227,34 @@ class _Passes:
         }
 
     def _pass(self, unit: PassId) -> list[dict[str, Any]]:
-        prompts, cell = [self._prompt(unit, number) for number in range(unit.batch)], _spec(self.plan.cell(unit.cell))
+        prompts = [self._prompt(unit, number) for number in range(unit.batch)]
+        cell = _cell_spec(self.plan.cell(unit.cell))
         if unit.repeat is None:
-            memory = self.bench.counted(prompts, cell, self.plan.memory_limit, self._distinct(unit))
+            memory = self.bench.measure_memory(prompts, cell, self.plan.memory_limit, self._prefilled_prompts(unit))
             peaks = {name: peak for name, peak in memory.peaks.items() if name != "account"}
             rows = {name: {"peak_allocated": p.allocated, "peak_reserved": p.reserved} for name, p in peaks.items()}
-            return _finished(rows, memory.held, {"peak_resident": memory.resident})
+            return _pass_rows(rows, memory.held, {"peak_resident": memory.resident})
         if unit.shape not in self.warm:
             self._forget_storages()
-            self.bench.timed(prompts, cell)
+            self.bench.measure_times(prompts, cell)
             gc.collect()  # the objects that traced a step hold its cache
             self.warm.add(unit.shape)
-        earlier_disturbances = self._disturbed()
-        timed = self.bench.timed(prompts, cell)
+        earlier_disturbances = self._disturbances()
+        timed = self.bench.measure_times(prompts, cell)
         values_by_phase: dict[str, dict[str, Any]] = {name: {"seconds": value} for name, value in timed.seconds.items()}
         values_by_phase["decode"]["steps_s"] = timed.steps
-        disturbances = list(dict.fromkeys([*earlier_disturbances, *self._disturbed()]))
+        disturbances = list(dict.fromkeys([*earlier_disturbances, *self._disturbances()]))
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        return _finished(
+        return _pass_rows(
             values_by_phase,
             timed.held,
             {"disturbed": disturbances, "load": load, "threads": self.bench.device.threads()},
         )
 
-    def _distinct(self, unit: PassId) -> int | None:
-        """Return how many prompts of a pass are prefilled besides the last; the others are copies. None prefills all.
+    def _prefilled_prompts(self, unit: PassId) -> int | None:
+        """Return the number of prompts that are prefilled besides the last; the others are copies. None: no copies.
 
-        Copies are used only while a search tries a batch size.
+        Only a search for the largest batch uses copies.
         """
         is_search_pass = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
         uses_copies = (
@@ -278,15 +263,14 @@ class _Passes:
         return PREFILLED_PROMPTS if uses_copies else None
 
     def _forget_storages(self) -> None:
-        """Free the storages of compiled steps, so that they do not take memory besides those of a new shape. Passes then warm
-        up again."""
+        """Free the storages of compiled steps before passes of a new shape. Each shape then needs a warm-up again."""
         if self.bench.step is not None:
             from mmkv_bench.compression.fixed_layer import pool_of
 
             pool_of(self.bench.loaded.model).clear()
             self.warm.clear()
 
-    def _disturbed(self) -> list[str]:
+    def _disturbances(self) -> list[str]:
         import torch
 
         device, asked_threads = self.bench.device, torch.get_num_threads()
@@ -307,20 +291,18 @@ class _Passes:
         cell = self.plan.cell(unit.cell)
         budget_entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
         if not cell.compressor.resamples or budget_entries >= unit.tokens:
-            return self._whole(cell, unit.tokens, number)
+            return self._prompt_of_length(cell, unit.tokens, number)
         try:
-            return self._whole(cell, budget_entries, number)
+            return self._prompt_of_length(cell, budget_entries, number)
         except ConfigError as error:
             raise ConfigError(
                 f"{cell.label} makes a prompt of {budget_entries} tokens from {unit.tokens} tokens, which is too short "
                 "for a picture; raise the budget, or leave pixels out"
             ) from error
 
-    def _whole(self, cell: Cell, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return the prompt of `tokens` tokens with the index `number`.
-
-        It is made once and kept on the host, where it takes no device memory. Media repeat after `DISTINCT_PROMPTS` sequences.
-        """
+    def _prompt_of_length(self, cell: Cell, tokens: int, number: int = 0) -> EncodedPrompt:
+        """Return the prompt with index `number`, from a cache on the host. Media repeat after `DISTINCT_PROMPTS`
+        sequences."""
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         prompt_kind = kind_of(cell.dataset)
@@ -336,7 +318,7 @@ class _Passes:
         return prompt if prompt_number == number else replace(prompt, identity=f"{prompt.identity}/again/{number}")
 
 
-def _spec(cell: Cell) -> CellSpec:
+def _cell_spec(cell: Cell) -> CellSpec:
     from mmkv_bench.compression.compressor import full
     from mmkv_bench.generation.result import CellSpec
 
@@ -345,11 +327,10 @@ def _spec(cell: Cell) -> CellSpec:
     return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
 
 
-def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the numbers of one pass that a tracker shows: its times [s] or its peak memory [bytes], and whether it failed.
+def _tracked_numbers(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return a pass's numbers for a tracker: times [s], peak memory [bytes], and whether it failed.
 
-    label: prefix of the numbers' names.
-    rows: the pass's rows of the table `timings`.
+    label: prefix of the names. rows: the pass's rows of the table `timings`.
     """
     first_row = rows[0]
     name = f"{first_row['dataset']}/{label}/{first_row['prompt_tokens']}x{first_row['batch']}"
@@ -364,12 +345,10 @@ def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {f"{name}/{key}": value for key, value in shown_numbers.items() if value is not None}
 
 
-def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _pass_rows(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a finished pass, one per phase.
 
-    rows: phase to the values of its row.
-    held: bytes of the cache, added to the row `decode`.
-    last: values added to the row `total`.
+    rows: phase -> values. held: bytes of the cache, for the row `decode`. last: further values of the row `total`.
     """
     held_bytes = {"bytes_held": held.held, "bytes_useful_step": held.useful, "bytes_read_step": held.read}
     values_by_phase = {"decode": held_bytes, "total": {**last, "fallback": held.fallback}}
@@ -377,7 +356,7 @@ def _finished(rows: Mapping[str, dict[str, Any]], held: CacheBytes, last: Mappin
 
 
 # ---------------------------------------------------------------------- after work
-def _close(plan: EfficiencyPlan, store: Store, outcomes: Mapping[PassId, str], ran: int, seconds: float) -> int:
+def _report(plan: EfficiencyPlan, store: Store, outcomes: Mapping[PassId, str], ran: int, seconds: float) -> int:
     from mmkv_bench.efficiency.summary import document, summary_lines
     from mmkv_bench.efficiency.text import text
     from mmkv_bench.forecast.roofline import measured_roofline, stored_roofline

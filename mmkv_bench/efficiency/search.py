@@ -1,10 +1,9 @@
-"""`batch=max`: which numbers of sequences to try, decided from the outcomes of passes alone.
+"""`batch=max`: search for the largest number of sequences that fits into memory.
 
-From some size on, peaks grow linearly with the batch. So the line through the two largest counted sizes is extended to the limit.
-This is only a guess. The result must be a size that was tested and fits, while one sequence more was tested and failed. If the
-line misleads, sizes grow geometrically below the first failure, and every other size halves the range above the largest that
-fits. The next size depends only on outcomes, so an interrupted search continues from its rows, and a finished search has nothing
-to try.
+Peak memory grows linearly from some batch size on. So the next size is guessed by a line through the two largest sizes
+that fit. If the line misleads, sizes grow geometrically, or every other size halves the range below the first failure.
+The search ends with a size that fits while one sequence more does not. It depends only on outcomes of passes, so an
+interrupted search continues from its rows.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _GROWTH = 4
-"""Maximum factor from the largest size that fitted to the next size, because all its prompts are made before it runs."""
+"""Maximum factor from the largest fitting size to the next size, because all prompts of a size are made before its
+pass."""
 
 
 class PassOutcome(str):
-    """The status of a pass (`ok`, `oom`, ...) as a string, with the pass's peak bytes, if known.
+    """Status of a pass (`ok`, `oom`, ...) as a string, with the pass's peak bytes, if known.
 
     copied: most sequences were copies of a few, so the outcome guides the search but is no result.
     """
@@ -34,12 +34,12 @@ class PassOutcome(str):
 
 @dataclass
 class Search:
-    """How far the search for the largest batch of one cell and prompt length has come.
+    """State of the search for the largest batch of one cell and prompt length.
 
     Attributes:
         tried: numbers of sequences with known outcomes, in order.
-        next: the number of sequences to try next, None if the search is over.
-        largest: the largest number that fitted so far.
+        next: number of sequences to try next, None if the search is over.
+        largest: largest number that fitted so far.
         stopped: whether the search ended at a failure other than out of memory.
     """
 
@@ -50,27 +50,25 @@ class Search:
 
 
 def search_state(outcomes: Mapping[int, str], limit: int | None = None) -> Search:
-    """Return how far a search for the largest batch has come, and which number of sequences to try next.
+    """Return the state of a search, with the number of sequences to try next.
 
     Args:
-        outcomes: number of sequences to its pass's status. A `PassOutcome` also has the peak.
-        limit: maximum bytes of a pass; None if unknown. Then sizes are doubled until one fails, then bisected.
+        outcomes: number of sequences -> status of its pass, a `PassOutcome` if the peak is known.
+        limit: maximum bytes of a pass; None if unknown. Then sizes are doubled until one fails, and bisected after
+            that.
     """
     known_outcomes: dict[int, str] = {}
-    search = _stands(known_outcomes, limit)
+    search = _state(known_outcomes, limit)
     while search.next is not None and search.next in outcomes:
         known_outcomes[search.next] = outcomes[search.next]
-        search = _stands(known_outcomes, limit)
+        search = _state(known_outcomes, limit)
     if search.next is not None and len(known_outcomes) < len(outcomes):  # outcomes of another search strategy
-        search = _stands(known_outcomes | dict(outcomes), limit)
+        search = _state(known_outcomes | dict(outcomes), limit)
     return search
 
 
-def _stands(known: Mapping[int, str], limit: int | None) -> Search:
-    """Return the state of a search from the outcomes known so far.
-
-    known: number of sequences to status, in the order in which they were tried.
-    """
+def _state(known: Mapping[int, str], limit: int | None) -> Search:
+    """Return the state of a search. known: number of sequences -> status, in the order in which they were tried."""
     smallest_failure = min((size for size, status in known.items() if status == "oom"), default=None)
     fitting_sizes = sorted(
         size
@@ -82,7 +80,7 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
     if search.stopped or (smallest_failure is not None and smallest_failure - search.largest <= 1):
         return search
     largest_fit = search.largest
-    guessed_size = _on_the_line({size: getattr(known[size], "peak", None) for size in fitting_sizes[-2:]}, limit)
+    guessed_size = _extrapolated_batch({size: getattr(known[size], "peak", None) for size in fitting_sizes[-2:]}, limit)
     if smallest_failure is not None:
         must_halve = guessed_size is None or (len(known) % 2 == 0 and smallest_failure - largest_fit > 4)
         search.next = (
@@ -95,21 +93,14 @@ def _stands(known: Mapping[int, str], limit: int | None) -> Search:
     elif guessed_size is None:
         search.next = (2 if limit is None else _GROWTH) * largest_fit
     else:
-        sizes_near_largest = sum(
-            4 * size >= 3 * largest_fit for size in fitting_sizes
-        )  # each size that fitted near the line's end doubles the stride
+        # Each size that fitted near the largest doubles the stride.
+        sizes_near_largest = sum(4 * size >= 3 * largest_fit for size in fitting_sizes)
         search.next = min(max(guessed_size, largest_fit + 2 ** (sizes_near_largest - 1)), _GROWTH * largest_fit)
     return search
 
 
-def _on_the_line(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
-    """Return the largest batch whose extrapolated peak memory is within the limit.
-
-    The peak is extrapolated by a line through the peaks of two batches. None if the line does not rise, or a
-    peak or the limit is unknown.
-
-    peaks: number of sequences to peak bytes.
-    """
+def _extrapolated_batch(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
+    """Return the largest batch that a line through two peaks (sequences -> bytes) allows; None without a rising line."""
     if len(peaks) < 2 or limit is None:
         return None
     (first_size, first_peak), (second_size, second_peak) = peaks.items()

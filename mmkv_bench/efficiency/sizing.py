@@ -1,9 +1,9 @@
-"""Sizes of pictures, and frames of a video, whose visual tokens fill a prompt, by the families' rules without a processor.
+"""Sizes of pictures, or frames of a video, whose visual tokens fill a prompt, by the families' rules.
 
-As many visual tokens as possible are used. Families that scale by area (Qwen-VL) get one nearly square picture, or several of
-equal size if one may not have so many tokens. Families with tiles get whole tiles, larger pictures first. A video has
-`model.frames` frames (default 32) of the largest size that fits. It has fewer frames if the smallest size is too large, and
-more if frames cannot be large enough and their number is not given.
+As many visual tokens as possible are used. Families that scale by area (Qwen-VL) get one nearly square picture, or
+several of equal size if one may not have so many tokens. Families with tiles get whole tiles, larger pictures first. A
+video has `model.frames` frames (default 32) of the largest size that fits. It has fewer frames if even the smallest
+frames do not fit, and more if the largest frames leave room and the run does not set the number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Rules:
 
     @classmethod
     def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
-        """Return the rules of a transformers processor, which include its own size limits. limits: further limits of the run."""
+        """Return the rules of a transformers processor with its own size limits. limits: further limits of the run."""
         settings_by_kind = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
             for kind in ("image", "video")
@@ -64,7 +64,7 @@ class Rules:
         return cls(model_type, settings_by_kind, limits, frames)
 
     def pictures(self, room: int, beside: int) -> list[Size]:
-        """Return the sizes of pictures that fill a prompt with visual tokens; none if even the smallest picture does not fit.
+        """Return the sizes of pictures that fill a prompt with visual tokens; none if no picture fits.
 
         Args:
             room: tokens for all pictures.
@@ -78,52 +78,48 @@ class Rules:
         return one_picture if token_counts[0] >= token_counts[1] else several_pictures
 
     def video(self, room: int) -> tuple[int, Size] | None:
-        """Return the number of frames and their size of a video that fills `room` tokens; None if not even one small frame
+        """Return number of frames and frame size of a video that fills `room` tokens; None if not even one small frame
         fits."""
         if room < 1:
             return None
         smallest_video_tokens, largest_video_tokens = (
-            partial(self.video_tokens, size=self._shaped(units)) for units in (1, room)
+            partial(self.video_tokens, size=self._square_size(units)) for units in (1, room)
         )
         frames = self.frames or DEFAULT_FRAMES
         if smallest_video_tokens(frames) > room:
-            frames = _most(lambda count: smallest_video_tokens(count) <= room, frames)
+            frames = _largest_true(lambda count: smallest_video_tokens(count) <= room, frames)
         elif self.frames is None and largest_video_tokens(frames) <= room:
             while largest_video_tokens(frames) < largest_video_tokens(2 * frames) <= room:
                 frames *= 2
-            if largest_video_tokens(frames) < largest_video_tokens(
-                2 * frames
-            ):  # otherwise the family's maximum is reached
-                frames = _most(lambda count: largest_video_tokens(count) <= room, 2 * frames)
+            if largest_video_tokens(frames) < largest_video_tokens(2 * frames):  # else the family's maximum is reached
+                frames = _largest_true(lambda count: largest_video_tokens(count) <= room, 2 * frames)
         if not frames or smallest_video_tokens(frames) > room:
             return None
-        return frames, self._largest(lambda size: self.video_tokens(frames, size), room) or self._shaped(1)
+        return frames, self._largest_size(lambda size: self.video_tokens(frames, size), room) or self._square_size(1)
 
     # ------------------------------------------------------------------ pictures
     def _greedy(self, room: int, beside: int, images: int) -> list[Size]:
-        """Return the sizes of pictures that fill `room` tokens: of one picture if images=1, else of as many as fit.
-
-        With tiles, larger pictures come first.
+        """Return the sizes of pictures that fill `room` tokens: one picture if images=1, else as many as fit.
 
         beside: tokens per picture besides its visual tokens.
         """
         if room <= beside:
             return []
         if family(self.model_type).pixel_limits:
-            most_tokens = self.picture_tokens(self._shaped(room), images)
+            most_tokens = self.picture_tokens(self._square_size(room), images)
             number_of_pictures = 1 if images == 1 else max(1, math.ceil(room / (most_tokens + beside)))
             tokens_per_picture = room // number_of_pictures - beside
-            fitting_size = self._largest(lambda one: self.picture_tokens(one, images), tokens_per_picture)
+            fitting_size = self._largest_size(lambda one: self.picture_tokens(one, images), tokens_per_picture)
             return [fitting_size] * number_of_pictures if fitting_size else []
         picture_sizes: list[Size] = []
-        for number_of_pictures, fitting_size in sorted(self._menu(images).items(), reverse=True):
+        for number_of_pictures, fitting_size in sorted(self._tile_sizes(images).items(), reverse=True):
             fitting = room // (number_of_pictures + beside)
             pictures_taken = min(fitting, 1 - len(picture_sizes)) if images == 1 else fitting
             picture_sizes += [fitting_size] * pictures_taken
             room -= pictures_taken * (number_of_pictures + beside)
         return picture_sizes
 
-    def _menu(self, images: int) -> dict[int, Size]:
+    def _tile_sizes(self, images: int) -> dict[int, Size]:
         """Map each possible number of visual tokens to the smallest picture of whole tiles that has this number.
 
         images: number of pictures in the prompt.
@@ -150,9 +146,8 @@ class Rules:
         """Return the number of visual tokens of a video with `frames` frames of this size."""
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
-    def _shaped(self, units: int) -> Size:
-        """Return a nearly square picture size of at most `units` merged patches. Families with tiles get the size of one
-        tile."""
+    def _square_size(self, units: int) -> Size:
+        """Return a nearly square size of at most `units` merged patches; for families with tiles, the size of one tile."""
         if not family(self.model_type).pixel_limits:
             return Size(self._tile(), self._tile())
         image_settings = self.settings["image"]
@@ -163,16 +158,18 @@ class Rules:
         )
         return Size(units // rows * patch_pixels, rows * patch_pixels)
 
-    def _largest(self, tokens: Callable[[Size], int], room: int) -> Size | None:
-        """Return the size with the most tokens that fit into `room`; of several such sizes the smallest, None if none fits.
+    def _largest_size(self, tokens: Callable[[Size], int], room: int) -> Size | None:
+        """Return the size with the most tokens that fit into `room`; of equal ones the smallest; None if none fits.
 
         tokens: function from a size to its number of tokens.
         """
-        most_units = _most(lambda units: tokens(self._shaped(units)) <= room, room)
+        most_units = _largest_true(lambda units: tokens(self._square_size(units)) <= room, room)
         if not most_units:
             return None
-        most_tokens = tokens(self._shaped(most_units))
-        return self._shaped(_most(lambda units: tokens(self._shaped(units)) < most_tokens, most_units - 1) + 1)
+        most_tokens = tokens(self._square_size(most_units))
+        return self._square_size(
+            _largest_true(lambda units: tokens(self._square_size(units)) < most_tokens, most_units - 1) + 1
+        )
 
     def _tile(self) -> int:
         image_settings = self.settings["image"]
@@ -180,9 +177,6 @@ class Rules:
         return int(tile_size["height"] if tile_size.get("height") else tile_size["shortest_edge"])
 
 
-def _most(fits: Callable[[int], bool], high: int) -> int:
-    """Return the largest number from 1 to `high` for which `fits` is true, by bisection; 0 if there is none.
-
-    `fits` must be true up to some number and false above it.
-    """
+def _largest_true(fits: Callable[[int], bool], high: int) -> int:
+    """Return the largest number from 1 to `high` for which `fits` is true, by bisection; 0 if there is none."""
     return bisect_left(range(1, high + 1), True, key=lambda number: not fits(number))

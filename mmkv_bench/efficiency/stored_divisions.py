@@ -1,8 +1,9 @@
-"""Stored divisions of a method's budget on real prompts. Random weights need them, because their own division would be noise.
+"""Stored divisions of a method's budget among layers and heads on real prompts. With random weights its own would be
+noise.
 
-`responses.kept` has the entries of every layer and KV head, so head-adaptive methods are covered too. One row of a cell is
-used, not a mean of all rows: a mean is more even than any single prompt, and would hide the padding of ragged heads. The
-chosen row has the median padding.
+`responses.kept` has the entries of every layer and KV head, so head-adaptive methods are covered too. Of a cell's rows
+only the one with the median padding is used. A mean of all rows would be more even than any prompt, and hide the
+padding of ragged heads.
 """
 
 from __future__ import annotations
@@ -34,19 +35,18 @@ _MATCHING_COLUMNS = (
     "budget_fraction",
     "method_version",
 )
-"""Columns that must be equal in a cell and in the cell of its profile, in addition to the parameters."""
+"""Columns that must be equal in a cell and in the stored cell, in addition to the parameters."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How one stored answer divided its budget among layers and KV heads.
+    """Division of one stored answer's budget among layers and KV heads.
 
     Attributes:
         kept: kept entries, `[layers][KV heads]`.
         entries: budget of the row's prompt, in entries per KV head.
         tokens: length of this prompt.
-        cell, sample: cell and sample of the row.
-        model, dataset: model and dataset of the cell.
+        cell, sample, model, dataset: cell and sample of the row, model and dataset of the cell.
     """
 
     kept: tuple[tuple[int, ...], ...]
@@ -59,7 +59,7 @@ class Profile:
 
     @property
     def digest(self) -> str:
-        """Return a digest of the division, independent of where the row is stored."""
+        """Digest of the division, independent of where the row is stored."""
         return checksum(canonical_json([self.cell, self.sample, self.entries, self.kept]).encode())
 
     def __str__(self) -> str:
@@ -67,12 +67,9 @@ class Profile:
 
 
 def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
-    """Return a cell that divides its budget among layers and heads as a stored row of the same method
-    did, and that division.
+    """Return the cell with its budget divided among layers and heads as in a stored row, and that division.
 
-    Call `refuse_unprofiled` before.
-
-    folder: store with the rows.
+    Call `refuse_unprofiled` before. folder: store with the rows.
 
     Raises ConfigError: no store, or no row that matches the cell.
     """
@@ -90,7 +87,7 @@ def with_profile(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Pro
 
 
 def refuse_unprofiled(cell: Cell) -> None:
-    """Raise UnsupportedError for a cell whose method's stored rows do not determine how it divides the budget."""
+    """Raise UnsupportedError for a method whose stored rows do not determine how it divides the budget."""
     decoding = cell.compressor.decoding
     if decoding is not None and decoding.retrieves:
         raise UnsupportedError(
@@ -110,9 +107,9 @@ def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
     if not root.is_dir():
         raise ConfigError(f"profiles={folder} is not a folder; give the folder of a run's rows (its out=...)")
     store = Store(root)
-    matching_cells = {row["cell"]: row for row in store.cells().to_pylist() if _goes_with(row, cell)}
+    matching_cells = {row["cell"]: row for row in store.cells().to_pylist() if _matches(row, cell)}
     columns = ("cell", "sample_id", "status", "kept", "budget_entries", "context_tokens")
-    rows = _evicted(store.responses(matching_cells, columns), shape)
+    rows = _evicting_rows(store.responses(matching_cells, columns), shape)
     if not rows.num_rows:
         findings = "no such rows"
         if matching_cells:
@@ -127,15 +124,15 @@ def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
     return _median(rows, matching_cells, shape)
 
 
-def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
+def _matches(row: dict[str, Any], cell: Cell) -> bool:
     matches_columns = all(row[name] == getattr(cell, name) for name in _MATCHING_COLUMNS)
     return (
         matches_columns and row["weights"] != "random" and json.loads(row["parameters"]) == json.loads(cell.parameters)
     )
 
 
-def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
-    """Return the rows with status ok, a prompt longer than the budget, and this model shape. shape: (layers, KV heads)."""
+def _evicting_rows(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
+    """Return the rows with status ok, a prompt longer than the budget, and this shape (layers, KV heads)."""
     is_evicted = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
     rows = rows.filter(pc.fill_null(is_evicted, False))
     rows = rows.filter(pc.equal(pc.list_value_length(rows["kept"]), shape[0]))
@@ -145,7 +142,7 @@ def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
 
 
 def _median(rows: pa.Table, cells: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
-    """Return the division of the row with the median padding. cells: hash to the cell's row.
+    """Return the division of the row with the median padding. cells: hash -> row of the cell.
 
     Padding is the number of entries with each layer's heads padded to the longest, over the number of entries.
     """

@@ -1,7 +1,7 @@
-"""From raw times to printed numbers: medians with quartiles, ratios to `full` in the same repeat, and hardware limits.
+"""Summary of the table `timings`: medians with quartiles, ratios to the full cache in the same repeat, and hardware
+limits.
 
-Everything is computed from rows of the table `timings`. The summary has one line per cell, prompt length, batch and way of
-building the batch.
+It has one line per cell, prompt length, batch size and kind of prefill (together or one by one).
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ _QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
 LEAST_REPEATS = 3
 """Minimum number of repeats to decide whether a step's time depends on its bytes."""
 _LEAST_MORE = 1.05
-"""Minimum ratio of a step's bytes at two lengths for their times to show whether the step depends on its bytes."""
+"""Minimum ratio of a step's bytes at two lengths to decide whether a step's time depends on its bytes."""
 _SAME_TIME_TOLERANCE = 0.05  # maximum relative difference of medians for two steps to count as equally long
 
 
 def summary_lines(
     rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
-    """Summarise timed passes: return one line per cell, prompt length, batch and kind of prefill, sorted
-    by length, batch and cell.
+    """Return one line per cell, prompt length, batch size and kind of prefill, sorted by length, batch and cell.
 
     Args:
         rows: rows of the table `timings`.
         baselines: cell -> the full-cache cell that its ratios divide by.
-        limits: roofline of the model on the device. If None (unknown), MBU, MFU, rooflines and `speed_up_allowed` are null.
+        limits: roofline of the model on the device. If None (unknown), MBU, MFU, rooflines and `speed_up_allowed` are
+            null.
         memory_limit: passes that counted memory under another limit are left out.
 
     Returns:
         These columns, null where unknown.
-        `<name>_low`, `<name>_median`, `<name>_high` for each of `POINTS`, `score`, `tpot` and `tokens_s`: quartiles over
-        repeats (for TPOT over all steps) [s, tokens/s].
+        `<name>_low`, `<name>_median`, `<name>_high` for each of `POINTS`, `score`, `tpot` and `tokens_s`: quartiles
+            over repeats (for TPOT over all steps) [s, tokens/s].
         `<name>_ratio_...` for TPOT, second token and total: the cell's value over the value of `full`.
-        `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `load` (median),
-        `threads` and `disturbed`.
-        `largest_batch` of the cell at this length, null if no failure bounds it, and `largest_ratio`, its ratio to full's.
+        `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `load`
+            (median), `threads` and `disturbed`.
+        `largest_batch` of the cell at this length, null if no failure bounds it, and `largest_ratio`, its ratio to
+            full's.
         `batch_prefill` is null for one sequence.
     """
     table = rows.to_pandas()
@@ -60,7 +61,7 @@ def summary_lines(
     table["batch_prefill"] = table["batch_prefill"].fillna(ONE_BY_ONE)
     has_memory_limit = table["memory_limit"].isna() if memory_limit is None else table["memory_limit"] == memory_limit
     table = table[table["repeat"].notna() | has_memory_limit]
-    lines = _state(table)
+    lines = _status_columns(table)
     timed_rows = table[table["repeat"].notna() & (table["status"] == "ok")]
     if not timed_rows.empty:
         seconds_by_phase = timed_rows.pivot(index=[*LINE_COLUMNS, "repeat"], columns="phase", values="seconds")
@@ -78,15 +79,15 @@ def summary_lines(
         )
         lines = lines.join(_quartiles(_ratios(seconds_by_phase, baselines)))
     lines = lines.join(_memory(table)).reset_index()
-    lines = lines.merge(_largest(lines, baselines), how="left", on=WAY_COLUMNS)
+    lines = lines.merge(_largest_batches(lines, baselines), how="left", on=WAY_COLUMNS)
     lines = lines.sort_values(["prompt_tokens", "batch", "batch_prefill", "cell"], ignore_index=True)
     lines.loc[lines["batch"] == 1, "batch_prefill"] = None
     for name in ("tpot_median", "ttft_median", "vision_median", "compression_median", "bytes_useful_step"):
         lines[name] = lines[name] if name in lines else float("nan")
-    return _allowed(_limited(lines, limits), baselines)
+    return _add_allowed_speed_up(_add_limits(lines, limits), baselines)
 
 
-def _state(table: pd.DataFrame) -> pd.DataFrame:
+def _status_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Return, per line of the summary: status and error (of the first failure), repeats, load, and disturbances."""
     total_rows = table[table["phase"] == "total"]
     lines = (
@@ -115,7 +116,6 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     """Return the ratio of each value to that of `full` in the same repeat; null if `full` has no such pass.
 
     wide: one row per pass, one column per value.
-    baselines: cell -> the full-cache cell that its ratios divide by.
     """
     import pandas as pd
 
@@ -126,12 +126,10 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     return (values / values.reindex(index_of_full).to_numpy()).add_suffix("_ratio")
 
 
-def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the largest batch that fits, for each cell, length and kind of prefill, and its ratio to that of the full cache.
+def _largest_batches(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
+    """Return, per cell, length and kind of prefill, the largest batch that fits and its ratio to the full cache's.
 
-    Both are null unless a batch with one sequence more ran out of memory. The largest is 0 if one sequence did.
-
-    baselines: cell -> the cell with the full cache that it is compared with.
+    Both are null unless a batch with one sequence more ran out of memory. The largest batch is 0 if not even one fits.
     """
     import pandas as pd
 
@@ -165,7 +163,6 @@ def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Return, per line of the summary: memory peaks by phase and bytes of the cache, from the pass that counts memory."""
     memory_rows = table[table["repeat"].isna() & (table["status"] == "ok")]
     peaks = memory_rows.pivot(index=LINE_COLUMNS, columns="phase", values="peak_allocated").add_prefix("peak_")
     total_rows, decode_rows = (
@@ -175,9 +172,8 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
     return peaks.join(decode_rows[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
 
 
-def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
-    """Return the lines with columns that compare times with hardware limits: MBU, MFU, and the roofline time of a decode
-    step."""
+def _add_limits(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
+    """Add columns that compare times with hardware limits: MBU, MFU, and the roofline time of a decode step."""
     lines[["roofline_ms", "mbu", "prefill_mfu"]] = float("nan")
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
@@ -189,14 +185,11 @@ def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
         operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens))
         text_prefill_seconds = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
         lines["prefill_mfu"] = operations * lines["batch"] / text_prefill_seconds / limits.rate
-    return _between_lengths(lines, bytes_read)
+    return _mark_launch_bound(lines, bytes_read)
 
 
-def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """Return the lines with the column `speed_up_allowed`: full's roofline time over the line's. Null for `full`.
-
-    Both times are at the same length and batch.
-    """
+def _add_allowed_speed_up(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
+    """Add `speed_up_allowed`: full's roofline time over the line's, at the same length and batch. Null for `full`."""
     import pandas as pd
 
     line_keys, full_cells = lines[LINE_COLUMNS].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
@@ -206,15 +199,13 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     return lines
 
 
-def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
-    """Find out whether the decode steps of a cell are bound by kernel launches.
+def _mark_launch_bound(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
+    """Set `launch_bound` and `launch_unknown`: whether kernel launches bound the decode steps of a cell.
 
-    Return lines with `launch_bound` and `launch_unknown`.
-
-    The steps of the shortest and the longest prompt at one batch are compared. If the quartiles of the step times overlap and
-    the medians differ by at most `_SAME_TIME_TOLERANCE`, a step's time does not depend on its bytes: it is bound by launches.
-    If the quartiles overlap but the medians differ more, this is unknown. It is also unknown with few repeats, because their
-    steps were measured close in time.
+    The steps of the shortest and the longest prompt at one batch are compared. If the quartiles of the step times
+    overlap and the medians differ by at most `_SAME_TIME_TOLERANCE`, launches bound the step, because its time does not
+    depend on its bytes. If the quartiles overlap but the medians differ more, this is unknown. With fewer than
+    `LEAST_REPEATS` repeats it is always unknown.
 
     read: bytes that a step of each line reads.
     """
@@ -234,8 +225,7 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
 
 
 def document(lines: pd.DataFrame, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Return the lines of a summary as plain values for JSON, each with the method and the budget of its cell. Unknown values
-    are null."""
+    """Return the lines of a summary for JSON, each with method and budget of its cell. Unknown values are None."""
     cell_names = {cell.cell: {"method": cell.method, "budget": str(cell.budget or "")} for cell in cells}
     return [
         cell_names[line["cell"]]

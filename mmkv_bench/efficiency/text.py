@@ -1,4 +1,4 @@
-"""The summary as text: one table per prompt length and batch, with each number's hardware limit next to it."""
+"""Summary as text: one table per prompt length and batch size, with hardware limits next to the numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmkv_bench.efficiency.summary import LEAST_REPEATS
 from mmkv_bench.families.facts import share_of_all_state
 from mmkv_bench.forecast.roofline import MS, Roofline
 from mmkv_bench.store.measurements import load_warning
-from mmkv_bench.text_columns import aligned
+from mmkv_bench.text_columns import align_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,17 +39,17 @@ COLUMNS: tuple[tuple[str, str, float], ...] = (
     ("useful/step", "bytes_useful_step", _MIB),
     ("read/step MiB", "bytes_read_step", _MIB),
 )
-"""Head, column of the summary, and factor to the head's unit."""
+"""Heading, column of the summary, and factor to the heading's unit."""
 PEAKS: tuple[tuple[str, str, float], ...] = (
     *((name, f"peak_{name}", _MIB) for name in ("vision", "prefill", "score", "reduce", "join")),
     *(("first token", "peak_first_token", _MIB), ("decode", "peak_decode", _MIB)),
     *(("largest", "peak_total", _MIB), ("resident set", "resident", _MIB)),
 )
-"""Head, column and factor for the peak bytes of each phase. A device's counters have no resident set."""
+"""Heading, column and factor for the peak bytes of each phase. The resident set is counted only on the CPU."""
 
 
 def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> str:
-    """Return the summary as text: tables per prompt length and batch, and notes. lines: from `summary_lines`."""
+    """Return the summary as text: tables and notes. lines: from `summary_lines`."""
     place_and_label = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
     if len(lines):
@@ -63,7 +63,7 @@ def text(plan: EfficiencyPlan, lines: pd.DataFrame, limits: Roofline | None) -> 
             title = f"{_prompts(tokens, kind, group)}, batch {batch}{_of_all_state(plan, int(tokens))}"
             texts += ["", title, *_table(group.to_dict("records"))]
     if plan.searches and len(lines):
-        texts += _largest(plan, lines)
+        texts += _largest_batch_lines(plan, lines)
     return "\n".join([*texts, "", *_notes(lines, limits)])
 
 
@@ -73,10 +73,8 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return a clause about the memory of sliding windows and recurrent states at a prompt length; "" for a model without.
-
-    It states their share in the state of all layers, and the share of this state that each budget leaves.
-    """
+    """Return a clause on the share of sliding windows and recurrent states in all state, with each budget; "" without
+    these."""
     family, dtype = plan.family, plan.cells[0].dtype
     if not family.states.layers:
         return ""
@@ -102,11 +100,11 @@ def _table(lines: list[dict[str, Any]]) -> list[str]:
     shown_columns = [column for column in PEAKS if any(_number(line, *column[1:]) != "-" for line in finished_lines)]
     peak_rows = [[line["label"], *(_number(line, *column[1:]) for column in shown_columns)] for line in finished_lines]
     return [
-        *aligned(["method", *(head for head, _, _ in COLUMNS)], rows, words=1),
+        *align_columns(["method", *(head for head, _, _ in COLUMNS)], rows, words=1),
         *failed_lines,
         "",
         "  peak MiB by phase, weights included",
-        *aligned(["method", *(head for head, _, _ in shown_columns)], peak_rows, words=1),
+        *align_columns(["method", *(head for head, _, _ in shown_columns)], peak_rows, words=1),
     ]
 
 
@@ -122,13 +120,13 @@ def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 
     return "-" if value is None or value != value else f"{value * factor:.{digits}f}"
 
 
-def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
+def _largest_batch_lines(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
     """Return one line of text per cell and length: the largest batch that fits, its times, and those of `full`."""
     texts = []
     for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
         texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]
         largest_line_by_cell = {
-            cell: _at_largest(sizes.to_dict("records")) for cell, sizes in group.groupby("cell", sort=False)
+            cell: _line_of_largest(sizes.to_dict("records")) for cell, sizes in group.groupby("cell", sort=False)
         }
         for cell, line in largest_line_by_cell.items():
             texts.append(
@@ -137,7 +135,7 @@ def _largest(plan: EfficiencyPlan, lines: pd.DataFrame) -> list[str]:
     return texts
 
 
-def _at_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
+def _line_of_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the summary line of a cell's largest batch; without one, a line with the reason. sizes: the cell's lines."""
     largest_batch = next((line["largest_batch"] for line in reversed(sizes) if line["largest_batch"] >= 0), None)
     line_of_largest = next((line for line in sizes if line["batch"] == largest_batch), None)
@@ -178,7 +176,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
             "values of a step, over its time and that bandwidth; roofline: the least time of a step; speed-up allowed: full's "
             "roofline over the line's; MFU: the text model's operations over the prompt, over its time and that rate."
         )
-        notes += _exceeded(lines, limits)
+        notes += _exceeded_limits(lines, limits)
     if not len(lines):
         return notes
     if lines["launch_bound"].any():
@@ -193,8 +191,8 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
     return [*notes, f"Disturbed: {'; '.join(disturbances)}."] if disturbances else notes
 
 
-def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
-    """Return one sentence if some measured time is shorter than the hardware limit allows, else nothing."""
+def _exceeded_limits(lines: pd.DataFrame, limits: Roofline) -> list[str]:
+    """Return one sentence if some time is shorter than the hardware limit allows, else an empty list."""
     highest_by_name = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
     exceeding_values = [f"{name} {value:.2f}" for name, value in highest_by_name.items() if value > _EXCESS_TOLERANCE]
     if not exceeding_values:

@@ -1,1 +1,1 @@
-"""Forecasts: roofline, memory and hours of a plan, by arithmetic from shapes or in a dry run, before anything is loaded."""
+"""Forecasts of a plan before anything is loaded: roofline, memory and hours, by arithmetic from shapes or in a dry run."""

@@ -1,12 +1,11 @@
-"""Speed of devices: read-only memory bandwidth and the rate of large matrix products, measured once and cached in a folder.
+"""Speed of devices: read-only memory bandwidth and the rate of large matrix products.
 
-Each device has a small JSON file in that folder, readable without torch. Plans read it, and so do comparisons of measured times
-with the device's limits. Files of other devices may be copied into the folder. `mmkv-bench plan --measure` measures this
-machine's device in seconds.
+`mmkv-bench plan --measure` measures this machine's device in seconds. A cache folder has one small JSON file per
+device, and files of other devices may be copied into it. Plans and comparisons with hardware limits read these files.
 
-Bandwidth is taken from the fastest of three passes that read a block far larger than any cache and write next to nothing. A copy
-is not among them: it writes what it reads and so reaches about half. Of several rounds the best counts: a disturbance only
-makes a round slower, and a limit is something that nothing exceeds.
+Bandwidth comes from the fastest of three passes that read a block far larger than any cache and write next to nothing.
+(A copy writes as much as it reads, and reaches about half.) The best of several rounds counts, because disturbances
+only slow a round, and nothing should exceed a limit.
 """
 
 from __future__ import annotations
@@ -45,14 +44,12 @@ class DeviceSpeed:
     """Measured limits of one device.
 
     Attributes:
-        name: name of the GPU, or of the processor.
         kind: `cuda` or `cpu`.
         threads: number of processor threads that took part.
-        bandwidth: bytes per second of a read-only pass over memory; a copy, which writes too, reaches less.
+        bandwidth: bytes per second of a read-only pass over memory.
         rates: dtype -> operations per second of a large square product; a multiplication and an addition are two.
         memory_bytes: memory of the device; for `cpu`, of the machine.
-        torch: version of torch.
-        measured: the day of the measurement, as `2026-11-22`.
+        torch, measured: version of torch, and day of the measurement, as `2026-11-22`.
         load: load of the machine in the minute before; None if unknown (older files).
     """
 
@@ -82,26 +79,25 @@ class DeviceSpeed:
 
 
 def slug_of(name: str, kind: str, threads: int) -> str:
-    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments are as in `DeviceSpeed`."""
+    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments: see `DeviceSpeed`."""
     name_with_threads = name if kind != "cpu" else f"{name} {threads} threads"
     return re.sub(r"[^a-z0-9]+", "-", name_with_threads.lower()).strip("-")
 
 
 def folder() -> Path:
-    """Return the folder that stores the speeds of measured devices, one file per device."""
+    """Return the folder with the files of measured devices."""
     return cache_dir() / "devices"
 
 
-def stored() -> dict[str, DeviceSpeed]:
-    """Map the short name of each measured device to its stored speed, sorted. Files that are unreadable
-    or of another version are left out."""
+def stored_speeds() -> dict[str, DeviceSpeed]:
+    """Map the short name of each measured device to its speed, sorted, without unreadable files and other versions."""
     speed_files = sorted(folder().glob("*.json"))
     return {file.stem: speed for file in speed_files if (speed := _read(file)) is not None}
 
 
-def named(slug: str) -> DeviceSpeed:
-    """Return the stored speed of the device with this short name. Raises ConfigError: the device was not measured."""
-    speeds = stored()
+def stored_speed(slug: str) -> DeviceSpeed:
+    """Return the stored speed of a device by its short name. Raises ConfigError: the device was not measured."""
+    speeds = stored_speeds()
     if slug not in speeds:
         suggestion = nearest(slug, speeds) if speeds else "none was measured"
         raise ConfigError(
@@ -113,10 +109,7 @@ def named(slug: str) -> DeviceSpeed:
 
 
 def save(speed: DeviceSpeed) -> Path:
-    """Write a device's speed to its file and return the path. An earlier measurement of the device is replaced.
-
-    Raises ConfigError: the folder cannot be written.
-    """
+    """Write a device's speed to its file and return the path. Raises ConfigError: the folder cannot be written."""
     speed_file = folder() / f"{speed.slug}.json"
     try:
         replace_json(speed_file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
@@ -140,14 +133,12 @@ def _read(file: Path) -> DeviceSpeed | None:
     return speed if is_usable else None
 
 
-def measured(setting: str, again: bool = False) -> DeviceSpeed:
-    """Return the speed of this machine's device, stored or measured now.
+def speed_of_device(setting: str, again: bool = False) -> DeviceSpeed:
+    """Return the speed of this machine's device.
 
-    It is measured if it is not stored, or if it was stored under a clearly higher load of the machine.
+    The device is measured if no speed is stored, or if the load of the machine was clearly higher at that time.
 
-    Args:
-        setting: `cpu`, `cuda`, or `auto`.
-        again: measure in any case.
+    setting: `cpu`, `cuda`, or `auto`. again: measure in any case.
 
     Raises:
         ConfigError: there is no such device, or the cache folder cannot be written.
@@ -159,16 +150,16 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
 
     torch_device = device_of(setting)
     device_kind = devices.at(torch_device).kind
-    stored_speed = stored().get(slug_of(device_name(str(torch_device)), device_kind, torch.get_num_threads()))
+    earlier_speed = stored_speeds().get(slug_of(device_name(str(torch_device)), device_kind, torch.get_num_threads()))
     present_load = _load()
     was_disturbed = (
-        stored_speed
-        and stored_speed.load is not None
+        earlier_speed
+        and earlier_speed.load is not None
         and present_load is not None
-        and stored_speed.load > present_load + 1
+        and earlier_speed.load > present_load + 1
     )
-    if stored_speed is not None and not again and not was_disturbed:
-        return stored_speed
+    if earlier_speed is not None and not again and not was_disturbed:
+        return earlier_speed
     speed = measure(torch_device)
     save(speed)
     return speed
@@ -183,8 +174,8 @@ def measure(place: torch.device, block: int | None = None, width: int | None = N
 
     Args:
         place: the device.
-        block: bytes to read for the bandwidth.
-        width: width of the square matrices. Smaller values of `block` and `width` are faster and less reliable.
+        block: bytes to read for the bandwidth; less is faster and less reliable.
+        width: width of the square matrices; less is faster and less reliable.
     """
     import torch
 
@@ -226,8 +217,8 @@ def _bandwidth(device: Device, block: int) -> float:
 def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
     """Return the rate of large matrix products of a dtype [operations/s].
 
-    Widths double up to `width` and end at the first slow product, because a processor without instructions for bfloat16 needs
-    minutes for the widest. The numbers are random: with constant ones a GPU uses less power and clocks higher.
+    Widths double up to `width` and end at the first slow product, because a processor without instructions for bfloat16
+    needs minutes for the widest. The numbers are random, because a GPU uses less power for constants and clocks higher.
     """
     import torch
 

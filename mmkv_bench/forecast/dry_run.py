@@ -1,11 +1,10 @@
-"""Dry runs: the real code on tensors without values, called numbers here. Allocations are counted, nothing is computed, and no
-device is needed.
+"""Dry runs: the real code on tensors without values. Allocations are counted, nothing is computed, and no device is
+needed.
 
-The tensors are torch's fake tensors, which have a shape, a dtype and a device that this machine need not have. But selection
-reads numbers: how many entries a head keeps, whether a prompt has text. So small tensors carry numbers too (`FakeValuesMode`).
-Their numbers are right if all their sources have numbers (token types, budgets, indices). Numbers are made up if a method
-computes something small from tensors without numbers (scores of tokens). Then shapes and counts are right, but which entries are
-kept means nothing.
+The tensors are torch's fake tensors, which have a shape, a dtype and a device that this machine need not have. But
+selection reads values: how many entries a head keeps, whether a prompt has text. So small tensors carry values too
+(`FakeValuesMode`). Values computed from token types, budgets and indices are right. Values computed from tensors
+without values, such as scores of tokens, are made up. Then shapes and counts are right, but not which entries are kept.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class Kernels(TorchFunctionMode):
-    """Replaces calls that behave differently with fake tensors (a shape but no values) than on a real device.
+    """Replaces calls that behave differently on fake tensors than on a real device.
 
-    Fused attention: allocates what a device's kernel allocates, the output and one number per query row. Torch would allocate
-    T x T scores for fake tensors.
-    `torch.tensor(numbers, device=...)`: makes the tensor on the host and moves it.
+    Fused attention allocates what a device's kernel allocates, the output and one number per query row. Torch would
+    allocate T x T scores for fake tensors. `torch.tensor(numbers, device=...)` makes the tensor on the host and moves
+    it.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -73,9 +72,9 @@ class Kernels(TorchFunctionMode):
 
 
 def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Stand in for transformers' grouped expert products: allocate the same tensors, and return an output of the same shape.
+    """Stand in for transformers' grouped expert products, which sort rows by values that fake tensors lack.
 
-    The original sorts rows by numbers, which fake tensors lack.
+    Allocate the same tensors, and return an output of the same shape.
 
     Args:
         module: the experts' module.
@@ -95,10 +94,10 @@ def grouped_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
 
 
 class DryPeaks(Peaks):
-    """Memory peaks by phase of a dry run, whose fake tensors have no values.
+    """Memory peaks by phase of a dry run.
 
-    Selection, reduction and decoding read values, so they get made-up ones. Scoring reads none. Of its blocks of queries only the
-    first and the last two are run: the others differ only in the number of keys (`tiles.py`).
+    Selection, reduction and decoding read values, so their tensors get made-up ones. Scoring reads none. Of its blocks
+    of queries only the first and the last two are run: the others differ only in the number of keys (`tiles.py`).
     """
 
     def __init__(self, counters: Counters, made_up: FakeValuesMode):
@@ -118,8 +117,7 @@ class DryPeaks(Peaks):
 
 @contextmanager
 def without_numbers(counter: LiveStorages) -> Iterator[FakeValuesMode]:
-    """Enter a context in which new tensors are fake, with a shape but no values. Yield the mode that makes up values on
-    request.
+    """Make new tensors fake inside the block. Yield the mode that makes up values on request.
 
     counter: counts the storages on its kind of device.
     """
@@ -166,9 +164,9 @@ class DryModel:
 
         Args:
             compressor, budget: the method and its budget.
-            types: token types, int `[1, T]`, 0 text, 1 image, 2 video; a real tensor, no fake one without values.
-            inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision tower
-                runs.
+            types: token types, int `[1, T]`, 0 text, 1 image, 2 video; a real tensor.
+            inputs: a processor's output for the prompt. Without it, visual tokens are treated as text, and no vision
+                tower runs.
             reserve: see `one_pass.run`.
             chunk: tokens per chunk if the prompt is read as a stream of text; 0 for no stream.
         """
@@ -197,15 +195,14 @@ class DryModel:
 
 @contextmanager
 def dry_model(config: Any, dtype: str, attention: str, kind: str) -> Iterator[DryModel]:
-    """Yield a `DryModel` whose memory on a kind of device (`cuda`, `cpu`) is counted. Other arguments are as in `DryModel`."""
+    """Yield a `DryModel` whose memory on a kind of device (`cuda`, `cpu`) is counted. Other arguments: see `DryModel`."""
     counter = LiveStorages(torch.device(kind))
     with without_numbers(counter) as made_up:
         yield DryModel(config, getattr(torch, dtype), attention, counter, made_up)
 
 
 def prompt_types(tokens: int, visual: int) -> Tensor:
-    """Return the token types of a made-up prompt (a few words, an image of `visual` tokens, a question): a real tensor, int64
-    `[1, tokens]`."""
+    """Return token types, real int64 `[1, tokens]`, of a few words, an image of `visual` tokens and a question."""
     with _disable_current_modes():
         types = torch.zeros(1, tokens, dtype=torch.int64)
         image_start = min(tokens // 10, tokens - visual)

@@ -1,6 +1,7 @@
-"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether it fits.
+"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether caches fit
+into memory.
 
-No weights, data or torch are loaded. What is unknown then is listed in `Forecast.missing`, never counted as zero.
+No weights, data or torch are loaded. Unknown parts are listed in `Forecast.missing`, never counted as zero.
 """
 
 from __future__ import annotations
@@ -36,15 +37,13 @@ _LIVE_MLP_TENSORS = 3  # tensors [tokens, intermediate] that an eager MLP holds 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a forecast assumes about prompts and device, given by the user or measured before. None or empty means unknown.
+    """Assumptions about prompts and device, given by the user or measured before. None or empty means unknown.
 
     Attributes:
         prompt_tokens: prompt lengths to plan for.
         visual_tokens: visual tokens of each prompt.
-        images: width and height in pixels of a prompt's images; the images and a question then determine the prompt's length.
-        memory: memory of the device [bytes].
-        bandwidth: memory bandwidth of the device [bytes/s].
-        rate: rate of the device [operations/s].
+        images: width and height in pixels of a prompt's images; with a question they determine the prompt's length.
+        memory, bandwidth, rate: of the device, in bytes, bytes/s and operations/s.
         device: name of the device.
     """
 
@@ -59,21 +58,21 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Workload:
-    """The work that a plan has on prompts of one length.
+    """The work of a plan on prompts of one length.
 
     Attributes:
         length: length of each prompt.
         new_tokens: most tokens of an answer; None if unknown.
-        cells: cells that answer the prompts.
+        cells: (method, budget) settings that answer the prompts.
         prefills: tokens of a prompt -> number of such prompts to prefill.
-        fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a chunk
-            of a context that is fed again, or a turn of a conversation.
+        fed: (tokens, entries before them) -> number of pieces of this size that are fed after a prefill. A piece is a
+            chunk of a context that is fed again, or a turn of a conversation.
         weight_reads: number of times that decoding reads the weights; None if the length of answers is unknown.
         entry_reads: number of cache entries that decoding reads; None if the length of answers is unknown.
         streams: pairs (cap, number of prompts), for prompts that are read as streams. The cap is None without a limit.
         chunk: tokens of a stream's chunk.
-        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the last.
-            The stream after the last share is never read.
+        ask_at: shares of a stream after which questions are asked, ascending. The cache is copied at each share but the
+            last. The stream after the last share is never read.
         batch: number of sequences decoded together.
         together: whether the prompts of a batch are prefilled in one pass, not one by one.
         state_reads: number of times that the states of uncompressed layers are read, once per cell and step.
@@ -101,13 +100,11 @@ class BudgetForecast:
 
     Attributes:
         label: the budget, or `full`.
-        scope: when methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or never
-            (`full`).
-        methods: methods with this budget and scope.
+        scope: when methods compress: after each `layer`, after the whole `model`, after each chunk of a `stream`, or
+            never (`full`).
         kept: entries per KV head kept of a prompt.
         kv: bytes of the batch's caches after compression, with windows and recurrent states of uncompressed layers.
-        read: useful bytes of the first decode step.
-        ms: least milliseconds of that step; None without a bandwidth.
+        read, ms: useful bytes and least milliseconds of the first decode step; no time without a bandwidth.
         speed_up: speed-up over the full cache that the roofline allows; without a bandwidth, by bytes alone.
         needs: bytes that the device must have at least.
         batch: most sequences that fit into the device's memory; None if unknown.
@@ -129,10 +126,8 @@ class BudgetForecast:
 class DatasetForecast:
     """The forecast for one dataset, at one prompt length and batch size.
 
-    source: source of the prompt length, see `PromptLength`.
-    sequences: number of sequences decoded together.
-    prefill_hours, decode_hours: None if unknown.
-    chunk: tokens of a stream's chunk; 0 without streams.
+    source: source of the prompt length, see `PromptLength`. sequences: number of sequences decoded together.
+    prefill_hours, decode_hours: None if unknown. chunk: tokens of a stream's chunk; 0 without streams.
     """
 
     dataset: str
@@ -149,10 +144,8 @@ class DatasetForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast for a plan: memory, decode times and hours of each dataset.
+    """The forecast for a plan. held, read: bytes of weights on the device, and read by a decode step; None if unknown.
 
-    held: bytes of weights on the device; None if unknown.
-    read: bytes of weights that a decode step reads; None if unknown.
     missing: sentences about what is unknown or not counted.
     """
 
@@ -167,11 +160,9 @@ class Forecast:
 
 
 def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, notes: Sequence[str] = ()) -> Forecast:
-    """Compute the forecast for a plan: bytes, least decode times and hours of each workload.
+    """Compute bytes, least decode times and hours of each workload of a plan.
 
-    workloads: the work on prompts of each length, from `workloads_of` for a run.
-    given: what is assumed about prompts and device.
-    notes: extra sentences about what is not counted.
+    workloads: from `workloads_of` for a run. notes: further sentences about what is not counted.
     """
     sizes_of_model = model_sizes(plan.model)
     model = ModelBytes.of(sizes_of_model, plan.cells[0].dtype, plan.family)
@@ -184,7 +175,9 @@ def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, note
         missing_sentences.append(
             "times need a device; give --bandwidth GB/s, or --measure auto, which measures this machine"
         )
-    missing_sentences += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
+    missing_sentences += _several_devices(plan.model.device_map, model.weights, given.memory) + _uncounted_memory(
+        plan.cells
+    )
     missing_sentences += [*_unknown_chunks(workloads), *notes]
     datasets = [_dataset(workload, model, given) for workload in workloads]
     model_numbers = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
@@ -216,8 +209,7 @@ def workloads_of(plan: Plan, coverage: Coverage, store: Store, given: Assumption
 
 
 def kept_entries(budget: Budget | None, tokens: int) -> int:
-    """Return the number of entries per KV head that a budget keeps of a prompt with `tokens` tokens. None stands for the full
-    cache."""
+    """Return the number of entries per KV head that a budget keeps of `tokens` tokens. None: the full cache."""
     return tokens if budget is None else min(tokens, budget.entries_for(tokens))
 
 
@@ -230,8 +222,8 @@ def prefills(plan: Plan, coverage: Coverage) -> int:
 def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int) -> Workload:
     """Return the work on one dataset with `samples` samples to answer, for prompts of one length.
 
-    Cells that share a prefill decode in batches of `fork_batch`, with all questions of a document if the questions share a
-    prefill. A step reads the weights once per batch, and the entries of every cell.
+    Cells that share a prefill decode in batches of `fork_batch`, with all questions of a document if the questions
+    share a prefill. A step reads the weights once per batch, and the entries of every cell.
     """
     cells_per_batch = plan.answering.fork_batch if plan.answering.shares_prefill else 1
     new_tokens = json.loads(part.cells[0].generation).get("max_new_tokens") or None
@@ -271,19 +263,15 @@ def _workload(plan: Plan, part: DatasetShare, length: PromptLength, samples: int
         None if decode_steps is None else math.ceil(decode_steps * (batches_per_step + cells_with_own_prefill)),
         None if decode_steps is None else decode_steps * entries_per_step,
         state_reads=(decode_steps or 0) * len(part.cells),
-        fed=_fed(pass_counts, length, turn_tokens),
+        fed=_fed_pieces(pass_counts, length, turn_tokens),
         streams=list(pass_counts.streams.items()),
         chunk=_chunk(streaming_cells[0], length, plan.family) if streaming_cells else 0,
         ask_at=sorted({cell.stream.ask_at for cell in streaming_cells}) or (1.0,),
     )
 
 
-def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
-    """Return `Workload.fed`: (tokens, entries before them) -> number of pieces fed after a prefill.
-
-    made: number of contexts and turns that are fed again.
-    turn: tokens of a conversation's turn.
-    """
+def _fed_pieces(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, int], int]:
+    """Return `Workload.fed`. turn: tokens of a conversation's turn."""
     pieces_by_size: Counter[tuple[int, int]] = Counter()
     for cell, count in made.replays.items():
         chunk_tokens = int(json.loads(cell.parameters).get("chunk") or length.tokens)
@@ -296,7 +284,7 @@ def _fed(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[int, in
 
 
 def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
-    """Return the number of tokens of a stream's chunk. If the tokens of a frame are unknown, it is the whole prompt."""
+    """Return the tokens of a stream's chunk: the whole prompt if the tokens of a frame are unknown."""
     frames_per_chunk = cell.stream.every
     if frames_per_chunk is None:
         return length.tokens
@@ -354,21 +342,17 @@ def _budget(
     tokens, batch = work.length.tokens, work.batch
     kept = kept_entries(budget, tokens)
     state_bytes = model.state_bytes(tokens)
-    kept_kv_bytes, full_kv_bytes = (
-        float(kept * kv_bytes_per_token + state_bytes),
-        float(tokens * kv_bytes_per_token + state_bytes),
-    )  # of one sequence
+    kept_kv_bytes = float(kept * kv_bytes_per_token + state_bytes)  # of one sequence
+    full_kv_bytes = float(tokens * kv_bytes_per_token + state_bytes)
     step_ms = full_step_ms = None
     if given.bandwidth is not None:
         device_roofline = roofline.Roofline(model.decoder, model.itemsize, given.bandwidth, given.rate, given.device)
-        step_ms, full_step_ms = (
-            device_roofline.step_ms(batch * kept_kv_bytes, batch),
-            device_roofline.step_ms(batch * full_kv_bytes, batch),
-        )
+        step_ms = device_roofline.step_ms(batch * kept_kv_bytes, batch)
+        full_step_ms = device_roofline.step_ms(batch * full_kv_bytes, batch)
     weight_bytes = model.weights or weight_bytes_read
 
     def needs(batch: int) -> float:
-        return weight_bytes + _beside_weights(work, model, scope, kept, batch)
+        return weight_bytes + _bytes_beside_weights(work, model, scope, kept, batch)
 
     return BudgetForecast(
         label="full" if budget is None else str(budget),
@@ -386,24 +370,21 @@ def _budget(
     )
 
 
-def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
+def _bytes_beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, batch: int) -> float:
     """Return the memory that a batch needs in addition to the weights [bytes].
 
-    It is the largest of three moments: the end of the answers; the joining of caches that were prefilled one by one, layer by
-    layer, with one layer held twice; the prefill of the last prompt. The last prompt holds its keys and values (with a
-    method of scope `layer`, of one layer at a time) and the tensors of one MLP, in addition to the kept entries of
+    This is the largest of three moments. At the end of the answers, all caches are at their largest. When caches that
+    were prefilled one by one are joined layer by layer, one layer is held twice. The prefill of the last prompt holds
+    its keys and values (for scope `layer`, of one layer at a time), the tensors of one MLP, and the kept entries of
     earlier sequences. Uncompressed layers hold their states at all times.
 
-    scope: when the method compresses, see `BudgetForecast`.
-    kept: entries per KV head kept of a prompt.
+    scope: when the method compresses, see `BudgetForecast`. kept: entries per KV head kept of a prompt.
     """
     decoder, state_bytes = model.decoder, model.state_bytes(work.length.tokens)
     if scope == STREAM:
         return stream_bytes(work, model, kept) + (batch - 1) * kept * model.kv_per_token
-    kept_kv_bytes, full_kv_bytes = (
-        float(kept * model.kv_per_token),
-        float(work.length.tokens * model.kv_per_token),
-    )  # of one sequence
+    kept_kv_bytes = float(kept * model.kv_per_token)  # of one sequence
+    full_kv_bytes = float(work.length.tokens * model.kv_per_token)
     final_kv_bytes = kept_kv_bytes + (work.new_tokens or 0) * model.kv_per_token
     layers = decoder.compressed
     joining_bytes = batch * (kept_kv_bytes + final_kv_bytes / layers) if batch > 1 and not work.together else 0.0
@@ -426,8 +407,9 @@ def _beside_weights(work: Workload, model: ModelBytes, scope: str, kept: int, ba
 def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
     """Return the memory that reading a stream needs in addition to the weights [bytes].
 
-    Every layer has slots for the kept entries and a chunk, one layer is copied while entries are evicted, and one MLP works
-    on a chunk. Without a cap nothing is evicted. Questions before the stream's end are answered from copies of the cache.
+    Every layer has slots for the kept entries and a chunk, one layer is copied while entries are evicted, and one MLP
+    works on a chunk. Without a cap nothing is evicted. Questions before the stream's end are answered from copies of
+    the cache.
 
     kept: entries per KV head under the stream's cap.
     """
@@ -444,13 +426,11 @@ def stream_bytes(work: Workload, model: ModelBytes, kept: int) -> float:
 
 
 def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Group cells by budget and scope (when a method compresses), without those of methods that quantise.
-
-    Return (budget, scope, methods' names) per group, `full` first.
-    """
+    """Group cells by budget and scope, `full` first, without quantising methods. Return (budget, scope, methods'
+    names)."""
     groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda cell: cell.budget is not None):
-        if not cell.compressor.quantises:  # see `_uncounted`
+        if not cell.compressor.quantises:  # see `_uncounted_memory`
             unstreamed = "full" if cell.budget is None else str(cell.allocation_scope)
             scope = STREAM if cell.rule.streams else unstreamed
             groups.setdefault((cell.budget, scope), {})[cell.method] = None
@@ -458,11 +438,8 @@ def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]
 
 
 def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
-    """Return a sentence if the model is spread over several devices, or must be because its weights exceed one. Else nothing.
-
-    weights: bytes of all weights.
-    memory: bytes of one device.
-    """
+    """Return a sentence if the model is, or must be, on several devices. weights: all bytes. memory: bytes of one
+    device."""
     if device_map is not None:
         return [
             f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "
@@ -477,7 +454,6 @@ def _several_devices(device_map: Any, weights: int | None, memory: float | None)
 
 
 def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
-    """Return a sentence if a stream's chunk is counted as the whole prompt because its size is unknown. Else nothing."""
     unchunked_workloads = [work for work in workloads if work.streams and work.chunk == work.length.tokens]
     unchunked_datasets = dict.fromkeys(
         work.dataset for work in unchunked_workloads if all(cell.stream.every is not None for cell in work.cells)
@@ -490,8 +466,7 @@ def _unknown_chunks(workloads: Sequence[Workload]) -> list[str]:
     return [sentence] if unchunked_datasets else []
 
 
-def _uncounted(cells: Sequence[Cell]) -> list[str]:
-    """Return sentences about cells whose memory does not follow from their budget alone."""
+def _uncounted_memory(cells: Sequence[Cell]) -> list[str]:
     quantising_methods = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
     decode_evicting_methods = dict.fromkeys(
         cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises

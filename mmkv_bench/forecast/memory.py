@@ -1,4 +1,5 @@
-"""Peak memory of every cell by phase at the model's true shape, counted in a dry run of the real code, without a device."""
+"""Peak memory of every (method, budget) setting by phase at the model's true shape, counted in a dry run without a
+device."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from mmkv_bench.models.load import quiet_transformers
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import build_methods
-from mmkv_bench.text_columns import aligned
+from mmkv_bench.text_columns import align_columns
 from mmkv_bench.text_columns import size as nbytes
 
 if TYPE_CHECKING:
@@ -45,11 +46,10 @@ QUESTION = "What is the total that the last row of the table on this page states
 
 @dataclass(frozen=True)
 class DryPrompt:
-    """A prompt of a dry run (the real code on tensors without values).
+    """A prompt of a dry run.
 
-    types: token types, int `[1, T]`.
-    inputs: a processor's output for a prompt with media.
-    chunk: tokens of a stream's chunk; 0 without a stream.
+    types: token types, int `[1, T]`. inputs: a processor's output for a prompt with media. chunk: tokens of a stream's
+    chunk; 0 without a stream.
     """
 
     types: Tensor
@@ -59,12 +59,13 @@ class DryPrompt:
 
 @dataclass(frozen=True)
 class CellPeaks:
-    """Memory peaks of one cell at one prompt length and batch size, from a dry run.
+    """Memory peaks of one (method, budget) setting at one prompt length and batch size.
 
-    peaks: phase -> bytes, in the order of `PHASES`.
-    error: one sentence if there are no peaks.
-    fits: whether the peaks fit on the device; None if its memory is unknown.
-    largest_batch: most sequences that fit; None if the device's memory is unknown.
+    Attributes:
+        cell: label of method and budget.
+        peaks: phase -> bytes, in the order of `PHASES`.
+        error: one sentence if there are no peaks.
+        fits, largest_batch: None if the device's memory is unknown.
     """
 
     cell: str
@@ -88,12 +89,11 @@ def count_peaks(
     reserve: int = 32,
     tell: Callable[[int, int, str], None] = lambda done, total, label: None,
 ) -> tuple[list[CellPeaks], list[str]]:
-    """Count the memory peaks of every different cell at each prompt length and batch size. Return peaks and notes.
+    """Return the memory peaks of each (method, budget) setting at each prompt length and batch size, and notes.
 
-    There is one dry run per cell and prompt. The peaks of a batch are computed from those of one sequence.
+    The peaks of a batch are computed from those of one sequence.
 
     Args:
-        plan, forecast: the plan and its forecast.
         prompts: prompts to use instead of the forecast's lengths.
         reserve: slots for an answer's tokens.
         tell: called before each dry run with the number done, the number of all, and a label.
@@ -105,7 +105,7 @@ def count_peaks(
     config, model = _transformers_config(plan), plan.model
     assert plan.family is not None, "a model with a shape has a family"
     stand_ins = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
-    method_by_label, device_kind = _distinct(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
+    method_by_label, device_kind = _distinct_settings(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
     prompts = _prompts(plan, forecast, config) if prompts is None else prompts
     batches = list(dict.fromkeys(one.sequences for one in forecast.datasets)) or [1]
     all_peaks, memory = [], forecast.given.memory
@@ -122,7 +122,7 @@ def count_peaks(
                 one = replace(one, error=str(error))
             slot_bytes, prefills_together = reserve * (forecast.kv_per_token or 0), plan.batch_prefill == TOGETHER
             peaks_of_batch = partial(
-                _of_batch, one, slots=slot_bytes, together=prefills_together, layers=plan.family.num_layers
+                _batch_peaks, one, slots=slot_bytes, together=prefills_together, layers=plan.family.num_layers
             )
             peaks_by_batch = [peaks_of_batch(size) for size in batches]
             if one.peaks and memory is not None:
@@ -140,13 +140,13 @@ def count_peaks(
         observed_bytes(plan, longest_prompt, text_config(config).hidden_size),
     )
     has_uncounted_vision = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
-    return all_peaks, _notes(plan, stand_ins, has_uncounted_vision, batches != [1]) + _held(
+    return all_peaks, _notes(plan, stand_ins, has_uncounted_vision, batches != [1]) + _held_cache_notes(
         plan, *cache_and_observed_bytes
     )
 
 
 def without_weights(plan: Plan) -> LoadedModel:
-    """Load the processor and the facts of a plan's model, which suffice to make prompts. Weights are not loaded.
+    """Load the processor and the facts of a plan's model, which suffice to make prompts.
 
     Raises ConfigError: the model's shape or processor is not on this machine.
     """
@@ -171,9 +171,7 @@ def without_weights(plan: Plan) -> LoadedModel:
 
 
 def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) -> DryPrompt:
-    """Make a prompt of blank images (width and height in pixels) and a question, encoded by the model's processor.
-
-    Raises UnsupportedError: the prompt is longer than the model's context, or the model reads no images."""
+    """Make a prompt of blank images (width, height in pixels) and a question, encoded by the model's processor."""
     from PIL import Image
 
     processor = build_processor(config, model.processor or {})
@@ -185,10 +183,7 @@ def _blank_prompt(config: Any, model: Model, images: Sequence[tuple[int, int]]) 
 
 
 def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
-    """Return the peaks as a table for a terminal: one line per cell, in GiB.
-
-    memory: bytes of the device, None if unknown.
-    """
+    """Return the peaks as a table for a terminal, in GiB. memory: bytes of the device, None if unknown."""
     shown_phases = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
     headings = ["cell", *shown_phases, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
     lines = ["", "peak memory in GiB, counted in a dry run without numbers"]
@@ -203,7 +198,7 @@ def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | Non
             rows.append([*row, *fit_column])
         batch_clause = f", {batch} at a time" if batch > 1 else ""
         lines += ["", f"prompts of {tokens:,} tokens, {visual:,} of them visual{batch_clause}"]
-        lines += aligned(headings, rows, words=1)
+        lines += align_columns(headings, rows, words=1)
         lines += [f"  {one.cell}: {one.error}" for one in here if one.error]
     return "\n".join([*lines, "", *(f"note       {note}" for note in notes)])
 
@@ -214,15 +209,13 @@ def document(counted: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, An
     return {"measured": "planned", "cells": rows, "notes": list(notes)}
 
 
-def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: int) -> CellPeaks:
+def _batch_peaks(one: CellPeaks, batch: int, slots: int, together: bool, layers: int) -> CellPeaks:
     """Compute the peaks of a batch from the peaks of one sequence.
 
-    If prompts are prefilled together, each sequence holds everything except the weights. If they are prefilled one by one,
-    each prefill comes on top of the kept entries of earlier sequences, and at the end the caches are joined layer by layer.
+    If prompts are prefilled together, each sequence holds everything except the weights. Otherwise each prefill comes
+    on top of the kept entries of earlier sequences, and at the end the caches are joined layer by layer.
 
     slots: bytes of one answer's slots, which are allocated when caches are joined.
-    together: whether prompts are prefilled together.
-    layers: number of layers.
     """
     if batch == 1 or not one.peaks:
         return replace(one, batch=batch)
@@ -241,7 +234,6 @@ def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: in
 
 
 def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[DryPrompt]:
-    """Return one prompt for a dry run per prompt length of a forecast. It has images if their sizes are given."""
     if forecast.given.images:
         prompt = _blank_prompt(config, plan.model, forecast.given.images)
         return [replace(prompt, chunk=max((one.chunk for one in forecast.datasets), default=0))]
@@ -259,7 +251,6 @@ def _gib(nbytes: int | None) -> str:
 
 
 def _transformers_config(plan: Plan) -> Any:
-    """Return the model's transformers config, from files on this machine."""
     from mmkv_bench.models.files import cached_folder
     from mmkv_bench.models.load import load_config
     from mmkv_bench.models.shape import config_of
@@ -278,11 +269,8 @@ def _transformers_config(plan: Plan) -> Any:
     return load_config(str(folder))
 
 
-def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
-    """Return the cells whose memory differs: label -> (method, budget, whether the cell reads a stream).
-
-    Dataset, seed and other protocols change no peak.
-    """
+def _distinct_settings(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None, bool]]:
+    """Return label -> (method, budget, whether a stream is read). Dataset, seed and most protocols change no peak."""
     compressor_by_method = {
         (method.name, method.compressor.reading): method.compressor for method in build_methods(plan.entries, stand_ins)
     }
@@ -296,12 +284,9 @@ def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Bu
     return cells
 
 
-def _held(plan: Plan, cache: int, observed: int) -> list[str]:
-    """Return sentences about the memory that a run holds besides one cell's peaks.
-
-    cache: bytes of the longest prompt's full cache.
-    observed: see `observed_bytes`.
-    """
+def _held_cache_notes(plan: Plan, cache: int, observed: int) -> list[str]:
+    """Return sentences about memory besides the peaks. cache: bytes of the longest full cache. observed:
+    `observed_bytes`."""
     caches_while_answering, caches_while_prefilling = caches_held(plan)
     notes = []
     if caches_while_answering:

@@ -1,7 +1,7 @@
 """Counts of what a run feeds to the model besides decoding: prefills, contexts fed again, turns of conversations.
 
-The counts follow `generation.engine`. Under most protocols that use several questions of a document, the document is
-compressed once. Its questions then share one prefill, and per cell one scoring and one selection.
+The counts follow `generation.engine`. If a document has several questions, most protocols compress the document once.
+The questions then share one prefill, and for each (method, budget) setting one scoring and one selection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Passes:
-    """How often prompts or parts of them are fed to the model, besides decoding.
+    """Numbers of prompts, or parts of prompts, that are fed to the model, besides decoding.
 
     Attributes:
         prefills: number of prefills of whole prompts or contexts, without streams.
         streams: cap (None without a limit) -> number of streams. All questions about a stream share one reading.
-        replays: cell -> number of contexts fed again after their prefill, for this cell and the cells that share its scores.
+        replays: cell -> number of contexts fed again after their prefill, for this cell and the cells that share its
+            scores.
         turns: cell -> number of a conversation's turns that are fed again.
     """
 
@@ -41,10 +42,9 @@ class Passes:
 
 
 def questions_per_document(part: DatasetShare) -> float | None:
-    """Return a dataset's mean number of questions per document, from the dataset's file (`about.samples`).
+    """Return a dataset's mean number of questions per document, as its file states (`about.samples`).
 
-    Returns:
-        1.0 for a dataset with one question per document, None if the file does not state the number.
+    1.0 for a dataset with one question per document, None if the file does not state the number.
     """
     if not part.spec.questions_key:
         return 1.0
@@ -92,20 +92,21 @@ def passes(plan: Plan, part: DatasetShare, samples: int) -> Passes:
         prefill_sharing_cells += other_cells
         if cells_for_all_questions:
             pass_counts.prefills += samples if rule.knows == "paraphrase" else documents
-        pass_counts.replays.update(dict.fromkeys(_replaying(other_cells), samples))
+        pass_counts.replays.update(dict.fromkeys(_replaying_cells(other_cells), samples))
         pass_counts.replays.update(
-            dict.fromkeys(_replaying(cells_for_all_questions), samples if rule.knows == "paraphrase" else documents)
+            dict.fromkeys(
+                _replaying_cells(cells_for_all_questions), samples if rule.knows == "paraphrase" else documents
+            )
         )
     second_prefills = sum(cell.rule.prefills_again and cell.budget is not None for cell in prefill_sharing_cells)
     pass_counts.prefills += samples * (
-        len({_prefill_of(plan, cell.rule) for cell in prefill_sharing_cells}) + second_prefills
+        len({_prefill_key(plan, cell.rule) for cell in prefill_sharing_cells}) + second_prefills
     )
     return pass_counts
 
 
 def caches_held(plan: Plan) -> tuple[int, int]:
-    """Return the number of full document caches that a run holds while questions are answered, and the number during one more
-    prefill.
+    """Return how many full document caches a run holds while it decodes answers, and during one more prefill.
 
     If all questions of a document share a cache, it stays until the next document is prefilled under the same protocol.
     """
@@ -120,15 +121,12 @@ def caches_held(plan: Plan) -> tuple[int, int]:
 
 
 def observed_bytes(plan: Plan, tokens: int, hidden: int) -> int:
-    """Return the memory of attention statistics that a run holds while a document is prefilled for all of its questions
-    [bytes].
+    """Return the bytes of attention statistics that a run holds while a document is prefilled for all of its questions.
 
-    What scorers read of a layer is usually freed after the layer. Under `query_joint` the statistics of every layer stay
-    until the last question was fed behind the document.
+    A layer's statistics are usually freed after the layer. Under `query_joint` those of all layers stay until the last
+    question was fed behind the document.
 
-    Args:
-        tokens: tokens of the document.
-        hidden: size of the attention modules' input.
+    tokens: tokens of the document. hidden: size of the attention modules' input.
     """
     multi_question_datasets = {part.dataset for part in plan.parts if part.spec.questions_key}
     cells = [cell for cell in plan.cells if cell.dataset in multi_question_datasets and cell.rule.knows == "joint"]
@@ -159,19 +157,16 @@ def _cap(cell: Cell) -> int | None:
     return None if cell.budget is None else cell.budget.entries
 
 
-def _prefill_of(plan: Plan, rule: Protocol) -> tuple[int, int]:
-    """Return a key that is equal for protocols that can share a prefill.
-
-    The key is what the protocol prefills of a prompt of four tokens, two of which are context.
-    """
+def _prefill_key(plan: Plan, rule: Protocol) -> tuple[int, int]:
+    """Return what a protocol prefills of four tokens, two of them context; equal for protocols that share a prefill."""
     lengths = rule.lengths(4, 2)
     # A recurrent state belongs to one position in the prompt.
     has_states = plan.family is not None and bool(plan.family.states.layers)
     return lengths.prefilled, lengths.candidates if has_states else 0
 
 
-def _replaying(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell for each scorer that needs the context fed to the model again. cells: cells of one protocol."""
+def _replaying_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Return one cell for each scorer that needs the context fed again."""
     return list({cell.compressor.eviction.scorer: cell for cell in cells if _replays(cell)}.values())
 
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import DatasetShare, Plan
     from mmkv_bench.store.store import Store
 
-ASSUMED, QUESTION = 2048, 64
-"""Assumed tokens of a prompt of which nothing is known, and of the text beside images of known size."""
+ASSUMED, QUESTION = 2048, 64  # tokens of an unknown prompt; of the text beside images of known size
 _PAGE_TEXT, _PAGE_MARKERS = 10, 2  # tokens of the embedded model's template and question, and beside each of its images
 _IMAGE_SETTINGS = ("min_pixels", "max_pixels", "video_max_pixels", "frames")
 """Settings of `model` that change the number of tokens of an image or a video."""
@@ -38,13 +37,13 @@ _PROBE_SIZES = ((336, 336), (1344, 896), (300, 1500))
 
 @dataclass(frozen=True)
 class PromptLength:
-    """The expected number of tokens of a prompt, how many of them are visual tokens (if known), and the source of these
-    numbers.
+    """Expected length of a prompt [tokens], its visual tokens (if known), and the source of these numbers.
 
-    source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of the
-        embedded pages), `picture` (a model that scales every image to one size), `dataset` (stated in the file of a dataset
-        of texts), `lengths` (setting of scenario=efficiency), `assumed`.
-    frames: number of frames or pictures that a stream would read; None if unknown.
+    Attributes:
+        source: `given` (--prompt-tokens), `pictures` (--image), `stored` (median of stored answers), `pages` (size of
+            the embedded pages), `picture` (a model that scales every image to one size), `dataset` (stated in the file
+            of a dataset of texts), `lengths` (setting of scenario=efficiency), `assumed`.
+        frames: number of frames or pictures that a stream would read; None if unknown.
     """
 
     tokens: int
@@ -54,7 +53,7 @@ class PromptLength:
 
 
 def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
-    """Map each dataset to the median length of its stored prompts, for the plan's model and image settings, under any method."""
+    """Map each dataset to the median length of its stored prompts, for the plan's model and image settings."""
     image_settings = [getattr(plan.model, name) for name in _IMAGE_SETTINGS]
     cells = store.cells(columns=("cell", "base", "model_fingerprint", "config"))
     cells = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
@@ -88,13 +87,13 @@ def stored_lengths(plan: Plan, store: Store) -> dict[str, PromptLength]:
 
 
 def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
-    """Return the expected prompt length of a dataset that has no stored answers.
+    """Return the expected prompt length of a dataset without stored answers.
 
-    It follows from the images of drawn pages, or from one image if the model scales all images to one size. Otherwise it is
-    the length in the file of a dataset of texts, or else an assumed length.
+    It follows from the images of drawn pages, or from one image if the model scales all images to one size. Otherwise
+    the length comes from the file of a dataset of texts, or is assumed.
     """
     spec, family = part.spec, plan.family
-    images_of_prompts = [_pages(spec)] if spec.is_pages else [[shape] for shape in _PROBE_SIZES]
+    images_of_prompts = [_page_sizes(spec)] if spec.is_pages else [[shape] for shape in _PROBE_SIZES]
     has_one_image = [*spec.columns].count("image") == 1 and "turns" not in spec.columns and not spec.fixture
     if family is not None and family.multimodal and (spec.is_pages or has_one_image):
         with suppress(MMKVError, KeyError, TypeError):  # settings of a processor that lack something
@@ -110,18 +109,14 @@ def expected_length(plan: Plan, part: DatasetShare) -> PromptLength:
                     min(token_counts) + text_tokens, "pages" if spec.is_pages else "picture", min(token_counts)
                 )
     max_context = None if family is None else family.max_context
-    if (stated_tokens := _stated(part.about)) is not None:
+    if (stated_tokens := _stated_tokens(part.about)) is not None:
         return PromptLength(min(stated_tokens, max_context or stated_tokens), "dataset", 0)
     return PromptLength(min(ASSUMED, max_context or ASSUMED), "assumed")
 
 
-def _stated(about: Mapping[str, Any]) -> int | None:
-    """Return the prompt tokens that follow from a text's size in its dataset's file (the middle of a range) plus a question.
-
-    None if the prompts have media or the file states no tokens.
-
-    about: `about` of the dataset's file.
-    """
+def _stated_tokens(about: Mapping[str, Any]) -> int | None:
+    """Return the prompt tokens, with a question, that a text dataset's file (`about`) states (middle of a range), or
+    None."""
     match = _TOKENS_PATTERN.search(str(about.get("size") or ""))
     if match is None or about.get("media") != "none":
         return None
@@ -141,7 +136,7 @@ def of_images(plan: Plan, images: Sequence[tuple[int, int]]) -> PromptLength:
 
 
 def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
-    """Return the number of visual tokens of a prompt's images (width, height in pixels). Raises the errors of `of_images`."""
+    """Return the number of visual tokens of images (width, height in pixels). Raises the errors of `of_images`."""
     model = plan.model
     settings = model.processor or _folder_processor(Source.of(model))
     if not settings or plan.family is None:
@@ -152,8 +147,8 @@ def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
     return sum(image_tokens(plan.family.model_type, settings, *size, len(images), limits) for size in images)
 
 
-def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Return the sizes (width, height in pixels) of the drawn pages in a task's prompt; of one image if the number varies."""
+def _page_sizes(spec: TaskSpec) -> list[tuple[int, int]]:
+    """Return the sizes of the drawn pages in a task's prompt (width, height in pixels); one page if the number varies."""
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 
@@ -164,7 +159,7 @@ def _pages(spec: TaskSpec) -> list[tuple[int, int]]:
 
 
 def _folder_processor(source: Source) -> Mapping[str, Any]:
-    """Return the processor settings in a model's folder, in the form of `model.processor`; empty if the folder has none."""
+    """Return the processor settings in a model's folder, in the form of `model.processor`; empty without any."""
     try:
         values = json.loads((Path(source.place) / "processor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,13 +1,12 @@
-"""The roofline of a model on a device: bytes of its weights before it is loaded, bytes and operations of a decode step and of a
-prefill, and their least time.
+"""Roofline of a model on a device: bytes and operations of a decode step and of a prefill, and their least time.
 
-A decode step reads every weight of the text model that it uses once for the whole batch, and the keys and values
-of each sequence once. It does not use the vision tower. Of an embedding table that is not tied to the head it reads only
-one row per token. Each step reads sliding windows and recurrent states completely. What kernels read twice, write,
-or pad does not count as useful.
+A decode step reads each used weight of the text model once for the whole batch, and the keys and values of each
+sequence once. It does not use the vision tower. Of an embedding table that is not tied to the head it reads one row per
+token. Each step reads sliding windows and recurrent states completely. Bytes that kernels read twice, write, or pad are
+not useful bytes.
 
-Units: bytes, seconds, operations (one multiplication and one addition are two); bandwidths in bytes per second, rates in
-operations per second; milliseconds if a name says so.
+Units: bytes, seconds, operations (one multiplication and one addition are two), bytes or operations per second;
+milliseconds if a name says so.
 """
 
 from __future__ import annotations
@@ -48,10 +47,9 @@ _SOURCE_CLAUSES = {
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes in bytes of a model that is not loaded.
+    """Sizes of a model that is not loaded [bytes].
 
     Attributes:
-        decoder: shape of the text model.
         itemsize: bytes of a number.
         weights: bytes of all parameters; None if their number is unknown.
         step_weights: bytes of weights that a decode step reads.
@@ -89,7 +87,8 @@ def model_sizes(model: Any) -> Sizes:
 
 
 def weights_text(plan: Plan, loaded: int | None = None) -> str:
-    """Return a text about a model's weights: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
+    """Return the size of a model's weights, as `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode
+    step`.
 
     loaded: bytes of all parameters, if the model is loaded.
     """
@@ -109,31 +108,25 @@ def weights_text(plan: Plan, loaded: int | None = None) -> str:
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
     """Return the bytes that one decode step must read: the weights once, and the KV cache of every sequence.
 
-    Args:
-        weights: bytes of the weights that a step reads.
-        kv: bytes of keys and values of ONE sequence.
-        batch: number of sequences.
+    weights: bytes of the weights that a step reads. kv: bytes of keys and values of ONE sequence.
     """
     return weights + batch * kv
 
 
 def step_operations(decoder: Decoder, entries: float, batch: int = 1) -> float:
-    """Return the arithmetic operations of one decode step.
-
-    They are the products with weight matrices and the head, two products with each cache entry, and three with each number of
-    a recurrent state.
+    """Return the operations of one decode step: weight matrices and head, cache entries, and recurrent states.
 
     entries: mean entries per KV head and layer with attention, of one sequence (`Decoder.mean_entries`).
     """
-    weight_operations = 2 * (decoder.multiplied + decoder.table) + _recurrent(decoder)
+    weight_operations = 2 * (decoder.multiplied + decoder.table) + _recurrent_operations(decoder)
     return batch * (weight_operations + 4 * sum(one.count * one.queries for one in decoder.shapes) * entries)
 
 
 def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, chunk: int | None = None) -> float:
-    """Return the text model's arithmetic operations for the prefill of a prompt, with the logits of the last token only.
+    """Return the text model's operations for the prefill of a prompt, with the logits of the last token only.
 
-    cap, chunk: for a prompt read as a stream: `chunk` tokens are read at a time, and a KV head keeps at most `cap` entries
-        after each chunk.
+    cap, chunk: of a stream, which is read in chunks of `chunk` tokens; a KV head keeps at most `cap` entries after
+    each.
     """
     unattended_pairs = tokens * (tokens + 1) // 2 - stream_pairs(
         tokens, tokens if cap is None else cap, chunk or tokens
@@ -143,11 +136,7 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
 
 
 def last_operations(decoder: Decoder, tokens: int) -> float:
-    """Return the operations that a prefill does for its last token only: the logits, and layers that reuse another layer's
-    keys.
-
-    tokens: length of the prompt.
-    """
+    """Return the operations of a prefill for its last token only: logits, and layers that reuse another layer's keys."""
     query_key_pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(
         tokens, decoder.states.window + 1
     )
@@ -155,28 +144,23 @@ def last_operations(decoder: Decoder, tokens: int) -> float:
 
 
 def fed_operations(decoder: Decoder, tokens: int, before: int) -> float:
-    """Return the text model's operations for `tokens` tokens that are fed behind `before` entries per KV head.
-
-    Those of `last_operations` are not included.
-    """
+    """Return the operations for `tokens` tokens fed behind `before` entries per KV head, without `last_operations`."""
     window = decoder.states.window + 1
-    tokens_in_first_window = min(
-        tokens, max(window - before, 0)
-    )  # tokens whose window begins before the first stored entry
+    # Number of tokens whose window begins before the first stored entry.
+    tokens_in_first_window = min(tokens, max(window - before, 0))
     query_key_pairs = decoder.queries(near=False) * (tokens * before + tokens * (tokens + 1) // 2)
     query_key_pairs += decoder.queries(near=True) * (
         tokens_in_first_window * before
         + tokens_in_first_window * (tokens_in_first_window + 1) // 2
         + (tokens - tokens_in_first_window) * window
     )
-    return tokens * (2 * decoder.prefilled + _recurrent(decoder)) + 4 * query_key_pairs
+    return tokens * (2 * decoder.prefilled + _recurrent_operations(decoder)) + 4 * query_key_pairs
 
 
 def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
-    """Return the number of (query, key) pairs in one layer and head while a stream is read, each query's own key included.
+    """Return the number of (query, key) pairs in one layer and head while a stream is read, with each query's own key.
 
-    chunk: tokens read at a time.
-    cap: most entries of a KV head after each chunk.
+    chunk: tokens read at a time. cap: most entries of a KV head after each chunk.
     """
     chunk_sizes = [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
     entries_before_chunk = [min(cap, number * chunk) for number in range(len(chunk_sizes))]
@@ -185,28 +169,25 @@ def stream_pairs(tokens: int, cap: int, chunk: int) -> int:
     )
 
 
-def _recurrent(decoder: Decoder) -> int:
-    """Return the operations of one token on the recurrent states, each of which is read twice and written once."""
+def _recurrent_operations(decoder: Decoder) -> int:
+    """Return the operations of one token on the recurrent states. Each state is read twice and written once."""
     return 6 * decoder.states.linear * decoder.states.recurrent
 
 
 def roofline_ms(nbytes: float, bandwidth: float, operations: float = 0.0, rate: float | None = None) -> float:
     """Return the least time of a step [ms]: the longer of reading `nbytes` and of computing `operations`.
 
-    bandwidth: bytes per second.
-    rate: operations per second; None ignores the operations.
+    bandwidth: bytes per second. rate: operations per second; None ignores the operations.
     """
     return MS * max(nbytes / bandwidth, operations / rate if rate else 0.0)
 
 
 def speed_up_allowed(weights: float, kv_full: float, kv_kept: float, batch: int = 1) -> float:
-    """Return the largest possible speed-up of a decode step: its reading time with the full cache over that with the kept
-    cache.
+    """Return a decode step's reading time with the full cache over that with the kept cache.
 
-    No method at this budget and batch can exceed this factor if reading takes all of the time.
+    No method at this budget and batch can exceed this speed-up if reading takes all of the time.
 
-    weights: bytes of the weights that a step reads.
-    kv_full, kv_kept: bytes of one sequence's cache, full and compressed.
+    weights: bytes of the weights that a step reads. kv_full, kv_kept: bytes of one sequence's cache.
     """
     return step_bytes(weights, kv_full, batch) / step_bytes(weights, kv_kept, batch)
 
@@ -220,7 +201,6 @@ class Roofline:
         itemsize: bytes of a weight, and of a number in the full cache.
         bandwidth: bytes per second of a read-only pass.
         rate: operations per second in the model's dtype; None if it was not measured.
-        device: name of the device.
         load: load of the machine during the measurement; None if unknown.
     """
 
@@ -237,8 +217,7 @@ class Roofline:
         return self.decoder.read * self.itemsize
 
     def step_ms(self, useful: float, batch: int = 1) -> float:
-        """Return the least time of a decode step [ms]. useful: bytes of keys, values, windows and states of all sequences
-        together."""
+        """Return the least time of a decode step [ms]. useful: bytes of cache, windows and states of all sequences."""
         recurrent_bytes = self.decoder.states.linear_bytes(self.itemsize)
         entries_per_head = self.decoder.mean_entries((useful / batch - recurrent_bytes) / self.itemsize)
         operations = step_operations(self.decoder, entries_per_head, batch)
@@ -250,7 +229,7 @@ class Roofline:
 
     @classmethod
     def of(cls, decoder: Decoder, dtype: str, speed: DeviceSpeed) -> Roofline:
-        """Return the roofline of a model (its text model's shape and dtype) on a device with a measured speed."""
+        """Return the roofline of a model (its text model's shape and dtype) on a device."""
         return cls(decoder, ITEMSIZE[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug, speed.load)
 
 
@@ -259,7 +238,6 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
 
     Args:
         model: the `model` node of a configuration.
-        dtype: dtype of the model.
         rows: rows of the table `timings`, whose number of threads is used for the measurement.
 
     Returns:
@@ -267,46 +245,40 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
     """
     import pyarrow.compute as pc
 
-    from mmkv_bench.forecast.device_speed import measured
+    from mmkv_bench.forecast.device_speed import speed_of_device
     from mmkv_bench.models.load import computing_with
 
     decoder, threads = decoder_of(Source.of(model).described), pc.max(rows["threads"]).as_py()
     if decoder is None or threads is None:
         return None
     with computing_with(threads):
-        speed = measured(model.device)
+        speed = speed_of_device(model.device)
     return Roofline.of(decoder, dtype, speed)
 
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
-    """Return the roofline of timed rows, from a stored measurement of their device; None without one, or with several
-    rooflines."""
+    """Return the roofline of timed rows from a stored measurement of their device; None without exactly one."""
     rooflines = set(stored_rooflines(store, rows).values())
     return rooflines.pop() if len(rooflines) == 1 else None
 
 
 def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
-    """Return a function from a table's context (such as model and device) to a roofline; it returns None if unknown.
-
-    The store's rows are read at the first call of this function.
-    """
+    """Return a function from a table's context (model, device, ...) to a roofline or None; its first call reads the
+    rows."""
     rooflines = cache(lambda: stored_rooflines(store, store.timings()))
     return lambda context: rooflines().get(tuple(context[name] for name in _KEY_COLUMNS))
 
 
 def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
-    """Return the rooflines of timed cells, by the values of `_KEY_COLUMNS` (model, device,
-    ...).
+    """Return the rooflines of timed cells, by the values of `_KEY_COLUMNS` (model, device, ...).
 
-    A cell is included if its model's shape is on this machine and its device was measured before. No connection is made, and
-    nothing is measured.
-
-    rows: rows of the table `timings`.
+    A cell is included if its model's shape is on this machine and its device was measured before. Nothing is downloaded
+    or measured. rows: rows of the table `timings`.
     """
     from mmkv_bench.config.run_config import stored_config
-    from mmkv_bench.forecast.device_speed import slug_of, stored
+    from mmkv_bench.forecast.device_speed import slug_of, stored_speeds
 
-    timed_rows, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored()
+    timed_rows, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored_speeds()
     threads_by_cell = timed_rows.groupby("cell")["threads"].max().astype(int).to_dict()
     rooflines: dict[tuple[str, ...], Roofline] = {}
     for cell in store.cells([*threads_by_cell]).to_pylist():

@@ -1,11 +1,11 @@
-"""A forecast as text and as data."""
+"""A forecast as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.text_columns import aligned, size
+from mmkv_bench.text_columns import align_columns, size
 
 if TYPE_CHECKING:
     from mmkv_bench.forecast.forecast import Assumptions, BudgetForecast, DatasetForecast, Forecast
@@ -36,13 +36,13 @@ _BOUNDS = (
 
 
 def text(forecast: Forecast, tables: str | None = None) -> str:
-    """Return a forecast as text for a terminal: the device, a table per group of datasets with equal numbers, and notes.
+    """Return a forecast as text: the device, a table per group of datasets with equal numbers, and notes.
 
     tables: text to print in place of these tables.
     """
     assumptions = forecast.given
     lines = [f"device     {_device(assumptions)}"] if forecast.read is not None else []
-    sections = [_section(datasets, assumptions) for datasets in _alike(forecast.datasets)]
+    sections = [_section(datasets, assumptions) for datasets in _groups_of_equal_tables(forecast.datasets)]
     if tables is not None:
         lines += ["", tables, *(f"{prompts}; {hours.strip()}" for prompts, *_, hours in sections)]
     else:
@@ -53,8 +53,7 @@ def text(forecast: Forecast, tables: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
-    """Group datasets whose tables would be equal. Return the groups."""
+def _groups_of_equal_tables(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
     groups: list[list[DatasetForecast]] = []
     for one in datasets:
         group_of_equal_tables = next((group for group in groups if _table(group[0]) == _table(one)), None)
@@ -90,7 +89,7 @@ def _section(datasets: Sequence[DatasetForecast], given: Assumptions) -> list[st
     labels = ", ".join(dataset.dataset for dataset in datasets)
     headings = ["budget", "methods", "kept", "of prompt", "KV", "step reads", "ms/step", "speed-up", "needs"]
     headings += [] if given.memory is None else ["max batch", f"on {given.memory / GIB:,.4g} GiB"]
-    table = aligned(headings, [_row(line, first_dataset.tokens, given) for line in first_dataset.lines], words=2)
+    table = align_columns(headings, [_row(line, first_dataset.tokens, given) for line in first_dataset.lines], words=2)
     prompts = f"{labels}: prompts of {first_dataset.tokens:,} tokens ({_SOURCES[first_dataset.source]}){batch}, {answer_clause}"
     hours_clause = f", all {len(datasets)} together" if len(datasets) > 1 else ""
     return [prompts, *table, f"  time at least{hours_clause}: {_hours(datasets)}"]

@@ -1,9 +1,9 @@
-"""Hours that a plan will take, from stored rows of its model: the time between two commits, divided by the rows of a commit.
+"""Hours that a plan will take, from the commit times of stored rows of its model.
 
-Rows of a commit share a prefill, so a row costs less in a large commit than in a small one. So if there are commits with about as
-many rows as the plan has cells, only these count. The first question of a document may be decoded with the others, whose commits
-then follow at once, so as many commits as a document has questions are taken together. Rows that `pack --slim` wrote have no
-commit times and do not count.
+Rows of one commit share a prefill, so a row costs less in a large commit than in a small one. If there are commits with
+about as many rows as the plan has cells, only these count. The commits of one document may follow at once, because its
+first question may be decoded with the others. So as many commits as a document has questions are taken together. Rows
+that `pack --slim` wrote have no commit times and do not count.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rate:
-    """The time per row at which one dataset's missing rows will probably be generated, estimated from stored rows.
+    """Expected time per row of one dataset's missing rows, estimated from stored rows.
 
     Attributes:
         missing: number of missing rows.
         seconds: time per row, the median over commits; None if no stored row has times.
-        commits: number of commits.
-        rows: median number of rows per commit.
+        commits, rows: number of commits, and median number of rows per commit.
         own: whether the commits belong to this dataset, not to other datasets of the model.
         alike: whether the commits have about as many rows as this plan's commits will have.
         slim: number of the model's stored rows without times.
-        devices: devices of the rows.
     """
 
     dataset: str
@@ -57,10 +55,7 @@ class Rate:
 
 
 def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
-    """Return one `Rate` (time per row) per dataset of the plan, estimated from all stored rows of the plan's model.
-
-    coverage: which answers are stored.
-    """
+    """Return one `Rate` per dataset of the plan, from all stored rows of its model. coverage: which answers are stored."""
     cells = store.cells(columns=("cell", "model_fingerprint", "device"))
     cells_of_model = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
     stored_rows = store.responses(cells_of_model["cell"].to_pylist(), ("dataset", "worker", "committed_at", "slim"))
@@ -93,17 +88,14 @@ def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
 
 
 def _median(seconds: np.ndarray, sizes: np.ndarray, questions: float) -> float:
-    """Return the median time per row over windows of as many consecutive commits as a document has questions.
-
-    seconds, sizes: duration and number of rows of each commit.
-    """
+    """Return the median seconds per row over windows of as many commits as a document has questions. sizes: rows per
+    commit."""
     window = np.ones(min(round(questions), len(seconds)))
     return float(np.median(np.convolve(seconds, window, "valid") / np.convolve(sizes, window, "valid")))
 
 
 def lines(rates: Sequence[Rate]) -> list[str]:
-    """Return lines of text: one per dataset with missing rows and a known rate, and a total. Without any rate, return one
-    line."""
+    """Return a line per dataset with missing rows and a known rate, and a total; without any rate, one line."""
     rates_with_missing = [rate for rate in rates if rate.missing]
     if rates_with_missing and all(rate.hours is None for rate in rates_with_missing):
         reason = "no rows of this model are stored there"
@@ -131,7 +123,7 @@ def _line(rate: Rate) -> str:
 def _commit_intervals(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays with one value per commit: dataset, seconds since the previous commit, and number of rows.
 
-    The previous commit is that of the same writer and dataset. The first commit of a writer to a dataset is left out.
+    The previous commit is of the same writer and dataset; a commit without one is left out.
     """
     coded_columns = [rows[name].combine_chunks().dictionary_encode() for name in ("dataset", "worker")]
     dataset, worker = (np.asarray(one.indices, np.int64) for one in coded_columns)

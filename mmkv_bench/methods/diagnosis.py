@@ -15,7 +15,7 @@ from typing import Any
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.config.shorthand import OBSERVATION
-from mmkv_bench.errors import first_line, own_line
+from mmkv_bench.errors import first_line, traceback_line
 from mmkv_bench.methods import invariants
 
 Check = Callable[["Compressor"], "str | None"]
@@ -120,7 +120,7 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
     it is the line of this method.
     """
     text = first_line(error).partition(" (Needs(")[0]
-    line = own_line(error, str(Path(path).expanduser().resolve()))
+    line = traceback_line(error, str(Path(path).expanduser().resolve()))
     undeclared_need, wrong_score = _UNDECLARED.search(text), _SCORED.search(text)
     fix = ""
     if undeclared_need is not None:

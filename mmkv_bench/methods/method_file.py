@@ -24,7 +24,7 @@ from typing import Any
 from mmkv_bench import consent
 from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM, OBSERVATION, README, check_name
-from mmkv_bench.errors import ConfigError, MMKVError, first_line, nearest, own_line
+from mmkv_bench.errors import ConfigError, MMKVError, first_line, nearest, traceback_line
 from mmkv_bench.methods.method_text import PREFIX, check_text, read, refuse_openings, settings_prefix
 
 SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
@@ -267,7 +267,7 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
         raise
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         del sys.modules[name]
-        line = own_line(error, file)
+        line = traceback_line(error, file)
         file_and_line = f"{path}:{line}" if line else path
         raise ConfigError(
             f"{file_and_line}: the file cannot be imported: {first_line(error)}; correct this line"

@@ -1,5 +1,7 @@
-"""A report of rows that opens in a browser, offline: static pages whose charts and tables plotly and itables write.
+"""Report of stored rows as static HTML pages, which a browser opens offline. plotly draws the charts, itables the
+tables.
 
-Entry point: `build.build_report`. It loads no model. Templates, style sheet and script of the pages lie in `templates/`. A page
-that was opened by a double click may read scripts and nothing else: charts that several pages show are scripts (`Folder.figure`).
+Entry point: `build.build_report`. No model is loaded. `templates/` holds the templates, the style sheet and the script.
+In these pages a cell is one setting: model, dataset, method, budget, protocol, reading and seed. A page opened from a
+file can load scripts, but no data files. So a chart that several pages show is written as a script (`Folder.figure`).
 """

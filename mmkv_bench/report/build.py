@@ -1,4 +1,5 @@
-"""Write the folder of a report from rows: stores are read one after the other, each once; pages of tables are written last."""
+"""Writing of a report. Stores are read one after the other; the pages of tables, which join all stores, are written
+last."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from mmkv_bench.report.charts import (
     against_cost,
     against_length,
     against_place,
-    printed,
     rank_intervals,
+    table_texts,
 )
 from mmkv_bench.report.folder import Folder, check
 from mmkv_bench.report.scores import COSTS, Family, ScoreViews
@@ -35,7 +36,8 @@ Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Report:
-    """A written report. index: the page to open. left_out: sentences on what the report does not show."""
+    """A written report. index: first page. about, size: sentences. left_out: sentences on samples and tables that are
+    missing."""
 
     index: Path
     about: str
@@ -44,12 +46,12 @@ class Report:
 
 
 def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Receipts | None = None) -> Report:
-    """Write the report of several stores into the folder `out`, and return its page and what it leaves out.
+    """Write the report of several stores into the folder `out`.
 
     Args:
         roots: folders of the stores.
         samples: largest number of samples that are shown per dataset.
-        receipts: store -> cell -> entry of a receipt by `verify`, to which the page of the cell links.
+        receipts: entries of receipts, to which the pages of cells link.
 
     Raises:
         ConfigError: a folder has no rows, or `out` contains something other than a report.
@@ -59,7 +61,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
 
     check(out)
     pass_tables = [table for root in roots for table in deployment_tables(root)]
-    question_points, left_out = _asked(roots)
+    question_points, left_out = _question_scores(roots)
     further_pages = [("passes.html", "Timed passes")] * bool(pass_tables) + [("questions.html", "Questions")] * bool(
         question_points
     )
@@ -69,7 +71,7 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     for number, root in enumerate(roots):
         store_costs = cost_tables(root, (), beside=[*COSTS, KNOWN["ttft_s"], KNOWN["peak_total"]])
         costs += store_costs
-        rows = _scored(root, any(table.per_pass for table in store_costs))
+        rows = _score_rows(root, any(table.per_pass for table in store_costs))
         if not number:
             folder.begin()  # only after some rows were read, so that a mistake leaves an earlier report unchanged
         if rows is None:
@@ -96,9 +98,8 @@ def build_report(roots: Sequence[Path], out: Path, samples: int, receipts: Recei
     return Report(folder.root / "index.html", about_text, size_text, tuple(left_out))
 
 
-def _scored(root: Path, timed: bool) -> Rows | None:
-    """Return the rows of a store with scores; None for a store of timed passes without scores. timed: the store has timed
-    passes."""
+def _score_rows(root: Path, timed: bool) -> Rows | None:
+    """Return the rows of a store with scores; None if it has only timed passes (`timed`: it has some)."""
     from mmkv_bench.tables.stored_rows import load
 
     try:
@@ -138,14 +139,12 @@ def _write_passes(folder: Folder, measured: Sequence[Table], costs: Sequence[Cos
         if figure is not None:
             folder.figure(f"passes-{key}", figure)
             figures.append((f"passes-{key}", words))
-    folder.page("passes", "passes.html", title="Timed passes", figures=figures, tables=list(map(printed, measured)))
+    folder.page("passes", "passes.html", title="Timed passes", figures=figures, tables=list(map(table_texts, measured)))
 
 
-def _asked(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
-    """Return (tables, sentences) of several questions per document.
-
-    Each table comes with its scores by position of the question. The sentences are one per unreadable store.
-    """
+def _question_scores(roots: Sequence[Path]) -> tuple[list[tuple[Table, pd.DataFrame]], list[str]]:
+    """Return (table, its scores by position of the question) of data with several questions per document, and sentences
+    on unreadable stores."""
     from mmkv_bench.tables.questions import NoQuestionsError, by_place, tables_with_scores
 
     points_by_store, left_out = [], []
@@ -173,7 +172,7 @@ def _write_questions(folder: Folder, asked: Sequence[tuple[Table, pd.DataFrame]]
                 name, against_place(line, full_points), ("mode", "question", "score", "low", "high"), chart_values
             )
             charts.append((line_numbers[line_label], line_label, name))
-        store_parts.append({"words": table.title.partition(":")[0], "table": printed(table), "charts": charts})
+        store_parts.append({"words": table.title.partition(":")[0], "table": table_texts(table), "charts": charts})
         names.append((number, f"{store_parts[-1]['words']}, {table.caption}"))
     line_choices = [(place, line_label) for line_label, place in line_numbers.items()]
     title = "Many questions per cache"

@@ -1,9 +1,8 @@
-"""Single cells: their answers to the samples of a report, and the command that makes a cell again.
+"""Fields and answers of single cells, and the command that runs a cell again.
 
-Cells that answered the same prompts under the same conditions are a group. The group's `full` cell is the reference for the
-others. A command has a cell's names, and the settings of its run that differ from the defaults: each stored configuration is
-compared once with the current configuration of the same groups. Versions of torch and transformers, weights and data are part
-of a cell's hash too, but a command cannot choose them.
+A cell is one setting: model, dataset, method, budget, protocol, reading and seed. Its command names these, and the
+settings of its run that differ from today's defaults. The hash of a cell also covers versions of torch and
+transformers, weights and data, which no command can choose.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
-"""Columns of answers that are counts."""
+"""Columns of `responses` that are counts."""
 
 
-def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return hash of a cell (one method, budget and dataset) -> its row of `cells` as its page prints it: converted to JSON,
-    without nulls."""
+def cell_fields(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return hash of a cell -> its row of `cells` as JSON values, without nulls and without its configuration."""
     rows = {}
     for row in cells.to_dict("records"):
         shown_fields = {
@@ -47,7 +45,7 @@ def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a scalar of a frame as a JSON value. Whole numbers that became floats because of a null are whole again."""
+    """Return a scalar of a frame as a JSON value. Whole numbers that pandas stored as floats are whole again."""
     if isinstance(value, str | bool):
         return value
     if hasattr(value, "isoformat"):
@@ -56,8 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Return hash of a cell (one method, budget and dataset) -> its rows of `metrics`: first the task's metrics, then those
-    measured in every run."""
+    """Return hash of a cell -> its rows of `metrics`: the task's metrics first, then those measured in every run."""
     metrics = metrics.sort_values("metric", key=lambda names: names.isin(list(MEASURES)), kind="stable")
     rows: dict[str, list[dict[str, Any]]] = {}
     kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
@@ -66,11 +63,11 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     return rows
 
 
-def counted(rows: pa.Table) -> dict[str, Any] | None:
+def answer_summary(rows: pa.Table) -> dict[str, Any] | None:
     """Return a summary of a cell's answers; None without answers.
 
-    It has the number of answers, the counts of statuses, (least, mean, most) of the columns `COUNTED`, and the number of
-    answers over the budget.
+    Number of answers, number per status, (least, mean, most) of each column in `COUNTED`, number of answers over
+    budget.
     """
     if not len(rows):
         return None
@@ -88,16 +85,16 @@ def counted(rows: pa.Table) -> dict[str, Any] | None:
     }
 
 
-def endings(ended: Mapping[str, int]) -> str:
-    """Return counts of answer statuses as text: `500 ok`, `498 ok, 2 oom`."""
+def status_counts(ended: Mapping[str, int]) -> str:
+    """Return numbers of answers by status as text: `500 ok`, `498 ok, 2 oom`."""
     return ", ".join(f"{n} {status}" for status, n in sorted(ended.items(), key=lambda one: one[0] != "ok")) or "none"
 
 
 def audit_sentences(counts: Mapping[str, Any] | None) -> list[str]:
-    """Return sentences on a cell's answers and kept entries. counts: summary from `counted`."""
+    """Return sentences on a cell's answers and kept entries. counts: result of `answer_summary`."""
     if counts is None:
         return ["No answers of this cell are stored."]
-    sentences = [f"{counts['answers']} answers: {endings(counts['ended'])}."]
+    sentences = [f"{counts['answers']} answers: {status_counts(counts['ended'])}."]
     asked_text, resident_text, tokens_text, compressed_text = (counts[name] and _ends(counts[name]) for name in COUNTED)
     if resident_text:
         budget = f"{asked_text} asked" if asked_text else "no budget"
@@ -116,8 +113,8 @@ def _ends(values: Sequence[float]) -> str:
     return mean if values[0] == values[2] else f"{smallest} to {largest}, {mean} on average"
 
 
-def parsed(text: str) -> Any:
-    """Return a configuration (JSON text) as a value without the parts that no page shows."""
+def shown_configuration(text: str) -> Any:
+    """Return a configuration (JSON text) without the entries `about`."""
     config = json.loads(text)
     for nodes in (config.get("methods") or {}, config.get("datasets") or {}):
         for node in nodes.values():
@@ -141,7 +138,7 @@ COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_ANSWER_COLUMNS, *COUNTED)
 
 
 class AnswerTable:
-    """Response rows of one store by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
+    """Rows of `responses` by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
 
     def __init__(self, table: pa.Table) -> None:
         names, cell_codes = coded(frame(table.select(["cell"]))["cell"])
@@ -153,22 +150,20 @@ class AnswerTable:
         }
 
     def rows(self, cell: str) -> pa.Table:
-        """Return the answers of one cell (one method, budget and dataset); an empty table if it has none."""
+        """Return the answers of one cell; an empty table if the cell has none."""
         return self._rows.get(cell, self._none)
 
     def of_samples(self, cell: str, samples: Sequence[str], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a cell's answers to the given samples, with only `columns`.
-
-        All values are None for a sample without an answer.
-        """
+        """Return the given columns of a cell's answers, one dict per sample; all values are None for a sample without
+        an answer."""
         rows = self.rows(cell)
         row_of_sample = {sample: at for at, sample in enumerate(rows["sample_id"].to_pylist())}
         return rows.select(columns).take(pa.array(map(row_of_sample.get, samples), pa.int64())).to_pylist()
 
     def kept(self, cell: str) -> list[list[list[Any]]] | None:
-        """Return mean, least and most kept entries of each layer and KV head over a cell's answers: [3][layers][heads].
+        """Return mean, least and most kept entries over a cell's answers: [3][layers][heads].
 
-        None if no answer recorded kept entries, or if they differ in layers or heads.
+        None if no answer recorded kept entries, or if answers differ in the number of layers or heads.
         """
         kept = self.rows(cell)["kept"].combine_chunks()
         layers, rows = kept.drop_null().flatten(), len(kept) - kept.null_count
@@ -186,10 +181,7 @@ class AnswerTable:
 def sample_scores(
     samples: pd.DataFrame, cells: Collection[str], shown: Collection[str], without: Collection[str] = FIDELITY
 ) -> dict[tuple[str, str], dict[str, float | None]]:
-    """Return (cell, sample id) -> metric -> score, for the given cells (each one method, budget and dataset) and samples.
-
-    without: metrics that are left out.
-    """
+    """Return (cell, sample id) -> metric -> score for the given cells and samples. without: metrics that are left out."""
     is_wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
     is_wanted &= ~samples["metric"].isin(list(without)).to_numpy()
     wanted_scores = samples.loc[is_wanted, ["cell", "sample_id", "metric", "value", "status"]]
@@ -207,39 +199,38 @@ def sample_scores(
 
 
 def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tuple[list[str], int]:
-    """Return (ids, total) of the samples that any of these cells (each one method, budget and dataset) answered.
-
-    ids: those of the first `most` samples in dataset order. total: number of all samples.
-    """
+    """Return the ids of the first `most` samples that any of the cells answered, in dataset order, and the number of
+    all samples."""
     rows = pa.concat_tables([answers.rows(cell).select(["sample_id", "doc_id"]) for cell in cells])
     samples = frame(rows).drop_duplicates("sample_id").astype({"sample_id": str}).sort_values(["doc_id", "sample_id"])
     return samples["sample_id"][:most].tolist(), len(samples)
 
 
-def left_at(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
-    """Return the position, from 0, of the first token or character in which two sequences differ; None if they are equal."""
+def first_difference(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
+    """Return the position, from 0, of the first difference between two sequences; None if they are equal."""
     return next((place for place, (a, b) in enumerate(zip_longest(tokens, others)) if a != b), None)
 
 
 Answer = dict[str, Any]
-"""A row of responses with joined values; its status is None if there is no row.
-
-    scores: metric -> value. differs: position of the first token that differs from full's, -1 if none does, None if nothing is
-    compared. text_differs: position of the first character that differs, None if none does.
-"""
+"""A row of `responses` and its comparison with the full cache (see `compare_with_full`). Status None: no row."""
 
 
-def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], Mapping[str, float | None]]) -> Answer:
-    """Return an answer with its scores and the token (`differs`) and character (`text_differs`) where it leaves `full`.
+def compare_with_full(
+    row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], Mapping[str, float | None]]
+) -> Answer:
+    """Return an answer with `scores` (metric -> value), `differs` and `text_differs`.
 
-    `differs` is -1 if all tokens are equal; both are None without a comparison. scores: (cell, sample id) -> metric -> score.
+    `differs` is the position of the first token that differs from the full cache's answer, -1 if no token differs.
+    `text_differs` is the first character that differs, None if none does. Without a comparison both are None.
+
+    scores: (cell, sample id) -> metric -> score.
     """
     difference_places: dict[str, int | None] = {"differs": None, "text_differs": None}
     if full is not None and full["cell"] != row["cell"] and full["status"] == row["status"] == "ok":
-        first_token_apart = left_at(row["token_ids"], full["token_ids"])
+        first_token_apart = first_difference(row["token_ids"], full["token_ids"])
         difference_places = {
             "differs": -1 if first_token_apart is None else first_token_apart,
-            "text_differs": left_at(row["answer"], full["answer"]),
+            "text_differs": first_difference(row["answer"], full["answer"]),
         }
     return row | difference_places | {"scores": scores.get((row["cell"], row["sample_id"]), {})}
 
@@ -247,22 +238,20 @@ def compared(row: Answer, full: Answer | None, scores: Mapping[tuple[str, str], 
 PROGRAM = "mmkv-bench"
 _FIXTURE = "_fixture"
 _RUN_SETTINGS = ("baseline", "decode", "limit", "reading", "sharing")
-"""Settings of a run, besides its groups, on which its rows depend."""
+"""Settings of a run that change its rows, besides model, dataset and method."""
 _NODE_PREFIXES = ("methods.", "datasets.")
 _NO_SETTINGS = {"about", "gates", "base", "name", "released", "later"}
 
 
 class Commands:
-    """Commands of the cells of a report. The defaults of a run are composed once for all its cells."""
+    """Commands that run cells again. Today's defaults are composed once per choice of model, datasets and methods."""
 
     def __init__(self) -> None:
         self._composed: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._differing: dict[str, dict[str, Any] | str] = {}
 
     def of(self, row: Mapping[str, Any], text: str) -> dict[str, str]:
-        """Return {"line": command, "note": sentence}: the command that makes a cell again.
-
-        The command is "" if there is none; the note then says why.
+        """Return {"line": command, "note": sentence}. Without a possible command, the line is "" and the note says why.
 
         row: the cell's row of `cells`. text: its configuration (JSON).
         """
@@ -316,20 +305,19 @@ class Commands:
         changed_settings = {
             name: config[name] for name in _RUN_SETTINGS if name in config and config[name] != composed_config.get(name)
         }
-        changed_settings |= _other("model", config["model"], composed_config["model"])
+        changed_settings |= _changed_settings("model", config["model"], composed_config["model"])
         for name in method_names:
-            changed_settings |= _other(f"methods.{name}", config["methods"][name], composed_config["methods"][name])
+            changed_settings |= _changed_settings(
+                f"methods.{name}", config["methods"][name], composed_config["methods"][name]
+            )
         for label, node in config["datasets"].items():
             option = _option(config, label)
-            changed_settings |= _other(f"datasets.{option}", node, composed_config["datasets"][option])
+            changed_settings |= _changed_settings(f"datasets.{option}", node, composed_config["datasets"][option])
         return changed_settings
 
 
 def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
-    """Return the command-line choices of model and datasets, with settings that choose the same data (`page_size`, `data`).
-
-    labels: names of the datasets in the stored configuration `config`.
-    """
+    """Return the command-line choice of model, datasets and their data. labels: names of the datasets in `config`."""
     names = [_option(config, label) for label in labels]
     model = config["model"]["name"]
     groups: dict[str, Any] = {"model": model if model in options("model") else "hf"}
@@ -342,13 +330,13 @@ def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
 
 
 def _option(config: Mapping[str, Any], label: str) -> str:
-    """Return a stored dataset's name on the command line: without the size of page datasets, and without the fixture suffix."""
+    """Return a stored dataset's name on the command line: without the size of its pages, and without `_fixture`."""
     node = config["datasets"][label]
     task_name = str(node.get("task") or "")
     return task_name if task_name.startswith("pages") else label.removesuffix(_FIXTURE)
 
 
-def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _changed_settings(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in `stored` that differ from today's in `now`, as `prefix.key` -> stored value."""
     changed_values = {}
     for key, value in _leaves(stored):

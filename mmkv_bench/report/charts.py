@@ -1,4 +1,4 @@
-"""Charts of the report as plotly figures. The style sheet of the pages colours their texts and lines."""
+"""Charts of the report as plotly figures. The style sheet of the pages colours text and lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DASHES = ("solid", "dash", "dot", "dashdot")
 AXIS = {"automargin": True}
 MANY_NUMBERS = 400
-"""Largest number of fields of a heat map that have their numbers written into them."""
+"""Largest heat map, in fields, whose fields show their numbers."""
 
 
 Figure = dict[str, Any]
@@ -39,7 +39,7 @@ def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
 def _method_traces(
     view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], styles: Mapping[str, Look]
 ) -> list[dict[str, Any]]:
-    """Return a plotly trace per method, with one point per table cell. places: the x value of each of `lines`."""
+    """Return one plotly trace per method. places: the x value of each of `lines`."""
     points: dict[str, list[tuple[float, ScoreLine]]] = {}
     for line, x in zip(lines, places, strict=True):
         points.setdefault(line["label"], []).append((x, line))
@@ -78,8 +78,8 @@ def _trace(name: str, x: Sequence[Any], points: Numbers, look: Look, scale: floa
 
 
 def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
-    """Return a chart of a table's scores against the budget, on a logarithmic axis. Methods without a budget are horizontal
-    lines."""
+    """Return a chart of scores against the budget, on a logarithmic axis. A method without a budget is a horizontal
+    line."""
     scored_lines = [line for line in view.lines if line["value"] is not None]
     budgets = [float(budget) for budget in view.budgets]
     level_traces = [
@@ -109,7 +109,7 @@ def against_budget(view: ScoreView, styles: Mapping[str, Look]) -> Figure:
 
 
 def against_cost(view: ScoreView, cost: str, styles: Mapping[str, Look]) -> Figure:
-    """Return a chart of a table's scores against a cost: `bytes` or `token` (seconds per token)."""
+    """Return a chart of scores against a cost: `bytes` or `token` (seconds per token)."""
     lines = [line for line in view.lines if line["value"] is not None and cost_value(line, cost) is not None]
     values = [line[cost].value for line in lines]
     traces = _method_traces(view, lines, values, styles)
@@ -151,12 +151,11 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 
 
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
-    """Return a chart of the score against a question's position among its document's questions.
+    """Return a chart of the score against a question's position among its document's questions, one line per mode.
 
-    It has one line per mode (what the cache was compressed for); the full cache is dashed.
+    The mode says for which question the cache was compressed. The full cache is dashed.
 
-    Args:
-        line, full: rows of `tables.questions.by_place` for one method and budget, and for the full cache.
+    line, full: rows of `tables.questions.by_place` of one method and budget, and of the full cache.
     """
     modes = [mode for mode in MODES if (line["mode"] == mode).any()]
     traces = []
@@ -179,8 +178,8 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
     return _figure(traces, height=420, xaxis=axis, yaxis=AXIS | {"title": {"text": metric}} | axis_range)
 
 
-def printed(table: Table) -> dict[str, Any]:
-    """Return a table for the page of timed passes: texts with intervals and marks, and all notes."""
+def table_texts(table: Table) -> dict[str, Any]:
+    """Return a table as texts for a page, with intervals, marks and all notes."""
     grids = []
     for grid in table.grids:
         rows = [[" ".join(filter(None, (cell.text, cell.interval, *cell.marks))) for cell in row] for row in grid.cells]
@@ -189,7 +188,6 @@ def printed(table: Table) -> dict[str, Any]:
 
 
 def _powers_of_two(values: Sequence[float]) -> list[float]:
-    """Return at most ten powers of two that span `values`, as ticks of an axis."""
     lowest_power, highest_power = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
     return [
         2.0**power
@@ -198,7 +196,8 @@ def _powers_of_two(values: Sequence[float]) -> list[float]:
 
 
 def rank_intervals(ranks: FamilyRanks) -> Figure:
-    """Return a chart of ranks over tasks: thin intervals per task, a thick interval of the mean, the best mean on top."""
+    """Return a chart of ranks: a thin interval per task, a thick one for the mean; the method with the best mean on
+    top."""
     count, tasks = len(ranks.methods), ranks.tasks
     task_intervals: dict[str, list[Any]] = {"x": [], "y": []}
     points: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
@@ -240,12 +239,11 @@ def rank_intervals(ranks: FamilyRanks) -> Figure:
 
 
 def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> Figure:
-    """Return an empty heat map by layer and KV head. Pages supply the numbers, since thousands of cells share a map.
+    """Return an empty heat map by layer and KV head. Thousands of cells share a map, so pages supply the numbers.
 
     Args:
-        layers, heads: numbers of layers and KV heads.
         words: name of what the numbers count.
-        kinds: labels of the buttons, each of which shows other numbers.
+        kinds: labels of buttons, each of which shows other numbers.
         digits: decimals of the numbers in the fields.
     """
     trace = {
@@ -274,7 +272,7 @@ def by_head(layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), d
 
 
 def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Figure:
-    """Return a heat map that covers an image; the page sets its colours.
+    """Return an empty heat map that covers an image; the page supplies its values.
 
     Args:
         image: address of the image relative to the page.

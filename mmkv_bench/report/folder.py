@@ -1,4 +1,4 @@
-"""The folder of a report: its marker file, its pages, the libraries beside these, and its size."""
+"""The folder of a report: marker file, pages and libraries."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ MISSING = (
 
 
 class Folder:
-    """The folder into which a report is written. A complete new report replaces an earlier one; other files are never touched.
+    """The folder into which a report is written. A complete new report replaces an earlier one.
 
-    Args:
-        further: (file, link text) of pages that are linked after the overview and the table.
+    further: (file, link text) of pages that are linked after the overview and the table.
 
     Attributes:
         bytes: bytes written so far, by subfolder; `pages` stands for the top folder.
@@ -55,24 +54,19 @@ class Folder:
         self._templates.globals |= {"version": __version__, "libraries": ", ".join(versions)}
 
     def begin(self) -> None:
-        """Make the report's folder if necessary, and a subfolder for the new report. An earlier report stays until `finish`.
+        """Make the report's folder, and in it a subfolder for the new report. An earlier report stays until `finish`.
 
-        Raises:
-            StoreError: the disk refuses to write.
+        Raises StoreError: the disk refuses to write.
         """
-        with _writing(self.root):
+        with _store_errors(self.root):
             self._making.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(self._making)
             self._making.mkdir()
             (self.root / MARK).write_text(json.dumps({"format": FORMAT}) + "\n")
 
     def finish(self) -> None:
-        """Replace an earlier report by the new one.
-
-        Raises:
-            StoreError: the disk refuses to write.
-        """
-        with _writing(self.root):
+        """Replace an earlier report by the new one. Raises StoreError: the disk refuses to write."""
+        with _store_errors(self.root):
             for name in _FOLDERS:
                 if (self.root / name).is_dir():
                     shutil.rmtree(self.root / name)
@@ -90,9 +84,10 @@ class Folder:
         self.write(f"{name}.html", text.encode())
 
     def figure(self, name: str, figure: Figure | None, header: Sequence[str] = (), rows: Sequence[Any] = ()) -> None:
-        """Write `figures/<name>.js`: a chart that several pages can show, and its numbers as a table.
+        """Write `figures/<name>.js`: a chart that several pages can show, with its numbers (`header`, `rows`) as a
+        table.
 
-        figure: plotly figure; None: only the table. header, rows: the table.
+        figure: plotly figure; None: only the table.
         """
         macros: Any = self._templates.get_template("macros.html").module
         numbers_html = str(macros.plain(header, rows)) if header else ""
@@ -102,10 +97,7 @@ class Folder:
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{figure_json});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
-        """Return the name (as in `figure`) of an empty heat map by layer and KV head, written if it does not exist yet.
-
-        The arguments are those of `by_head`.
-        """
+        """Write the heat map of `by_head` unless it exists, and return its name. The arguments are those of `by_head`."""
         name = f"heads-{layers}-{heads}-{len(kinds)}-{digits}"
         if name not in self._heads:
             self._heads.add(name)
@@ -113,14 +105,10 @@ class Folder:
         return name
 
     def write(self, name: str, data: bytes) -> None:
-        """Write one file of the report.
-
-        Raises:
-            StoreError: the disk refuses to write.
-        """
+        """Write one file of the report. Raises StoreError: the disk refuses to write."""
         assert _FILE_NAME_PATTERN.fullmatch(name), f"{name!r} is no name of a file"
         path, (kind, _, _) = self._making / name, name.rpartition("/")
-        with _writing(self.root):
+        with _store_errors(self.root):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         self.bytes[kind or "pages"] = self.bytes.get(kind or "pages", 0) + len(data)
@@ -129,7 +117,7 @@ class Folder:
     def libraries(self) -> None:
         """Copy the style sheet, the script, and the libraries with their licences into the report.
 
-        DataTables is a JavaScript module, which a page opened from a file cannot import. So itables writes a script that
+        A page opened from a file cannot import DataTables, a JavaScript module. So itables writes a script that
         contains it.
         """
         from itables.javascript import generate_init_offline_itables_html
@@ -152,8 +140,7 @@ class Folder:
 def check(root: Path) -> None:
     """Check that a report can be written to the folder `root`.
 
-    Raises:
-        ConfigError: it is no folder, it contains something other than a report, or a needed package is missing.
+    Raises ConfigError: `root` is no folder, contains something other than a report, or a needed package is missing.
     """
     for name in LIBRARIES:
         try:
@@ -164,14 +151,14 @@ def check(root: Path) -> None:
         return
     if not root.is_dir():
         raise ConfigError(f"--out {root} is not a folder; give a new folder, or the folder of an earlier report")
-    if any(root.iterdir()) and not _ours(root):
+    if any(root.iterdir()) and not _is_report(root):
         raise ConfigError(
             f"--out {root} is not empty and has no earlier report; give a new folder, or the folder of an earlier report, which "
             "is then replaced"
         )
 
 
-def _ours(root: Path) -> bool:
+def _is_report(root: Path) -> bool:
     try:
         return str(json.loads((root / MARK).read_text())["format"]).startswith("mmkv-bench report ")
     except (OSError, ValueError, KeyError, TypeError):
@@ -189,8 +176,8 @@ def _file(package: Any, name: str) -> bytes:
 
 
 @contextmanager
-def _writing(root: Path) -> Iterator[None]:
-    """Context manager that turns an error of the disk into StoreError. root: the report's folder."""
+def _store_errors(root: Path) -> Iterator[None]:
+    """Turn an error of the disk into StoreError. root: the report's folder."""
     try:
         yield
     except OSError as problem:

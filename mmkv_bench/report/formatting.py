@@ -1,4 +1,4 @@
-"""Formats of numbers, and tables with sorting, search and filters: DataTables, written offline by itables."""
+"""Numbers as text, and HTML tables with sorting, search and filters (DataTables, written by itables)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def number(value: Any) -> float | int | None:
-    """Return a number rounded to six digits; whole numbers stay whole. Null, NaN and infinities give None."""
+    """Return a number rounded to six significant digits; whole numbers stay whole. None, NaN and infinities give None."""
     if value is None or isinstance(value, bool | int):
         return value
     value = float(value)
@@ -31,7 +31,7 @@ def numbers(values: Iterable[Any]) -> list[float | int | None]:
 
 
 def score(value: float | None) -> str:
-    """Return a score as text with three decimals, or one from 100 on; `-` for None."""
+    """Return a score as text with three decimals, or with one decimal from 100 on; `-` for None."""
     return "-" if value is None else f"{value:.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
@@ -59,7 +59,7 @@ def number_words(value: float) -> str:
 
 
 Field = tuple[str, Any]
-"""A text or markup, and its sort key; None comes first."""
+"""A text or markup, and its sort key. Fields with key None come first."""
 _LINK_RENDERER = (
     "function (name, type) { return type !== 'display' ? name : "
     "`<a href=\"%s${name}.html\">${name.split('-')[1].slice(0, 12)}</a>`; }"
@@ -68,8 +68,7 @@ _NOTEBOOK_ARGUMENTS = ("dt_url", "connected", "display_logo_when_loading")
 
 
 def text_field(text: str | None, markup: str | None = None) -> Field:
-    """Return (text, sort key) of a table field that sorts in natural order: `m2` before `m10`. markup: shown instead of the
-    text."""
+    """Return a field that sorts by its text in natural order (`m2` before `m10`). markup: shown instead of the text."""
     return (text or "") if markup is None else markup, _order(text or "")
 
 
@@ -81,18 +80,19 @@ def _order(text: str) -> tuple[Any, ...]:
 def datatable(
     name: str, columns: Mapping[str, Sequence[Field]], filtered: Collection[str] = (), link: str = ""
 ) -> Markup:
-    """Return the HTML of a table that can be sorted, searched and filtered, with its data.
+    """Return the HTML of a table that can be sorted, searched and filtered.
 
-    name: id of the table.
-    columns: header -> one field per row.
-    filtered: headers with a list of values to choose from.
-    link: folder of the pages that the first column names; these names become links.
+    Args:
+        name: id of the table.
+        columns: header -> one field per row.
+        filtered: headers with a list of values to choose from.
+        link: folder of the pages that the first column links to; "": no links.
     """
     import pandas as pd
     from itables import JavascriptFunction
     from itables.javascript import get_itable_arguments, html_table_from_template
 
-    frame = pd.DataFrame({str(escape(header)): _ranked(fields) for header, fields in columns.items()})
+    frame = pd.DataFrame({str(escape(header)): _sortable_column(fields) for header, fields in columns.items()})
     if link:
         frame[frame.columns[0]] = frame[frame.columns[0]].astype(str)
     paging_layout = {"bottomStart": "pageLength", "bottomEnd": "paging"} if len(frame) > 50 else {}
@@ -125,11 +125,8 @@ def datatable(
     return Markup(html_table_from_template(name, "", False, False, options))  # type: ignore[arg-type]  # noqa: S704
 
 
-def _ranked(fields: Sequence[Field]) -> pd.Categorical:
-    """Return fields as a categorical column that sorts by their keys.
-
-    itables then writes each text only once, which keeps the page small.
-    """
+def _sortable_column(fields: Sequence[Field]) -> pd.Categorical:
+    """Return fields as a categorical column, which sorts by their keys. itables then writes each text only once."""
     import pandas as pd
 
     keys: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Samples as pages show them: questions, references, images, and maps of the visual tokens that cells kept.
+"""Samples as pages show them: question, reference, images, and maps of the visual tokens in the compressed cache.
 
-Prompts come from the store's table `prompts`; pages made by this package are drawn again. Nothing is downloaded, and lmms-eval
-is not asked: missing parts are listed with the reason. Maps need rows with `keep=indices`.
+Prompts come from the store's table `prompts`; synthetic pages of this package are drawn again. Nothing is downloaded.
+Maps need rows with `keep=indices`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ OTHER_PAGE = (
 
 @dataclass
 class Prompt:
-    """Prompt of a sample. images: files below the report's folder. ratios: their width over height. missing: reason why something
-    is not shown, or ""."""
+    """Prompt of a sample. images: files below the report's folder. ratios: width over height. missing: why a part is
+    not shown."""
 
     question: str | None = None
     reference: str | None = None
@@ -52,8 +52,7 @@ class Prompt:
 def pictures_of(path: str) -> list[Image.Image]:
     """Return the image of a file, or evenly spaced frames of a video.
 
-    Raises:
-        OSError, ValueError, DataError: the file is missing, or is neither an image nor a video.
+    Raises OSError, ValueError, DataError: the file is missing, or is neither an image nor a video.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -67,7 +66,7 @@ def pictures_of(path: str) -> list[Image.Image]:
 
 
 class Prompts:
-    """The prompts of samples. Each is read once, and its images are written then.
+    """Prompts of samples. The images of a prompt are written at its first use.
 
     folder: folder of the images; None: write none. stored: prompt hash -> row of the table `prompts`.
     """
@@ -78,8 +77,7 @@ class Prompts:
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
         """Return the prompt of a sample.
 
-        Images of datasets that this package draws are drawn again, and shown only if they equal those that the model saw (by
-        `prompt_hash`).
+        Synthetic pages are drawn again, and shown only if `prompt_hash` proves that the model saw the same images.
         """
         key = sample_id, prompt_hash or ""
         if key not in self._prompts:
@@ -96,7 +94,7 @@ class Prompts:
         return self._of_row(row) if row else Prompt(missing=NO_TABLE if page is None else OTHER_PAGE)
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
-        """Return the positions and boxes of a prompt's visual tokens, as stored in the table `prompts`; None if it has none."""
+        """Return the column `visual` of a prompt: positions and boxes of its visual tokens; None if the store has none."""
         return self._stored.get(prompt_hash or "", {}).get("visual")
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:
@@ -149,7 +147,8 @@ class KeptTokens:
     Attributes:
         bits: bool [layers, KV heads, tokens].
         places: int [V], positions of the visual tokens.
-        boxes: float64 [V, 5], image, top, bottom, left and right of each visual token; -1 if it shows no part of an image.
+        boxes: float64 [V, 5], image, top, bottom, left and right of each visual token; -1 if the token shows no part of
+            an image.
         proven: whether the row's digest matches these entries; None without a digest.
     """
 
@@ -160,9 +159,8 @@ class KeptTokens:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], visual: Sequence[float] | None) -> KeptTokens | None:
-        """Return the entries that a cell (one method, budget and dataset) kept of one prompt.
-
-        None if a column is missing, or if the cell had another prompt, shorter than `visual` says.
+        """Return the entries of one row; None if a column is missing, or if `visual` has positions beyond the row's
+        prompt.
 
         row: row of `responses`. visual: column `visual` of the table `prompts`.
         """
@@ -187,8 +185,8 @@ def kept_section(
 
     Args:
         kept: number of a cell -> entries that the cell kept.
-        images: (address, ratio of width to height) of each image.
-        group: the cells of the page, by number; each has a `label` and a `budget`.
+        images: (address, width / height) of each image.
+        group: the cells of the page, by number.
         folder: folder for the heat map by layer and head.
     """
     first_tokens = next(iter(kept.values()))

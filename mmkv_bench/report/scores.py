@@ -1,4 +1,4 @@
-"""Tables of scores for the report: lines with bytes and times of their cells, and families of tasks with ranks."""
+"""Score tables for the report: lines with bytes and times, and families of tasks with ranks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from mmkv_bench.tables.text import caption, context_words, line_label, ranks_tex
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
 FILTERED = ("model", "dataset", "protocol", "reading", "method", "budget", "metric", "rows")
-"""Columns with a list of values to choose from, in the table of all lines."""
+"""Columns, in the table of all lines, with a list of values to choose from."""
 
 
 ScoreLine = dict[str, Any]
-"""A method at a budget, its seeds together: a csv record (`record`) with more keys for the report.
+"""Scores of a method at a budget, all seeds together: a csv record (`record`) with more keys for the report.
 
-    label: the method's label; pages: names of its cells' pages; store: number of its store; axis: axis of its table.
-    audit, remarks: as text; bytes, token: costs of its cells; setting: key that a timed pass of another store must share.
+    label: the method's label; pages: names of its cells' pages; store: number of its store; axis: kind of budget.
+    rank: lowest and highest; audit, fallbacks: texts; bytes, token: costs; setting: key that a timed pass must share.
 """
 
 
 def cost_value(line: ScoreLine, name: str) -> float | None:
-    """Return the median cost of a line; None if the rows do not have it. name: `bytes` (held) or `token` (seconds per token)."""
+    """Return the median cost of a line; None if the rows lack it. name: `bytes` (held) or `token` (seconds per token)."""
     return None if line[name] is None else line[name].value
 
 
 @dataclass
 class ScoreView:
-    """A table of scores as the report shows it. number: its position among the report's tables. axis: kind of budget."""
+    """A score table as the report shows it. number: position among the report's tables. axis: kind of budget."""
 
     number: int
     dataset: str
@@ -54,7 +54,6 @@ class ScoreView:
     lines: list[ScoreLine]
 
     def budget_words(self, budget: str) -> str:
-        """Return a budget of this table as text for pages."""
         return budget_words(self.axis, budget) or "no budget"
 
     def has(self, cost: str) -> bool:
@@ -69,8 +68,8 @@ class ScoreView:
     def leaders(self, budget: str) -> Markup | str:
         """Return HTML with the best methods at a budget and their best score.
 
-        The best methods are those to which no other is proven superior. The result is `-` if no method is proven better than
-        another, and "" if no line has the budget.
+        The best are the methods to which no other is proven superior. The result is `-` if no method is proven better
+        than another, and "" if no line has the budget.
         """
         lines = [line for line in self.lines if line["budget"] == budget]
         best_lines = [line for line in lines if line["best"] and line["value"] is not None]
@@ -85,7 +84,7 @@ class ScoreView:
         )
 
     def curve_numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Return (header, rows) of a table with the scores by method and budget."""
+        """Return (header, rows) of a table of scores by method and budget."""
         scores: dict[str, dict[str, str]] = {}
         for line in self.lines:
             scores.setdefault(line["label"], {})[line["budget"]] = _score_words(line)
@@ -111,7 +110,10 @@ def _score_words(line: ScoreLine) -> str:
 
 @dataclass(frozen=True)
 class FamilyRanks:
-    """Ranks of methods over tasks at a budget, the best mean first. ends: per method, lowest and highest rank on each task."""
+    """Ranks of methods over tasks at a budget, the best mean first.
+
+    ends: per method, lowest and highest rank on each task. means: per method, lowest and highest mean rank.
+    """
 
     tasks: list[str]
     methods: list[str]
@@ -120,7 +122,7 @@ class FamilyRanks:
     note: str
 
     def numbers(self) -> tuple[list[str], list[list[str]]]:
-        """Return (header, rows) of a table with the ranks by method and task."""
+        """Return (header, rows) of a table of ranks by method and task."""
         rows = [
             [method, ranks_text(mean, ".1f"), *map(ranks_text, ends)]
             for method, mean, ends in zip(self.methods, self.means, self.ends, strict=True)
@@ -130,7 +132,7 @@ class FamilyRanks:
 
 @dataclass
 class Family:
-    """Tables that share an overview page: their tasks differ only in the dataset. ranks: by budget."""
+    """Tables that share an overview page: they differ only in the dataset (task). ranks: by budget."""
 
     words: str
     store: int
@@ -144,7 +146,7 @@ class Family:
 
 
 class ScoreViews:
-    """The tables of scores of all stores, and their families."""
+    """Score tables of all stores, and their families."""
 
     def __init__(self) -> None:
         self.views: list[ScoreView] = []
@@ -155,11 +157,7 @@ class ScoreViews:
     ) -> None:
         """Add the tables of one store.
 
-        Args:
-            store: number of the store.
-            tables: its tables of scores.
-            costs: its tables of costs.
-            name: function that returns the name of a cell's page from the cell's hash.
+        store: number of the store. name: function from the hash of a cell to the name of its page.
         """
         cost_entries, views = _costs(costs), {}
         for table in tables:
@@ -185,11 +183,9 @@ class ScoreViews:
     def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
         """Fill in missing times per token from timed passes (`scenario=efficiency`) of any store.
 
-        A line and a pass belong together if model, method, reading, parameters, protocol and budget are equal. Only passes
-        with the smallest batch and, of these, the longest prompt are used. Return a sentence on the number of filled lines; []
-        without passes.
-
-        tables: tables of costs of all stores.
+        A line takes the time of a pass with equal model, method, reading, parameters, protocol and budget. Of all
+        passes, only those with the smallest batch and then the longest prompt are used. Return a sentence on the number
+        of filled lines; [] without passes. tables: cost tables of all stores.
         """
         passes = [table for table in tables if table.per_pass]
         if not passes:
@@ -210,9 +206,9 @@ class ScoreViews:
         return [f"Times per token of {joined_lines} of {len(self.lines)} lines come from {shape_text}."]
 
     def table(self, stores: Sequence[str]) -> tuple[str, Markup]:
-        """Return (sentence, HTML): one sortable table of the lines of all tables.
+        """Return (sentence, HTML) of one sortable table of all lines. stores: folders of the stores.
 
-        Columns with a single value are left out of the table and named in the sentence. stores: folders of the stores.
+        The sentence names columns with a single value, which the table leaves out.
         """
         columns = {header: list(map(field_of, self.lines)) for header, field_of in _COLUMNS.items()}
         columns["rows"] = [text_field(stores[line["store"]]) for line in self.lines]
@@ -268,10 +264,7 @@ def _line(
     entry: Entry,
     costs: Mapping[tuple[Any, ...], Mapping[str, CostEntry]],
 ) -> ScoreLine:
-    """Return a table cell as a line of the report: its columns as a dict.
-
-    costs: key of a cell (`_key`) -> its costs by name.
-    """
+    """Return a line of the report. costs: key of `_key` -> costs by name."""
     entries = costs.get(_key(table, method, budget), {})
     bytes_held, bytes_device, token_time = (entries.get(cost.key) for cost in COSTS)
     return {
@@ -290,11 +283,9 @@ def _line(
 
 
 def _families(store: int, tables: Sequence[ScoreTable], views: Mapping[int, ScoreView]) -> Iterable[Family]:
-    """Yield families of tables with equal context: one of the first metric of each task, then one per metric.
+    """Yield families of tables with equal context: one of each task's first metric, then one per metric.
 
-    A family that repeats the tables of an earlier one is left out.
-
-    store: number of the store. views: id of a table -> its view.
+    Equal families are yielded once. store: number of the store. views: id of a table -> its view.
     """
     contexts = [table.context for table in tables]
     for family in families(tables):
@@ -329,7 +320,7 @@ def _ranks(ranked: TaskRanks) -> FamilyRanks:
 
 
 def audit_words(audit: Audit) -> str:
-    """Return a text on the kept entries of a cell's answers, such as how many are over the budget."""
+    """Return a text on the kept entries of a cell's answers, such as the number of answers over the budget."""
     if not audit.n:
         return "no counted answers"
     over_text = f"{audit.over} of {audit.n} answers over the budget, by {audit.excess_mean:.1%} on average and "
@@ -345,7 +336,7 @@ def audit_words(audit: Audit) -> str:
 
 
 def _key(table: ScoreTable | CostTable, method: Line, budget: str) -> tuple[Any, ...]:
-    """Return the key by which tables of scores and costs of one store are matched: context, method, kind of budget, budget."""
+    """Return the key that matches score tables and cost tables of one store: context, method, kind of budget, budget."""
     return *map(table.context.get, CONTEXT), method.name, *cell_key(table.context, method, table.axis, budget)
 
 

@@ -1,5 +1,7 @@
-"""A store in a terminal: its cells, chosen by a user's words; one cell with its configuration, scores, audit and command; one
-sample with its question, its reference, and the answers of all cells side by side.
+"""Printing of stored rows in a terminal: the list of cells, one cell in detail, or one sample with the answers of all
+cells.
+
+A cell is one setting: model, dataset, method, budget, protocol, reading and seed. Its hash is its id.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from mmkv_bench.report.cells import (
     Answer,
     AnswerTable,
     Commands,
+    answer_summary,
     audit_sentences,
-    compared,
-    counted,
-    endings,
-    left_at,
+    compare_with_full,
+    first_difference,
     sample_scores,
+    status_counts,
 )
 from mmkv_bench.report.formatting import number_words
 from mmkv_bench.report.samples import KeptTokens, Prompts
-from mmkv_bench.report.terminal import MARK, KeptMap, cut, marked, pairs, plain, table
+from mmkv_bench.report.terminal import MARK, KeptMap, marked_text, pairs, plain, shorten, table
 from mmkv_bench.report.terminal import show as show_maps
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.parts import is_in
@@ -51,10 +53,14 @@ _LEAST_TYPED_LETTERS = 4  # fewest letters of a hash that choose a cell
 _MOST_IDS_COMPARED = 20_000  # largest number of sample ids that are searched for similar ones
 
 
-class NamedCells(NamedTuple):
-    """What the arguments of `mmkv-bench show` choose: cells (hashes), and a sample's id or None.
+class ChosenCells(NamedTuple):
+    """Cells and sample that the arguments of `mmkv-bench show` choose.
 
-    one: the arguments chose exactly one cell, and not merely because the store has only one."""
+    Attributes:
+        cells: hashes of the cells.
+        sample: id of the sample, or None.
+        one: whether words name exactly one cell. False without such words, even if the store has only one cell.
+    """
 
     cells: list[str]
     sample: str | None
@@ -62,11 +68,7 @@ class NamedCells(NamedTuple):
 
 
 class StoreCells:
-    """The cells of a store, `full` first, then by method and budget.
-
-    Raises:
-        ConfigError: the store has no cells.
-    """
+    """All cells of a store: `full` first, then by method and budget. Raises ConfigError: the store has no cells."""
 
     def __init__(self, store: Store) -> None:
         table = remembered(store, "cells", _COLUMNS)
@@ -79,60 +81,57 @@ class StoreCells:
 
     @cached_property
     def digits(self) -> int:
-        """Number of leading letters of the hashes that distinguish all cells (each one method, budget and dataset) of the
-        store, at least 8."""
-        return max([_LEAST_HASH_LETTERS, *((left_at(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
+        """Number of leading hash letters that distinguish all cells of the store, at least 8."""
+        return max([_LEAST_HASH_LETTERS, *((first_difference(a, b) or 0) + 1 for a, b in pairwise(sorted(self.rows)))])
 
     def label(self, cell: str) -> str:
-        """Return the label of a cell (one method, budget and dataset): `snapkv@64 strict seed=1`."""
+        """Return the label of a cell: `snapkv@64 strict seed=1`."""
         return label(self.rows[cell])
 
     def title(self, cell: str) -> str:
-        """Return the title of a cell (one method, budget and dataset): `snapkv@64 (37f7b1d0)`."""
+        """Return the label and the shortened hash of a cell: `snapkv@64 (37f7b1d0)`."""
         return f"{self.label(cell)} ({cell[: self.digits]})"
 
     def names(self, cell: str) -> list[str]:
-        """Return two names of a cell (one method, budget and dataset): its shortened hash, and its label without the protocol."""
+        """Return the shortened hash of a cell, and its label without the protocol."""
         label_words = self.label(cell).split(" ")
         return [cell[: self.digits], " ".join(word for word in label_words if word != self.rows[cell]["protocol"])]
 
     def metrics(self, cell: str) -> list[str]:
-        """Return the metrics in the configuration of the dataset of a cell (one method, budget and dataset)."""
+        """Return the metrics that the configuration of a cell's dataset names."""
         row = self.rows[cell]
         return list(dataset_node(config_of(row["config"]), row["dataset"]).get("metrics") or [])
 
-    def named(self, words: Sequence[str]) -> NamedCells:
-        """Return the cells, and the sample, that the arguments of `mmkv-bench show` choose.
+    def choose(self, words: Sequence[str]) -> ChosenCells:
+        """Return the cells and the sample that the arguments of `mmkv-bench show` choose.
 
-        Each word is a method, dataset, budget, other column value, beginning of a hash, or (one word) a sample's id. A cell
-        must match at least one word of each kind that occurs.
+        Each word is a method, a budget, another column value, the beginning of a hash, or a sample's id (at most one).
+        Words of one kind are alternatives; a cell must match every kind that occurs.
 
-        Raises:
-            ConfigError: a word matches nothing, or no cell matches all words.
+        Raises ConfigError: a word matches nothing, or no cell matches all words.
         """
         chosen: dict[str, set[str]] = {}
         sample = None
         for word in words:
-            kind, cells_of_word = self._fitting(word)
+            kind, cells_of_word = self._matching_cells(word)
             if cells_of_word:
                 chosen.setdefault(kind, set()).update(cells_of_word)
             elif sample is None and word in self.samples:
                 sample = word
             else:
-                raise ConfigError(f"{word!r} is neither a cell nor a sample of {self.store.root}; {self._near(word)}")
+                raise ConfigError(
+                    f"{word!r} is neither a cell nor a sample of {self.store.root}; {self._suggestion(word)}"
+                )
         cells = [cell for cell in self.rows if all(cell in cells_of_word for cells_of_word in chosen.values())]
         if not cells:
             raise ConfigError(
                 f"no cell of {self.store.root} matches {' and '.join(map(repr, words))} together; leave a word out"
             )
-        return NamedCells(cells, sample, len(cells) == 1 and bool(chosen))
+        return ChosenCells(cells, sample, len(cells) == 1 and bool(chosen))
 
-    def _fitting(self, word: str) -> tuple[str, set[str]]:
-        """Return (kind, cells) of a word of the command line: what it names, and the hashes of the cells that it matches.
-
-        A kind is `method`, `dataset` and so on. A word of no known kind is taken as the beginning of a hash, with the kind
-        `method`; the set is empty if no hash begins so.
-        """
+    def _matching_cells(self, word: str) -> tuple[str, set[str]]:
+        """Return the kind of a word (`method`, ...) and the cells that match it. Unknown words are taken as beginnings
+        of hashes."""
         for kind in next(iter(self.words.values())):
             fitting = {cell for cell, words in self.words.items() if word in words[kind]}
             if fitting:
@@ -141,15 +140,15 @@ class StoreCells:
 
     @cached_property
     def words(self) -> dict[str, dict[str, set[str]]]:
-        """Hash of a cell (one method, budget and dataset) -> kind of word -> words that choose the cell, besides its hash."""
+        """Hash of a cell -> kind of word -> words that choose the cell."""
         return {cell: _words(row) for cell, row in self.rows.items()}
 
     @cached_property
     def samples(self) -> set[str]:
-        """Ids of all samples that some cell (one method, budget and dataset) answered."""
+        """Ids of all samples with an answer."""
         return set(self.store.responses(None, ("sample_id",), coded=True)["sample_id"].unique().to_pylist())
 
-    def _near(self, word: str) -> str:
+    def _suggestion(self, word: str) -> str:
         all_words = {name for words in self.words.values() for kind in words.values() for name in kind}
         close_samples = (
             get_close_matches(word, self.samples, n=3, cutoff=0.8) if len(self.samples) <= _MOST_IDS_COMPARED else []
@@ -160,8 +159,7 @@ class StoreCells:
 
 
 def _budgets(row: Mapping[str, Any]) -> set[str]:
-    """Return the spellings by which a user may name the budget of a cell (one method, budget and dataset): `64`, or both `0.2`
-    and `20%`."""
+    """Return the spellings of a cell's budget that a user may type: `64`, or both `0.2` and `20%`."""
     if row["budget_fraction"] is not None:
         fraction = Decimal(row["budget_fraction"])
         return {row["budget_fraction"], f"{fraction.normalize():f}", f"{(fraction * 100).normalize():f}%"}
@@ -169,7 +167,7 @@ def _budgets(row: Mapping[str, Any]) -> set[str]:
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return kind of word -> words that choose a cell, besides its hash. row: the cell's row of `cells`."""
+    """Return kind of word -> words that choose a cell. row: the cell's row of `cells`."""
     budgets = _budgets(row)
     return {
         "method": {name + end for name in (row["method"], row["base"]) for end in ("", *(f"@{b}" for b in budgets))},
@@ -188,7 +186,7 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 MOST = 200
-"""Largest number of cells in a list; words choose among more."""
+"""Largest number of cells in a list."""
 _METRIC_COLUMNS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "low", "high")
 
 _CONFIGURATION_COLUMNS = (
@@ -210,11 +208,7 @@ _PROVENANCE_COLUMNS = (
 
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
-    """Print one line per cell (one method, budget and dataset) of a store: score, interval and counted statuses of the
-    answers.
-
-    chosen: hashes of the cells.
-    """
+    """Print one line per chosen cell: score, interval, and number of answers by status. chosen: hashes of the cells."""
     counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
     answers_by_status = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
     endings_of: dict[str, dict[str, int]] = {}
@@ -237,7 +231,7 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
         lines = []
         for cell in members:
             scores = _score_fields(metrics.get(cell, {}).get(metric))
-            lines.append([*cells.names(cell), *scores, endings(endings_of.get(cell, {}))])
+            lines.append([*cells.names(cell), *scores, status_counts(endings_of.get(cell, {}))])
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
         more_text = f"{len(chosen) - MOST:,} more cells"
@@ -248,10 +242,8 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
 
 
 def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
-    """Return texts of number of samples, score and interval; score in brackets if it counts failed answers as zero.
-
-    metric: row of `metrics`; None gives empty texts.
-    """
+    """Return number of samples, score (in brackets: failed answers count as zero) and interval. metric: row of
+    `metrics`."""
     if metric is None:
         return ["", "-", ""]
     score_failures_zero, value = metric["value_failures_zero"], score(metric["value"])
@@ -262,8 +254,7 @@ def _score_fields(metric: Mapping[str, Any] | None) -> list[str]:
 
 
 def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
-    """Print one cell (one method, budget and dataset): configuration, provenance, scores, answers and the command that makes
-    it again."""
+    """Print the configuration, provenance, scores and answers of one cell, and the command that runs it again."""
     (row,) = cells.store.cells([cell]).to_pylist()
     console.print(f"{cells.label(cell)} on {row['dataset']}", style="bold")
     console.print(f"cell {cell}")
@@ -274,7 +265,7 @@ def show_cell(console: Console, cells: StoreCells, cell: str) -> None:
     _scores(console, cells, cell)
     answers = AnswerTable(cells.store.responses([cell], COLUMNS, coded=True))
     console.print("\nAnswers", style="bold")
-    for sentence in audit_sentences(counted(answers.rows(cell))):
+    for sentence in audit_sentences(answer_summary(answers.rows(cell))):
         console.print(sentence)
     if (kept := answers.kept(cell)) is not None:
         _heads(console, kept)
@@ -318,10 +309,8 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
 
 
 def _heads(console: Console, kept: Sequence[Sequence[Sequence[float]]]) -> None:
-    """Print kept entries by layer and KV head, or mean, least and most over heads if the heads do not fit into the width.
-
-    kept: result of `AnswerTable.kept`.
-    """
+    """Print kept entries (result of `AnswerTable.kept`) by layer and KV head; in a narrow terminal mean, least and most
+    over heads."""
     mean_kept, least_kept, most_kept = kept
     heads = len(mean_kept[0])
     console.print("\nentries kept by layer and KV head, mean over answers (least to most where they differ):")
@@ -351,28 +340,26 @@ _ANSWER_COLUMNS = (
 def show_sample(
     console: Console, cells: StoreCells, sample: str, chosen: Sequence[str], remade: bool = False, prompt: bool = False
 ) -> dict[str, list[str]]:
-    """Print a sample with the answers of the chosen cells, and maps of the entries that they kept if the rows have them.
+    """Print a sample with the answers of the chosen cells, and maps of the kept entries if the rows store them.
 
     Args:
-        sample: id of the sample.
         chosen: hashes of the cells.
         remade: leave out the maps, because the caller prints maps from a new run.
         prompt: also print the prompts as the models read them.
 
     Returns:
-        Dataset -> the cells that answered the sample, in the printed order.
+        Dataset -> chosen cells that answered the sample, in the printed order.
 
     Raises:
-        ConfigError: none of the cells has an answer to the sample.
+        ConfigError: no chosen cell answered the sample.
     """
     import pyarrow as pa
 
     prompt_rows = cells.store.prompts()
     prompt_rows = prompt_rows.filter(is_in(prompt_rows["sample_id"], pa.array([sample])))
     prompts_by_hash = {row["prompt_hash"]: row for row in prompt_rows.to_pylist()}
-    has_visual_tokens = any(
-        row["visual"] for row in prompts_by_hash.values()
-    )  # otherwise positions of kept tokens are unknown
+    # Without visual tokens the positions of kept tokens are unknown.
+    has_visual_tokens = any(row["visual"] for row in prompts_by_hash.values())
     columns = (*_ANSWER_COLUMNS, "kept_indices", "kept_digest") if has_visual_tokens else _ANSWER_COLUMNS
     responses = cells.store.responses(None, columns, coded=True)
     responses = responses.filter(is_in(responses["sample_id"], pa.array([sample])))
@@ -399,7 +386,7 @@ def show_sample(
                 first_cell = cells.rows[shown_cells[0]]
                 console.print(f"\n{dataset}, {first_cell['model']}, protocol={first_cell['protocol']}", style="bold")
                 full = rows[context[0]] if cells.rows[context[0]]["base"] == BASELINE else None
-                _answers(console, cells, [compared(rows[cell], full, scores) for cell in shown_cells])
+                _answers(console, cells, [compare_with_full(rows[cell], full, scores) for cell in shown_cells])
                 answer_lines.setdefault(dataset, []).extend(shown_cells)
                 maps += _maps(cells, shown_cells, rows, prompts)
     console.print(
@@ -407,14 +394,14 @@ def show_sample(
         "entries of all layers and KV heads."
     )
     if prompt:
-        _rendered(console, cells, prompts_by_hash)
+        _print_prompts(console, cells, prompts_by_hash)
     if maps and not remade:
         console.print("\nKept, as the rows say (keep=indices)", style="bold")
         show_maps(console, maps)
     return answer_lines
 
 
-def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer]) -> None:
+def _print_prompts(console: Console, cells: StoreCells, stored: Mapping[str, Answer]) -> None:
     described = cells.store.cells().select(["model_fingerprint", "model"]).to_pylist()
     models = {row["model_fingerprint"]: row["model"] for row in described}
     texts = {(models.get(row["model_fingerprint"], ""), row["rendered"]) for row in stored.values() if row["rendered"]}
@@ -426,8 +413,7 @@ def _rendered(console: Console, cells: StoreCells, stored: Mapping[str, Answer])
 
 
 def _contexts(cells: StoreCells, names: Sequence[str]) -> list[list[str]]:
-    """Group the cells (each one method, budget and dataset) `names` by what must be equal for a comparison (model, dataset,
-    protocol, ...); `full` comes first."""
+    """Group cells that can be compared: equal model, dataset, protocol and so on. Groups keep the order of `names`."""
     cell_table = with_limits(cells.store.cells(names).to_pandas())
     context_of_cell = {row["cell"]: context_key(row) for row in cell_table.to_dict("records")}
     contexts: dict[tuple[str, ...], list[str]] = {}
@@ -454,7 +440,7 @@ def _prompt(console: Console, sample: str, rows: Sequence[Answer], prompts: Prom
         if row["prompt_tokens"] is not None
     ]
     texts = {"question": prompt.question, "reference": prompt.reference}
-    lines = [(name, cut(text)) for name, text in texts.items() if text is not None]
+    lines = [(name, shorten(text)) for name, text in texts.items() if text is not None]
     lines += [("prompt", words) for words in counts[:1]]
     lines += [("missing", prompt.missing)] if prompt.missing else []
     pairs(console, lines)
@@ -465,7 +451,7 @@ def _answers(console: Console, cells: StoreCells, rows: Sequence[Answer]) -> Non
     lines: list[list[Any]] = []
     for row in rows:
         ok, differs = row["status"] == "ok", row["differs"]
-        answer = marked(row["answer"], row["text_differs"]) if ok else cut(f"{row['status']}: {row['error']}")
+        answer = marked_text(row["answer"], row["text_differs"]) if ok else shorten(f"{row['status']}: {row['error']}")
         first_token_apart = "" if differs is None or not ok else "never" if differs < 0 else str(differs + 1)
         resident = "" if row["entries_resident"] is None else f"{row['entries_resident']:,}"
         score_texts = [score(row["scores"].get(name)) for name in metrics]

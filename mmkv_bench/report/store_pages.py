@@ -1,4 +1,4 @@
-"""The pages of one store in a report: its cells, the samples of each group of cells, and single samples."""
+"""Pages of one store in a report: cells, groups of cells with their samples, and single samples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mmkv_bench.report.cells import (
     Answer,
     AnswerTable,
     Commands,
+    answer_summary,
     audit_sentences,
-    compared,
-    counted,
-    described,
+    cell_fields,
+    compare_with_full,
     first_samples,
     metric_rows,
-    parsed,
     sample_scores,
+    shown_configuration,
 )
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.formatting import Field, budget_words, datatable, interval, score, text_field
@@ -51,7 +51,8 @@ _ANSWER_COLUMNS = (
 
 
 class GroupCell(NamedTuple):
-    """A cell as the pages show it. cell: its hash. name: name of its page. label: its method. budget: as text, "" for none."""
+    """A cell as the pages show it. cell: its hash. name: name of its page. label: its method. budget: text, "" for
+    none."""
 
     cell: str
     name: str
@@ -61,14 +62,13 @@ class GroupCell(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Method, budget and seed of the cell, as text."""
         return ", ".join(filter(None, (self.label, self.budget, "" if self.seed is None else f"seed {self.seed}")))
 
 
 class CellGroup(NamedTuple):
-    """Cells of one context, which answered the same prompts, in the order of the tables; `full` first.
+    """Cells that answered the same prompts under the same conditions, in the order of the tables, `full` first.
 
-    full: hash of the cell that the others are compared with, or None.
+    full: hash of the `full` cell, with which the others are compared, or None.
     """
 
     name: str
@@ -80,15 +80,18 @@ class CellGroup(NamedTuple):
 
     @property
     def hashes(self) -> list[str]:
-        """Hashes of the group's cells (each one method, budget and dataset)."""
         return [one.cell for one in self.cells]
 
 
 class GroupAnswers(NamedTuple):
     """Answers of a group's cells to the samples that the report shows.
 
-    samples: ids of the shown samples. total: number of all samples with answers. answers: per cell, one row per shown sample.
-    metrics: names of the shown metrics. full: the answers of the group's `full` cell, or None."""
+    Attributes:
+        samples, total: ids of the shown samples, and number of all samples with answers.
+        answers: per cell, one row per shown sample.
+        metrics: names of the shown metrics.
+        full: answers of the `full` cell, or None.
+    """
 
     samples: list[str]
     total: int
@@ -98,16 +101,12 @@ class GroupAnswers(NamedTuple):
 
 
 class StorePages:
-    """Writer of the pages of one store.
-
-    Args:
-        number: number of the store in the report.
-    """
+    """Writer of the pages of one store. number: position of the store in the report."""
 
     def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[ScoreTable]) -> None:
         self.number, self.root = number, root
         self.cells, self.samples, self.metrics = rows.cells, rows.samples, rows.metrics
-        self._described = described(rows.cells)
+        self._described = cell_fields(rows.cells)
         self._labels = {
             cell: (line_label(method), budget_words(table.axis, budget))
             for table in tables
@@ -117,17 +116,17 @@ class StorePages:
         self._metrics = list(dict.fromkeys(table.metric for table in tables))
 
     def name(self, cell: str) -> str:
-        """Return the file name of a cell's page: number of its store, and its hash."""
+        """Return the name of a cell's page: number of the store, and hash."""
         return f"{self.number}-{re.sub('[^A-Za-z0-9]', '_', cell)}"
 
     def write(
         self, folder: Folder, commands: Commands, most: int, receipts: Mapping[str, Mapping[str, Any]]
     ) -> list[str]:
-        """Write the pages of the store, and return sentences on what they leave out.
+        """Write the pages of the store, and return sentences on the samples that are left out.
 
         Args:
             folder: folder of the report.
-            commands: commands that make cells again.
+            commands: commands that run cells again.
             most: largest number of samples per dataset.
             receipts: hash of a cell -> its entry in a receipt of `verify`.
         """
@@ -151,7 +150,7 @@ class StorePages:
             cells = [cell for group in block_groups for cell in group.hashes]
             answers = AnswerTable(store.responses(cells, COLUMNS, coded=True))
             for group in block_groups:
-                shown_answers = self._shown(answers, group, most)
+                shown_answers = self._group_answers(answers, group, most)
                 for place, one in enumerate(group.cells):
                     text, row = config_of[one.cell], self._described[one.cell]
                     label_and_budget = one.label, one.budget
@@ -177,7 +176,7 @@ class StorePages:
                         if any(row["status"] for row in shown_answers.answers[place])
                         else 0,
                         scores=list(map(_score_row, scores.get(one.cell, []))),
-                        audit=" ".join(audit_sentences(counted(answers.rows(one.cell)))),
+                        audit=" ".join(audit_sentences(answer_summary(answers.rows(one.cell)))),
                         kept=_heads(answers.kept(one.cell), folder),
                         shared=file_prefix,
                         provenance=[
@@ -188,19 +187,18 @@ class StorePages:
                 self._sample_pages(folder, answers, prompts, group, shown_answers)
                 if shown_answers.total > len(shown_answers.samples):
                     samples_cut[group.dataset] = shown_answers.total
-        return _left_out(samples_cut, most)
+        return _cut_samples_sentence(samples_cut, most)
 
     def _provenance(self, cell: str, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return (name, value as text) of the given columns of a cell's row; booleans are `true` and `false`."""
         row = self._described[cell]
         return [(name, str(row[name]).lower() if isinstance(row[name], bool) else str(row[name])) for name in names]
 
-    def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
+    def _group_answers(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
         samples, total = first_samples(answers, group.hashes, most)
         scores = sample_scores(self.samples, group.hashes, samples)
         rows = [answers.of_samples(cell, samples, _ANSWER_COLUMNS) for cell in group.hashes]
         fulls = rows[0] if group.full else [None] * len(samples)
-        cells = [[compared(*both, scores) for both in zip(answered, fulls, strict=True)] for answered in rows]
+        cells = [[compare_with_full(*both, scores) for both in zip(answered, fulls, strict=True)] for answered in rows]
         for answered in cells:
             for row, full in zip(answered, fulls, strict=True):
                 texts = row["status"], row["error"], row["answer"], row["text_differs"]
@@ -215,18 +213,17 @@ class StorePages:
         )
 
     def _configs(self, folder: Folder) -> dict[str, str]:
-        """Write every distinct configuration once. Return configuration (JSON) -> name of its file."""
+        """Write each distinct configuration once. Return configuration (JSON) -> name of its file."""
         config_names = {
             text: f"{self.number}-{place}" for place, text in enumerate(dict.fromkeys(self.cells["config"]))
         }
         for text, name in config_names.items():
-            data = json.dumps(parsed(text), ensure_ascii=False, indent=1).encode()
+            data = json.dumps(shown_configuration(text), ensure_ascii=False, indent=1).encode()
             folder.write(f"configs/{name}.json", data)
         return config_names
 
     def _groups(self) -> Iterator[CellGroup]:
-        """Yield the cells in groups that may be compared with each other (equal `context_key`), in the order of the tables'
-        lines, `full` first."""
+        """Yield groups of comparable cells (equal `context_key`), in the order of the tables' lines, `full` first."""
         cell_positions = {cell: place for place, cell in enumerate(self._labels)}
         groups: dict[tuple[str, ...], list[str]] = {}
         for row in with_limits(self.cells).to_dict("records"):
@@ -303,7 +300,7 @@ class StorePages:
             )
 
 
-def _left_out(cut: Mapping[str, int], most: int) -> list[str]:
+def _cut_samples_sentence(cut: Mapping[str, int], most: int) -> list[str]:
     dataset_texts = ", ".join(f"{dataset} ({total})" for dataset, total in list(cut.items())[:8])
     more_text = f" and {len(cut) - 8} more" if len(cut) > 8 else ""
     shown_text = f"Single samples: the first {most} of each dataset are shown, of {dataset_texts}{more_text}"
@@ -319,10 +316,7 @@ def _score_row(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[Any]] | None:
-    """Return (name of the heat map, numbers) of mean, least and most entries by layer and KV head; None if the rows lack them.
-
-    kept: result of `AnswerTable.kept`.
-    """
+    """Return the name of a heat map and its numbers, `AnswerTable.kept`; None without these."""
     if kept is None:
         return None
     decimals = 0 if all(value >= 100 for layer in kept[0] for value in layer) else 1
@@ -332,8 +326,7 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """Return an answer as HTML, with a mark on what follows its first `same` characters, in which it equals the answer of
-    `full`."""
+    """Return an answer as HTML. Text after the first `same` characters, which equal the full cache's answer, is marked."""
     if status is None:
         return Markup('<span class="quiet">no row</span>')
     if status != "ok":
@@ -346,8 +339,7 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the data with which the page's script compares two cells (each one method, budget and dataset): each distinct
-    answer once, failures, and scores."""
+    """Return the data with which the page's script compares two cells: answers, failures, first differences and scores."""
     text_numbers: dict[str, int] = {}
     cells = [
         {
@@ -367,10 +359,7 @@ def _comparison(shown: GroupAnswers) -> dict[str, Any]:
 
 
 def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
-    """Return the HTML table of the answers of all cells of a group to one sample, with filters.
-
-    place: number of the sample among the shown ones.
-    """
+    """Return the HTML table of all answers of a group to one sample. place: position among the shown samples."""
     columns: dict[str, list[Field]] = {}
     full_answer = None if shown.full is None else shown.full[place]
     for one, answers in zip(group.cells, shown.answers, strict=True):
@@ -387,7 +376,9 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
         }
         if full_answer is not None:
             first_metric = shown.metrics[0] if shown.metrics else ""
-            fields["against full"] = text_field("" if row is full_answer else _against(row, full_answer, first_metric))
+            fields["against full"] = text_field(
+                "" if row is full_answer else _difference_words(row, full_answer, first_metric)
+            )
             token_apart_text = "" if differs is None else "never" if differs < 0 else f"token {differs + 1}"
             fields["leaves full"] = token_apart_text, None if differs is None else differs % 2**31
         fields["entries"] = ("" if resident is None else str(resident)), resident
@@ -401,13 +392,13 @@ def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
 
 @lru_cache(1 << 14)
 def _mark(value: float | None) -> str:
-    """Return a sample's score as text; right and wrong differ by more than colour."""
+    """Return a sample's score as HTML. Right and wrong differ in a sign, not only in colour."""
     if value not in (0, 1):
         return score(value)
     return Markup('<b class="{}">{}</b>').format(*(("good", "✓ 1.000") if value else ("bad", "✗ 0.000")))
 
 
-def _against(answer: Answer, full: Answer, metric: str) -> str:
+def _difference_words(answer: Answer, full: Answer, metric: str) -> str:
     """Return `lower score`, `higher score` or `same score`, and `other words` if the answer's text differs from full's."""
     comparison_words = [] if answer["answer"] == full["answer"] else ["other words"]
     value, full_score = answer["scores"].get(metric), full["scores"].get(metric)

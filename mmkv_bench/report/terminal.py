@@ -1,6 +1,6 @@
-"""Texts and tables in a terminal, and maps of kept visual tokens as characters.
+"""Texts, tables, and maps of kept visual tokens in a terminal.
 
-A map is darker if more layers and KV heads keep that part of the image.
+A part of a map is darker the more pairs of layer and KV head keep its tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Return a console for standard output; 80 columns wide, or $COLUMNS, if it is no terminal."""
+    """Return a console for standard output. If it is no terminal, it is 80 columns wide, or $COLUMNS."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False, emoji=False)
@@ -65,26 +65,26 @@ def pairs(console: Console, lines: Iterable[tuple[str, Any]]) -> None:
 
 
 LONGEST = 20_000
-"""Most characters of a text that are printed; rich takes minutes to lay out ten million."""
+"""Largest number of characters of a text that are printed; rich takes minutes for ten million."""
 MARK = ">>"
 """Printed where an answer starts to differ from the answer of `full`."""
 
 
-def cut(text: str) -> str:
-    """Return the beginning of a text without control characters, followed by the number of left-out characters if it is cut."""
+def shorten(text: str) -> str:
+    """Return the printable beginning of a text, and the number of characters that are left out."""
     more_text = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
     return plain(text[:LONGEST]) + more_text
 
 
-def marked(text: str, at: int | None) -> Text:
-    """Return the beginning of a text with a mark after `at` characters and another style from there; None: no mark."""
+def marked_text(text: str, at: int | None) -> Text:
+    """Return the beginning of a text, with `MARK` and bold style from character `at` on. None: no mark."""
     from rich.text import Text
 
     if at is None or at > LONGEST:
-        return Text(cut(text))
-    marked_text = Text(plain(text[:at]))
-    marked_text.append(MARK, style="bold")
-    return marked_text.append(cut(text)[len(plain(text[:at])) :], style="bold")
+        return Text(shorten(text))
+    styled_text = Text(plain(text[:at]))
+    styled_text.append(MARK, style="bold")
+    return styled_text.append(shorten(text)[len(plain(text[:at])) :], style="bold")
 
 
 SHADES, ASCII = "·░▒▓█", ".-+#@"
@@ -94,10 +94,9 @@ GAP = "   "
 
 
 def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
-    """Return the share of layers and KV heads that keep each token, float64 [tokens].
+    """Return the share of pairs of layer and KV head that keep each token, float64 [tokens].
 
-    Args:
-        kept: per layer int [KV heads, m], positions; negative positions are padding.
+    kept: per layer int [KV heads, m], positions; negative positions are padding.
     """
     heads = sum(len(layer) for layer in kept)
     kept_counts = np.concatenate([layer[layer >= 0] for layer in kept])
@@ -107,11 +106,12 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
 class KeptMap(NamedTuple):
     """Map of the tokens that a cell kept of a prompt.
 
-    title, words: lines above the map.
-    share: float64 [tokens], for each token the share of pairs of layer and KV head that keep it.
-    visual: int [V], positions of the visual tokens.
-    places: float64 [V, 5], the visual tokens' image number, and top, bottom, left and right as fractions of the image's sides;
-    -1 if a token shows no part of an image. `places` is None if the model's arrangement is unknown.
+    Attributes:
+        title, words: lines above the map.
+        share: float64 [tokens], share of pairs of layer and KV head that keep each token.
+        visual: int [V], positions of the visual tokens.
+        places: float64 [V, 5], image number of each visual token, then top, bottom, left and right as fractions of the
+            image's sides; -1 if the token shows no part of an image. None: unknown.
     """
 
     title: str
@@ -121,8 +121,7 @@ class KeptMap(NamedTuple):
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """Return the map as a block of text lines, at most `width` characters wide. shades: characters from nothing kept to
-        all kept."""
+        """Return the map as text lines of at most `width` characters. shades: characters from nothing kept to all kept."""
         visual = self.share[self.visual]
         text = len(self.share) - len(visual)
         counts_text = (
@@ -134,12 +133,12 @@ class KeptMap(NamedTuple):
         if visual.min() == 1:
             return [*head_lines, "all of them"]
         images = range(int(self.places[:, 0].max()) + 1)
-        blocks = [drawn(raster(self.places, visual, image, width // ACROSS), shades) for image in images]
+        blocks = [shade_lines(raster(self.places, visual, image, width // ACROSS), shades) for image in images]
         return head_lines + side_by_side(blocks, width)
 
 
 def show(console: Console, maps: Sequence[KeptMap]) -> None:
-    """Print maps side by side with a legend of their shades: block characters, or ASCII if the output cannot show them."""
+    """Print maps side by side with a legend. Shades are block characters, or ASCII if the output cannot show these."""
     try:
         SHADES.encode(console.encoding)
         shades = SHADES
@@ -154,15 +153,16 @@ def show(console: Console, maps: Sequence[KeptMap]) -> None:
 
 
 def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.ndarray:
-    """Return the mean share of kept entries in each part of an image, float64 [lines, columns]; NaN for a part without tokens.
+    """Return the mean share of kept entries in each part of an image, float64 [lines, columns]; NaN for a part without
+    tokens.
 
-    Tokens are weighted by how much of the part they show.
+    Tokens are weighted by the area of the part that they cover.
 
     Args:
         places: as in `KeptMap`.
         share: float64 [V], share of layers and KV heads that keep each visual token.
         image: number of the image.
-        width: largest number of columns; the finest tokens limit the number too.
+        width: largest number of columns.
     """
     in_image = places[:, 0] == image
     if not in_image.any():
@@ -183,8 +183,9 @@ def _overlap(start: np.ndarray, end: np.ndarray, parts: int) -> np.ndarray:
     return np.clip(np.minimum(end, low + 1 / parts) - np.maximum(start, low), 0, None)
 
 
-def drawn(grid: np.ndarray, shades: str) -> list[str]:
-    """Return a raster as text lines: the first shade means that nothing is kept, the last that more than three quarters are."""
+def shade_lines(grid: np.ndarray, shades: str) -> list[str]:
+    """Return a raster as text lines. The first shade means that nothing is kept, the last that more than three quarters
+    are."""
     shade_levels = np.ceil(np.clip(np.nan_to_num(grid), 0, 1) * (len(shades) - 1) - 1e-9).astype(int)
     letters = np.where(np.isnan(grid), NOTHING, np.array(list(shades))[shade_levels])
     return ["".join(letter * ACROSS for letter in line) for line in letters]

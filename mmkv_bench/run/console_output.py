@@ -22,7 +22,7 @@ from mmkv_bench.models.load import LoadedModel, threads_for
 from mmkv_bench.plan.identity import UNKNOWN
 from mmkv_bench.plan.plan import Coverage, DatasetShare, Plan
 from mmkv_bench.protocols import protocol
-from mmkv_bench.text_columns import aligned, size
+from mmkv_bench.text_columns import align_columns, size
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
@@ -199,7 +199,7 @@ def schedule(plan: Plan, coverage: Coverage) -> str:
     lines = [wrapped([*model_lines(plan), *row_lines(plan, done_by_dataset)], columns(sys.stdout))]
     for (samples, methods), datasets in tables.items():
         each_word = "each " if len(datasets) > 1 else ""
-        table = aligned(_HEADINGS, methods, words=_HEADINGS.index("cells"))
+        table = align_columns(_HEADINGS, methods, words=_HEADINGS.index("cells"))
         lines += ["", f"{', '.join(datasets)}: {each_word}{samples}", *table]
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.run.progress import waiting
-from mmkv_bench.signals import check_stop, deferred
+from mmkv_bench.signals import check_stop, defer_stop_signals
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
@@ -61,7 +61,7 @@ def launch_in_job(overrides: Sequence[str], asked: int) -> int:
         )
     if len(visible) < asked:
         print(f"mmkv_bench: the job requested {asked} GPUs but sees {len(visible)}; it uses those", file=sys.stderr)
-    with deferred():
+    with defer_stop_signals():
         return launch(overrides, seen=visible)
 
 
@@ -201,7 +201,7 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
     codes.
 
     Exit codes are negative for a signal. Each line that a process writes to stderr is shown with the process's name in front.
-    Ctrl-C, or a remembered stop signal (`signals.deferred`), ends all processes and is raised again.
+    Ctrl-C, or a remembered stop signal (`signals.defer_stop_signals`), ends all processes and is raised again.
     """
     running_processes, dispatcher = [], Dispatcher()
     for worker in started:

@@ -47,7 +47,7 @@ class Inputs:
         self._known: dict[Path, tuple[State, str | None]] = {}
         for file in sorted({*self._model, *data}):
             state = state_of(file)
-            digest = self._checksums.digest if state.size < READ_BELOW else self._checksums.remembered
+            digest = self._checksums.digest if state.size < READ_BELOW else self._checksums.cached_digest
             self._known[file] = state, digest(file)
         self._since: list[Sequence[Mapping[str, Any]]] = []
         self._next = time.monotonic() + EVERY_S

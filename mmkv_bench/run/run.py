@@ -28,7 +28,7 @@ from mmkv_bench.run.origin_checks import Inputs, refuse_other_machine, refuse_ot
 from mmkv_bench.run.progress import Progress, waiting
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracking import DatasetTracker, described, summarise, tracker
-from mmkv_bench.signals import check_stop, deferred
+from mmkv_bench.signals import check_stop, defer_stop_signals
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import name_primary
 from mmkv_bench.tables.stored_rows import ReadOnce
@@ -275,7 +275,7 @@ def _generate(
                 inputs.look()
 
     worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
-    with deferred(), store.writer(worker) as writer:
+    with defer_stop_signals(), store.writer(worker) as writer:
         while True:
             for part in plan.parts:
                 if todo[part.dataset]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import pyarrow as pa
 
-from mmkv_bench.declared import declared
+from mmkv_bench.declared import read_declared
 from mmkv_bench.store.response import STATUSES, Response
 
 SCHEMA_VERSION = 1
@@ -31,7 +31,7 @@ IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget
 RESAMPLING = {"pixels": "shows smaller pictures or fewer frames", "cut_prompt": "leaves out the middle of the text"}
 """Controls that answer from the full cache of a smaller prompt: their `base`, and how they shrink the prompt."""
 
-_DECLARED_COLUMNS = declared(__file__, "columns.yaml")
+_DECLARED_COLUMNS = read_declared(__file__, "columns.yaml")
 FALLBACKS: dict[str, str] = _DECLARED_COLUMNS["fallbacks"]
 """Names that built-in methods write to the column `fallback`, with their meaning. A user's parts may write others."""
 SLIM: dict[str, str] = _DECLARED_COLUMNS["slim"]

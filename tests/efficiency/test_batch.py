@@ -20,7 +20,7 @@ from mmkv_bench.compression.fixed_layer import pool_of
 from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
 from mmkv_bench.efficiency.plan import plan_passes
-from mmkv_bench.efficiency.run import PREFILLED_PROMPTS, left, missing, stored_outcomes
+from mmkv_bench.efficiency.run import PREFILLED_PROMPTS, missing_passes, runnable_passes, stored_outcomes
 from mmkv_bench.efficiency.search import PassOutcome, search_state
 from mmkv_bench.generation.decode import CompiledStep
 from mmkv_bench.models.load import LoadedModel
@@ -63,8 +63,8 @@ def answers_as_alone(name: str, methods, **options):
     made, asked = bench(name, **options), prompts(name)
     alone = bench(name)
     for cell in cells(name, methods):
-        wanted = [alone.timed([prompt], cell) for prompt in asked]
-        found = made.timed(asked, cell)
+        wanted = [alone.measure_times([prompt], cell) for prompt in asked]
+        found = made.measure_times(asked, cell)
         assert found.answers == [one.answers[0] for one in wanted], cell.cell
         assert found.held.useful == sum(one.held.useful for one in wanted)
         assert found.held.useful <= found.held.read <= found.held.held or cell.compressor.decoding is not None
@@ -151,9 +151,9 @@ def test_fixed_storage_is_read_by_lengths_where_there_is_such_a_kernel():
     asked, config = prompts(name), zoo.model(name).config.text_config
     layers, entry = config.num_hidden_layers, 2 * 4 * config.hidden_size // config.num_attention_heads
     for cell in cells(name, ("full", "adakv", "random")):
-        wanted = bench(name).timed(asked, cell)
+        wanted = bench(name).measure_times(asked, cell)
         with reading() as kernel:
-            found = bench(name, step=zoo.model(name)).timed(asked, cell)
+            found = bench(name, step=zoo.model(name)).measure_times(asked, cell)
         steps = [sum(kernel.read[at : at + layers]) for at in range(0, len(kernel.read), layers)]
         first = int(cell.protocol == "strict")  # the last token of the prompt was fed before
         assert found.answers == wanted.answers
@@ -175,7 +175,7 @@ def test_a_pass_of_copies_holds_what_one_of_prefills_holds(methods):
         if getattr(registry[method].decoding, "moves_queries", False):
             continue
         (cell,) = cells(name, [method], ("paper",))
-        true, copied = made.counted(asked, cell), made.counted(asked, cell, distinct=2)
+        true, copied = made.measure_memory(asked, cell), made.measure_memory(asked, cell, distinct=2)
         same = (
             copied.held == true.held
         )  # else heads are padded to the longest of all sequences; copies have lengths of few
@@ -193,9 +193,9 @@ def test_passes_of_a_compiled_step_share_storages_that_are_counted():
     for cell in cells(name, ("full", "adakv"), ("paper",)):
         pool_of(step.model).clear()
         step.addresses.clear()
-        held = [made.timed(asked, cell).held for _ in range(2)]  # warm-up and timed pass
+        held = [made.measure_times(asked, cell).held for _ in range(2)]  # warm-up and timed pass
         assert len(step.addresses) == 1 and held[0] == held[1]
-        eager, ready = plain.counted(asked, cell), made.counted(asked, cell)
+        eager, ready = plain.measure_memory(asked, cell), made.measure_memory(asked, cell)
         stored = sum(tensor.nbytes for tensor in pool_of(step.model).tensors())
         assert stored <= ready.held.held <= 1.3 * stored, "keys, values and, where something was evicted, positions"
         for phase in ("prefill", "join"):  # the storages stand ready while prompts are prefilled
@@ -341,22 +341,22 @@ def test_ratios_of_the_largest_batch_are_to_fulls(ran):
 def test_memory_ends_on_the_host_where_it_is_told():
     made, asked = bench("qwen2_5_vl"), prompts("qwen2_5_vl")
     cell = cells("qwen2_5_vl", ["snapkv"], ["paper"])[0]
-    peaks = made.counted(asked, cell).peaks
+    peaks = made.measure_memory(asked, cell).peaks
     most = peaks["total"].allocated
-    assert 0 < peaks["join"].allocated <= most and made.counted(asked, cell, most).peaks == peaks
+    assert 0 < peaks["join"].allocated <= most and made.measure_memory(asked, cell, most).peaks == peaks
     with pytest.raises(torch.OutOfMemoryError, match=f"more than the limit of {most - 1}"):
-        made.counted(asked, cell, most - 1)
+        made.measure_memory(asked, cell, most - 1)
 
 
 @pytest.mark.full
 def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_from_its_rows(ran):
     plan = plan_passes(composed(ran[0], *ASKED))
     found = stored_outcomes(plan, Store(ran[0]).timings())
-    assert left(plan, found) == [] and done(ran[0], *ASKED).document["ran"] == 0
+    assert runnable_passes(plan, found) == [] and done(ran[0], *ASKED).document["ran"] == 0
     order = sorted((unit for unit in found if unit.repeat is None), key=plan.passes(found).index)
     for count in range(len(order)):
         known = {unit: found[unit] for unit in order[:count]}
-        while todo := [unit for unit in left(plan, known) if unit.repeat is None]:
+        while todo := [unit for unit in runnable_passes(plan, known) if unit.repeat is None]:
             known |= {unit: found[unit] for unit in todo}
         assert known == {unit: found[unit] for unit in order}, "the same sizes"
 
@@ -364,8 +364,8 @@ def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_
 def test_a_plan_tells_of_what_waits_for_a_search(tmp_path):
     plan = plan_passes(composed(tmp_path, *ASKED, "batch=[1,2,max]", "repeats=3"))
     nothing = Store(tmp_path).timings()
-    assert {unit.repeat for unit in missing(plan, stored_outcomes(plan, nothing))} == {None, 0, 1, 2}
-    assert {unit.repeat for unit in left(plan, stored_outcomes(plan, nothing))} == {None}
+    assert {unit.repeat for unit in missing_passes(plan, stored_outcomes(plan, nothing))} == {None, 0, 1, 2}
+    assert {unit.repeat for unit in runnable_passes(plan, stored_outcomes(plan, nothing))} == {None}
 
 
 @pytest.mark.parametrize("short", [0, 3])
@@ -374,7 +374,7 @@ def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, sho
     plan = plan_passes(composed(tmp_path, *ASKED, "batch=[1,max]", "memory_limit=4000"))
     sizes = {cell.cell: 12 + 30 * number for number, cell in enumerate(plan.cells)}
     found, prefills, timed = {}, 0, []
-    while todo := left(plan, found):
+    while todo := runnable_passes(plan, found):
         for unit in todo:
             if unit.shape in {one.shape for one, ended in found.items() if ended != "ok" and one != unit}:
                 continue
@@ -397,7 +397,7 @@ def test_another_limit_counts_again_and_keeps_the_times(ran):
     plan = plan_passes(composed(ran[0], *ASKED, "memory_limit=1GiB"))
     found = stored_outcomes(plan, Store(ran[0]).timings())
     assert found and all(unit.repeat is not None for unit in found)
-    assert {unit.batch for unit in left(plan, found)} == {1}
+    assert {unit.batch for unit in runnable_passes(plan, found)} == {1}
 
 
 def test_the_two_ways_of_building_a_batch_have_rows_of_their_own():
@@ -411,14 +411,14 @@ def test_the_two_ways_of_building_a_batch_have_rows_of_their_own():
 
 @pytest.mark.full
 def test_a_timed_pass_that_runs_out_of_memory_ends_the_search_lower(tmp_path, monkeypatch):
-    timed = Bench.timed
+    timed = Bench.measure_times
 
     def stops(bench, prompts, cell):
         if len(prompts) > 1 and cell.budget is None:
             raise torch.OutOfMemoryError("no more")
         return timed(bench, prompts, cell)
 
-    monkeypatch.setattr(Bench, "timed", stops)
+    monkeypatch.setattr(Bench, "measure_times", stops)
     outcome = go(tmp_path, *ASKED)
     lines = {line["cell"]: line for line in outcome.document["efficiency"] if line["batch"] == 1}
     assert min(line["largest_batch"] for line in lines.values()) == 1
@@ -430,19 +430,19 @@ def test_a_batch_on_another_device_is_the_hosts_and_its_memory_ends_where_it_is_
     name = "qwen2_5_vl"
     asked = prompts(name)
     cell = cells(name, ["snapkv"], ["paper"])[0]
-    here = bench(name).timed(asked, cell)
+    here = bench(name).measure_times(asked, cell)
     with second_device():
         model = there(zoo.model(name))
         made = Bench(
             LoadedModel("zoo", model, None, None, common.family(name), next(model.parameters()).device, "float32"), 5
         )
         given = [far(prompt) for prompt in asked]
-        found, counted = made.timed(given, cell), made.counted(given, cell)
+        found, counted = made.measure_times(given, cell), made.measure_memory(given, cell)
         assert (found.answers, found.held) == (here.answers, here.held)
         assert counted.peaks["join"].allocated > 0
         with pytest.raises(torch.OutOfMemoryError):
-            made.counted(given, cell, counted.peaks["total"].allocated - 1)
-        assert made.counted(given, cell, counted.peaks["total"].allocated).peaks == counted.peaks
+            made.measure_memory(given, cell, counted.peaks["total"].allocated - 1)
+        assert made.measure_memory(given, cell, counted.peaks["total"].allocated).peaks == counted.peaks
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.plan import plan_passes
 from mmkv_bench.efficiency.planned_workloads import document, notes_of, text, workloads_of
-from mmkv_bench.efficiency.run import missing, stored_outcomes
+from mmkv_bench.efficiency.run import missing_passes, stored_outcomes
 from mmkv_bench.forecast.forecast import Assumptions, forecast
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb
@@ -99,7 +99,7 @@ def test_what_is_measured_already_is_not_foreseen_again(tmp_path):
     asked = ["scenario=efficiency", "method=snapkv", "budget=24", "lengths=40", "repeats=1", "new_tokens=3"]
     done(tmp_path, *asked)
     plan = plan_passes(compose([*asked, "repeats=2", f"out={tmp_path}"]), outline=True)
-    todo = missing(plan, stored_outcomes(plan, Store(tmp_path).timings(plan.names)))
+    todo = missing_passes(plan, stored_outcomes(plan, Store(tmp_path).timings(plan.names)))
     assert len(todo) == 2 and "2 to do" in text(plan, todo)
 
 

@@ -21,7 +21,7 @@ import torch
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.plan import PassId, order, plan_passes
-from mmkv_bench.efficiency.run import missing, stored_outcomes
+from mmkv_bench.efficiency.run import missing_passes, stored_outcomes
 from mmkv_bench.efficiency.summary import document, summary_lines
 from mmkv_bench.efficiency.text import text
 from mmkv_bench.errors import ConfigError, MMKVError
@@ -222,7 +222,7 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert again.document["efficiency"] == ran[1].document["efficiency"]
     assert tree(ran[0]) == before
     plan = plan_passes(composed(ran[0], "repeats=3"))
-    todo = missing(plan, stored_outcomes(plan, Store(ran[0]).timings()))
+    todo = missing_passes(plan, stored_outcomes(plan, Store(ran[0]).timings()))
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
 
@@ -270,7 +270,7 @@ def test_status_counts_passes_and_takes_their_cells_for_no_dataset(ran, capsys):
 
 @pytest.mark.full
 def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, monkeypatch):
-    tried, timed = [], Bench.timed
+    tried, timed = [], Bench.measure_times
 
     def stops(bench, prompts, cell):
         tried.append(cell.cell)
@@ -278,7 +278,7 @@ def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, m
             raise torch.OutOfMemoryError("no more")
         return timed(bench, prompts, cell)
 
-    monkeypatch.setattr(Bench, "timed", stops)
+    monkeypatch.setattr(Bench, "measure_times", stops)
     asked = [*ASKED, "lengths=40"]
     outcome = go(tmp_path, *asked)
     failed = [row for row in Store(tmp_path).timings().to_pylist() if row["status"] != "ok"]
@@ -287,7 +287,7 @@ def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, m
     assert tried.count(failed[0]["cell"]) == 1
     count = len(tried)
     assert go(tmp_path, *asked).code == 1 and len(tried) == count, "what failed is not tried again by itself"
-    monkeypatch.setattr(Bench, "timed", timed)
+    monkeypatch.setattr(Bench, "measure_times", timed)
     assert done(tmp_path, *asked, "retry=oom").document["failed"] == 0
 
 
@@ -400,7 +400,7 @@ def test_a_timed_pass_answers_as_stock_generate_does():
             loaded.model, prompt.inputs, spec.compressor, spec.budget, spec.protocol, token_types=prompt.types,
             max_new_tokens=5, eos_token_id=never, pad_token_id=0, identity=prompt.identity,
         )  # fmt: skip
-        assert bench.timed([prompt], spec).answers == stock.sequences[:, 50:].tolist(), cell.label
+        assert bench.measure_times([prompt], spec).answers == stock.sequences[:, 50:].tolist(), cell.label
     assert Budget.parse("20") == plan_passes(composed("unused", *wanted)).cells[1].budget
 
 
@@ -411,7 +411,9 @@ def test_padding_of_ragged_heads_is_read_and_not_useful():
 
     loaded = Source.of(compose(["model.device=cpu"]).model).load()
     cell = plan_passes(composed("unused", "method=adakv")).cells[1]
-    counted = Bench(loaded, 4).counted([text_prompt(loaded, 90)], CellSpec(cell.cell, cell.compressor, cell.budget))
+    counted = Bench(loaded, 4).measure_memory(
+        [text_prompt(loaded, 90)], CellSpec(cell.cell, cell.compressor, cell.budget)
+    )
     token = 2 * 4 * 2 * 32 * 4
     assert counted.held.useful == (24 + 1) * token < counted.held.read
     assert np.isfinite(counted.resident)
@@ -427,10 +429,10 @@ def test_on_another_device_passes_are_timed_by_marks_counted_by_its_allocator_an
     methods = common.registry("paper", "qwen2_5_vl")
     cells = [common.cell(methods[name], None if name in ("full", "kivi") else 6) for name in ("full", "snapkv", "kivi")]
     for cell in cells:
-        here = bench(model).timed([prompt], cell)
+        here = bench(model).measure_times([prompt], cell)
         with second_device() as device:
             made, far_prompt = bench(there(model)), far(prompt)
-            found, counted = made.timed([far_prompt], cell), made.counted([far_prompt], cell)
+            found, counted = made.measure_times([far_prompt], cell), made.measure_memory([far_prompt], cell)
             assert (found.answers, found.held) == (here.answers, here.held)
             assert "vision" in found.seconds and min(found.seconds.values()) >= 0
             assert counted.peaks["total"].reserved >= counted.peaks["total"].allocated > 0 and counted.resident is None

@@ -184,7 +184,7 @@ def answers_as_stock(loaded: LoadedModel, kind: str, length: int, *words: str) -
             loaded.model, prompt.inputs, spec.compressor, spec.budget, spec.protocol, token_types=prompt.types,
             max_new_tokens=5, eos_token_id=never, pad_token_id=0, identity=prompt.identity,
         )  # fmt: skip
-        assert bench.timed([prompt], spec).answers == stock.sequences[:, length:].tolist(), cell.label
+        assert bench.measure_times([prompt], spec).answers == stock.sequences[:, length:].tolist(), cell.label
 
 
 @pytest.mark.full

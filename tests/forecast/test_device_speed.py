@@ -23,11 +23,11 @@ SPEED = DeviceSpeed("NVIDIA H100 80GB HBM3", "cuda", 8, 3e12, {"bfloat16": 7e14}
 
 def test_a_device_is_measured_once_and_known_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
-    calls, own, asked = [], device_speed.measure, device_speed.measured
+    calls, own, asked = [], device_speed.measure, device_speed.speed_of_device
     monkeypatch.setattr(device_speed, "_LEAST_S", 0.01)
     monkeypatch.setattr(device_speed, "measure", lambda device: (calls.append(device), own(device, 1 << 22, 64))[1])
     first = asked("cpu")
-    assert asked("cpu") == first == device_speed.stored()[first.slug]
+    assert asked("cpu") == first == device_speed.stored_speeds()[first.slug]
     words = ["plan", f"out={tmp_path}/rows", "method=full", "limit=1"]
     assert main(words) == 0 and len(calls) == 1
     assert main([*words, "--measure", "cpu"]) == 0 and len(calls) == 2
@@ -45,11 +45,11 @@ def test_a_device_measured_under_a_clearly_higher_load_is_measured_again(tmp_pat
     for load, again in ((2.8, True), (0.9, False), (None, False)):
         before = dataclasses.replace(made, load=load, bandwidth=1.0)
         device_speed.save(before)
-        assert device_speed.measured("cpu") == (made if again else before), load
+        assert device_speed.speed_of_device("cpu") == (made if again else before), load
     values = json.loads(device_speed.save(made).read_text())
     del values["load"]  # of an older version
     (device_speed.folder() / f"{made.slug}.json").write_text(json.dumps(values))
-    assert device_speed.stored()[made.slug].load is None
+    assert device_speed.stored_speeds()[made.slug].load is None
 
 
 def test_the_best_round_counts_and_its_calls_are_divided(monkeypatch):
@@ -92,17 +92,17 @@ def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_pa
     assert main(["plan", "--devices"]) == 0
     assert "no device was measured yet" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="none was measured"):
-        device_speed.named("nvidia-h100-80gb-hbm3")
+        device_speed.stored_speed("nvidia-h100-80gb-hbm3")
     file = device_speed.save(SPEED)
-    assert device_speed.named("nvidia-h100-80gb-hbm3") == SPEED
+    assert device_speed.stored_speed("nvidia-h100-80gb-hbm3") == SPEED
     with pytest.raises(ConfigError, match="did you mean 'nvidia-h100-80gb-hbm3'"):
-        device_speed.named("nvidia-h100-80gb-hbm")
+        device_speed.stored_speed("nvidia-h100-80gb-hbm")
     values = json.loads(file.read_text())
     for number, damaged in enumerate(
         ["", "[]", json.dumps(values | {"scheme": 9}), json.dumps(values | {"bandwidth": 0}), json.dumps({"scheme": 1})]
     ):
         (file.parent / f"damaged-{number}.json").write_text(damaged)
-    assert list(device_speed.stored()) == [SPEED.slug]
+    assert list(device_speed.stored_speeds()) == [SPEED.slug]
     start = "import sys; from mmkv_bench.cli.main import main"
     code = f"{start}; main(['plan', '--devices', '--json']); print('torch' in sys.modules)"
     environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(tmp_path)}

@@ -30,10 +30,10 @@ def test_nan_logits_of_any_token_end_the_pass():
             hook = model.register_forward_hook(spoil)
             try:
                 if cell.protocol == "strict" and broken == 1:  # whose logits say no token
-                    bench.timed([prompt], cell)
+                    bench.measure_times([prompt], cell)
                 else:
                     with pytest.raises(NonFiniteLogitsError, match="answer's 5 tokens"):
-                        bench.timed([prompt], cell)
+                        bench.measure_times([prompt], cell)
             finally:
                 hook.remove()
-        assert len(bench.timed([prompt], cell).answers[0]) == 5
+        assert len(bench.measure_times([prompt], cell).answers[0]) == 5

@@ -9,8 +9,19 @@ import numpy as np
 import pytest
 
 from mmkv_bench.datasets.page_data import to_row
-from mmkv_bench.report.cells import left_at
-from mmkv_bench.report.terminal import ASCII, LONGEST, MARK, cut, drawn, marked, plain, raster, shares, side_by_side
+from mmkv_bench.report.cells import first_difference
+from mmkv_bench.report.terminal import (
+    ASCII,
+    LONGEST,
+    MARK,
+    marked_text,
+    plain,
+    raster,
+    shade_lines,
+    shares,
+    shorten,
+    side_by_side,
+)
 from mmkv_bench.store.response import digest_of_kept, pack_kept, unpack_kept
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
@@ -119,9 +130,9 @@ def test_of_very_long_texts_the_beginning_is_shown():
     long = "ab\x1b" * LONGEST
     more = f" [{2 * LONGEST:,} more characters]"
     begun = plain(long[:LONGEST])
-    assert cut(long) == begun + more and cut("a\x1b") == plain("a\x1b")
-    assert marked(long, None).plain == marked(long, LONGEST + 1).plain == begun + more
-    assert marked(long, 3).plain == plain("ab\x1b") + MARK + begun[len(plain("ab\x1b")) :] + more
+    assert shorten(long) == begun + more and shorten("a\x1b") == plain("a\x1b")
+    assert marked_text(long, None).plain == marked_text(long, LONGEST + 1).plain == begun + more
+    assert marked_text(long, 3).plain == plain("ab\x1b") + MARK + begun[len(plain("ab\x1b")) :] + more
 
 
 @each(
@@ -186,14 +197,19 @@ def test_a_map_is_the_share_of_heads_that_keep_each_part():
 
 def test_shades_begin_above_nothing_and_end_at_all():
     grid = np.array([[0.0, 0.01, 0.25, 0.26, 0.5, 0.75, 0.76, 1.0, np.nan]])
-    assert drawn(grid, ASCII) == ["..----++++##@@@@  "]
+    assert shade_lines(grid, ASCII) == ["..----++++##@@@@  "]
     blocks = [["aa", "a"], ["bbb"], ["cccc"]]
     assert side_by_side(blocks, 8) == ["aa   bbb", "a", "", "cccc"]
     assert side_by_side([["aa"], ["bbb"]], 3) == ["aa", "", "bbb"] and side_by_side([], 3) == []
 
 
 def test_the_first_difference_is_where_one_ends_or_another_stands():
-    assert [left_at(*pair) for pair in (("ab", "ab"), ("ab", "abc"), ("", "a"), ("axc", "abc"))] == [None, 2, 0, 1]
+    assert [first_difference(*pair) for pair in (("ab", "ab"), ("ab", "abc"), ("", "a"), ("axc", "abc"))] == [
+        None,
+        2,
+        0,
+        1,
+    ]
     assert plain("a\tb\x1b[0m\né\u202e") == "a\\tb\\x1b[0m\né\\u202e"
 
 

@@ -159,14 +159,14 @@ def test_a_stop_signal_waits_for_the_sample_in_flight():
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     for number in signals.SIGNALS:
         done = []
-        with pytest.raises(signals.Stopped) as stopped, signals.deferred():
+        with pytest.raises(signals.Stopped) as stopped, signals.defer_stop_signals():
             for sample in range(3):
                 if sample == 1:
                     os.kill(os.getpid(), number)
                 done.append(sample)
                 signals.check_stop()
         assert done == [0, 1] and stopped.value.signal == number
-        with pytest.raises(signals.Stopped), signals.deferred():  # after the last check
+        with pytest.raises(signals.Stopped), signals.defer_stop_signals():  # after the last check
             os.kill(os.getpid(), number)
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 

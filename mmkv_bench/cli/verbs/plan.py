@@ -32,7 +32,7 @@ def plan(given: argparse.Namespace) -> int:
     if given.devices:
         from mmkv_bench.forecast import device_speed
 
-        speeds = list(device_speed.stored().values())
+        speeds = list(device_speed.stored_speeds().values())
         device_lines = "\n".join(map(str, speeds)) or f"no device was measured yet: {device_speed.folder()} has no file"
         print(json.dumps([asdict(one) | {"device": one.slug} for one in speeds]) if given.json else device_lines)
         return 0
@@ -113,18 +113,18 @@ def _print_passes(
     """
     from mmkv_bench.cli.deployment import deployment_of
     from mmkv_bench.efficiency import planned_workloads as passes
-    from mmkv_bench.efficiency.run import missing, stored_outcomes
+    from mmkv_bench.efficiency.run import missing_passes, stored_outcomes
     from mmkv_bench.forecast.forecast import forecast
     from mmkv_bench.forecast.text import text
     from mmkv_bench.plan import preflight
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.formats import write
 
-    missing_passes = missing(plan, stored_outcomes(plan, Store(plan.out).timings(plan.names)))
+    todo = missing_passes(plan, stored_outcomes(plan, Store(plan.out).timings(plan.names)))
     assumptions = _assumptions(given, plan, launcher)
     if plan.memory_limit is not None and given.device_memory is None:
         assumptions = replace(assumptions, memory=plan.memory_limit)
-    forecasts = forecast(plan, passes.workloads_of(plan, missing_passes), assumptions, passes.notes_of(plan))
+    forecasts = forecast(plan, passes.workloads_of(plan, todo), assumptions, passes.notes_of(plan))
     missing_inputs = preflight.missing_weights(plan.model)
     peaks: list[CellPeaks] = []
     notes: list[str] = []
@@ -134,14 +134,14 @@ def _print_passes(
     print(
         "\n".join(
             [
-                passes.text(plan, missing_passes),
+                passes.text(plan, todo),
                 text(forecasts, write(tables, "md")),
                 *preflight.missing_input_lines(missing_inputs),
             ]
         )
     )
     plan_as_data = {
-        **passes.document(plan, missing_passes),
+        **passes.document(plan, todo),
         "forecast": asdict(forecasts),
         "deployment": [dict(record) for table in tables for record in table.records()],
         "lacking": [asdict(lack) for lack in missing_inputs],
@@ -193,13 +193,13 @@ def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, A
             raise ConfigError(
                 f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
             )
-        device = device_speed.measured(given.measure, again=True)
+        device = device_speed.speed_of_device(given.measure, again=True)
         print(device)
     elif given.device:
-        device = device_speed.named(given.device)
+        device = device_speed.stored_speed(given.device)
     elif not given_flags:
         device_kind = _kind(plan, launcher)
-        devices_of_kind = [one for one in device_speed.stored().values() if device_kind in (None, one.kind)]
+        devices_of_kind = [one for one in device_speed.stored_speeds().values() if device_kind in (None, one.kind)]
         device = devices_of_kind[0] if len(devices_of_kind) == 1 else None
     if device is None or len(given_flags) == len(_UNITS):
         return Assumptions(

@@ -134,7 +134,7 @@ def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | Non
             f"{words[0]!r} is not a folder of result rows, and words that choose cells need one folder before "
             f"them, but got {folders_clause}. Write mmkv-bench verify <rows> {' '.join(words)}"
         )
-    chosen_cells = StoreCells(Store(roots[0])).named(words)
+    chosen_cells = StoreCells(Store(roots[0])).choose(words)
     return chosen_cells.cells, chosen_cells.sample
 
 

@@ -26,7 +26,7 @@ def show(given: argparse.Namespace) -> int:
     from mmkv_bench.store.store import Store
 
     out, cells = console(), StoreCells(Store(given.rows))
-    chosen_cells = cells.named(given.what)
+    chosen_cells = cells.choose(given.what)
     if chosen_cells.sample is not None:
         answering_cells = show_sample(out, cells, chosen_cells.sample, chosen_cells.cells, given.remake, given.prompt)
         remake_options = (given.other_versions, given.run_code)

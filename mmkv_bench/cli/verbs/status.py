@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.main import clear_screen
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.text_columns import aligned
+from mmkv_bench.text_columns import align_columns
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
@@ -115,7 +115,7 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
     samples = [
         f"  {row['dataset']} {row['sample_id']} {row['label']}: {row['status']}, {row['error']}" for row in failed
     ]
-    table = aligned(_HEADINGS, rows, words=len(_HEADINGS))
+    table = align_columns(_HEADINGS, rows, words=len(_HEADINGS))
     return [
         f"{status.root}: {stored_answers} of {planned_answers} answers",
         *table,
