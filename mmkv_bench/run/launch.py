@@ -1,8 +1,8 @@
-"""`mmkv-bench launch`: one run split over N processes of this machine.
+"""`mmkv-bench launch`: split one run over N processes of this machine.
 
-The processes answer samples from one queue (`dispatch.py`), the datasets with the most work first, into the same result
-folder. Each has its own device if the machine has devices. This process then scores all rows once. If a process dies, the
-others answer its samples; if all die, the same command continues.
+The processes take samples from one queue (`dispatch.py`) and write to the same result folder. Each process has its own
+device if the machine has devices. When all processes have ended, the starting process scores the answers once. If a
+process dies, the others answer its samples. If all processes die, the same command continues the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUN = (sys.executable, "-m", "mmkv_bench")
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """A process to start: its command line, additional environment variables, and the file for its output."""
+    """A process to start: command line, additional environment variables, and log file."""
 
     name: str
     command: tuple[str, ...]
@@ -42,15 +42,14 @@ class Worker:
 
 
 def launch_in_job(overrides: Sequence[str], asked: int) -> int:
-    """Run one job of a sweep in several processes, one per device. Return the exit code.
+    """Run one Slurm job of a sweep in several processes, one per device. Return the exit code.
 
-    A stop signal is passed on to the processes, which store their current samples. Then `Stopped` is raised.
-
-    overrides: overrides of a run, perhaps of one shard.
+    overrides: overrides of a run, which may name a shard.
     asked: number of devices that the job requested.
 
     Raises:
-        ConfigError: as `launch`, or the job sees no device.
+        ConfigError: the job sees no device, or an error of `launch`.
+        Stopped: the job got a stop signal. The processes have stored their current samples.
     """
     visible = visible_devices("auto")[:asked]
     if not visible:
@@ -71,17 +70,16 @@ def launch(
     run: Sequence[str] = RUN,
     seen: Sequence[str] | None = None,
 ) -> int:
-    """Run one configuration in several processes of this machine, then score it unless `stage=generate`. Return the exit
-    code.
+    """Generate one run's answers in several processes, then score them unless `stage=generate`. Return the exit code.
 
     Args:
-        overrides: as for a run.
+        overrides: as for `mmkv-bench run`.
         processes: number of processes; None starts one per visible device.
-        run: the command that starts every process.
-        seen: the devices of a job of a sweep, whose overrides may name a shard; None uses this machine's devices.
+        run: the command that starts a process.
+        seen: devices of a Slurm job, whose overrides may name a shard. None uses this machine's devices.
 
     Raises:
-        ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, or no number of processes
+        ConfigError: the configuration cannot run; the overrides have a shard or `stage=score`; or `processes` is None
             on a machine without devices.
     """
     from mmkv_bench.plan.validate import validated
@@ -105,7 +103,7 @@ def launch(
         from mmkv_bench.store.store import Store
 
         devices = visible_devices(config.model.device) if seen is None else list(seen)
-        number_of_processes = _count(processes, devices, spans_devices)
+        number_of_processes = _number_of_processes(processes, devices, spans_devices)
         plan = make_plan(config)
     store = Store(plan.out)
     coverage = plan.coverage(store)
@@ -118,7 +116,7 @@ def launch(
     if seen is not None:  # a name for this attempt of a job, unique among all that write to one folder
         job_id, restart_count = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
         log_prefix = f"job-{job_id or os.getpid()}-{restart_count or 0}-process"
-    ordered_overrides = [*overrides, *_longest_first(plan)]
+    ordered_overrides = [*overrides, *_longest_first_override(plan)]
     exit_code_by_worker = run_all(
         workers(
             ordered_overrides,
@@ -132,7 +130,7 @@ def launch(
     )
     for worker, code in exit_code_by_worker.items():
         print(f"mmkv_bench: process {worker.name} ended with exit code {code}; see {worker.log}", file=sys.stderr)
-    stopped_lines = _stopped(exit_code_by_worker)
+    stopped_lines = _stopped_dataset_lines(exit_code_by_worker)
     for line in stopped_lines:
         print(f"mmkv_bench: {line}", file=sys.stderr)
     store.recover()  # publish what a dead process had committed
@@ -147,12 +145,11 @@ def launch(
     return max(score_exit_code, int(bool(stopped_lines)))
 
 
-def _stopped(failed: Mapping[Worker, int]) -> list[str]:
-    """Return log lines about datasets that stopped early, if processes failed for that reason only; else no lines.
+def _stopped_dataset_lines(failed: Mapping[Worker, int]) -> list[str]:
+    """Return the log lines about datasets that stopped early, if all failed processes have exit code 1. Otherwise
+    return no lines.
 
-    If there are lines, the other datasets can be scored.
-
-    failed: process to its exit code.
+    failed: failed process to exit code.
     """
     from mmkv_bench.run.console_output import STOPPED
 
@@ -171,15 +168,15 @@ def workers(
     spread: bool = False,
     named: str = "process",
 ) -> list[Worker]:
-    """Return the processes of a split run, not started yet.
+    """Return the processes of a split run. This function does not start them.
 
     Args:
         overrides: overrides of the run.
         count: number of processes.
-        devices: visible devices, assigned in turn. Empty on CPU, where the cores are divided instead.
-        out: the result folder, whose `logs` get the processes' output.
-        spread: whether a process takes several devices (`model.device_map`).
-        named: prefix of the logs' names. Jobs that share a folder need different prefixes.
+        devices: visible devices, assigned in turn. Without devices, the CPU cores are divided.
+        out: result folder; logs go to its subfolder `logs`.
+        spread: whether the model spans several devices (`model.device_map`).
+        named: prefix of the log files' names, different for each job that writes to the folder.
     """
     new_workers = []
     for index in range(count):
@@ -197,11 +194,12 @@ def workers(
 
 
 def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
-    """Start processes, distribute samples to them, and wait until all have ended. Return those that failed, with their exit
-    codes.
+    """Start processes, serve samples to them, and wait until all have ended. Return the failed processes with their
+    exit codes.
 
-    Exit codes are negative for a signal. Each line that a process writes to stderr is shown with the process's name in front.
-    Ctrl-C, or a remembered stop signal (`signals.deferred`), ends all processes and is raised again.
+    The exit code of a process that a signal ended is negative. Each line of a process's stderr is printed after the
+    process's name. After Ctrl-C or a stop signal (`signals.deferred`), all processes are terminated and the exception
+    is raised again.
     """
     running_processes, dispatcher = [], Dispatcher()
     for worker in started:
@@ -216,7 +214,7 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
                 pass_fds=[theirs.fileno()],
                 text=True,
             )
-        thread = threading.Thread(target=_forward, args=(worker.name, process.stderr, log), daemon=True)
+        thread = threading.Thread(target=_print_with_name, args=(worker.name, process.stderr, log), daemon=True)
         thread.start()
         running_processes.append((worker, process, thread, log))
     try:
@@ -238,10 +236,8 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
 
 
 def visible_devices(setting: str) -> list[str]:
-    """List the devices of this machine in the form of CUDA_VISIBLE_DEVICES. Empty without devices and for `setting` cpu.
-
-    setting: value of `model.device`.
-    """
+    """List this machine's devices in the form of CUDA_VISIBLE_DEVICES. The list is empty if `setting` (`model.device`)
+    is cpu."""
     if setting == "cpu":
         return []
     listed_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -250,11 +246,9 @@ def visible_devices(setting: str) -> list[str]:
     return [str(index) for index in range(devices.KINDS["cuda"].count())]
 
 
-def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
-    """Return the number of processes: `processes` if given, else one per device.
-
-    A model that spans several devices (`spread`) gets one process, because its number of devices is unknown.
-    """
+def _number_of_processes(processes: int | None, devices: Sequence[str], spread: bool) -> int:
+    """Return `processes` if given, else the number of devices. A model that spans several devices (`spread`) gets one
+    process."""
     if processes is None and not devices:
         raise ConfigError(
             "this machine has no device, so the number of processes cannot be derived; give --processes N"
@@ -262,8 +256,8 @@ def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
     return processes or (1 if spread else len(devices))
 
 
-def _longest_first(plan: Plan) -> list[str]:
-    """Return an override that sorts the datasets by work (samples times maximum tokens per answer), the most first."""
+def _longest_first_override(plan: Plan) -> list[str]:
+    """Return an override that sorts the datasets by samples times maximum answer tokens, largest first."""
     if len(plan.parts) < 2:
         return []
     from mmkv_bench.plan.planner import longest_first
@@ -273,7 +267,7 @@ def _longest_first(plan: Plan) -> list[str]:
     return [f"dataset=[{','.join(longest_first(work_by_dataset))}]"]
 
 
-def _forward(name: str, lines: IO[str], log: IO[str]) -> None:
+def _print_with_name(name: str, lines: IO[str], log: IO[str]) -> None:
     for line in lines:
         log.write(line)
         log.flush()
