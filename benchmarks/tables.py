@@ -181,7 +181,7 @@ def scored(count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="mmkv_bench_tables_") as folder:
         store, spec, cells = made_store(Path(folder), count)
         from mmkv_bench.evaluation.documents import documents
-        from mmkv_bench.run.scoring import score_dataset, cells_to_score
+        from mmkv_bench.run.scoring import cells_to_score, score_dataset
 
         docs = documents(spec, SAMPLES)
         answers = {ref.sample_id: Answer("1.", "ok", ref.doc_id, docs.prompt_hashes[ref.doc_id]) for ref in docs.refs}

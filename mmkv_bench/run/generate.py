@@ -30,7 +30,7 @@ from mmkv_bench.generation.processed_media import SharedMedia
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, middle, prompt_limit, resampled
-from mmkv_bench.plan.planner import chosen
+from mmkv_bench.plan.planner import select_samples
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.protocols import protocol
 from mmkv_bench.secrecy import without_secrets
@@ -168,7 +168,7 @@ class Answering:
 
     def wants(self, sample: SampleRef) -> bool:
         """Tell whether a sample is in this run's selection (ids and shard) and lacks a row in some cell."""
-        is_selected = bool(chosen([sample], self.config.selection))
+        is_selected = bool(select_samples([sample], self.config.selection))
         return is_selected and self.pending(sample.sample_id) > 0
 
     @property
@@ -256,7 +256,7 @@ class Answering:
 
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
         """Encode a request's prompt. If a cell compresses a document once for several questions, all of them are
-        encode_request too."""
+        encoded too."""
         asked_document, device = request.document, self.loaded.device
         if asked_document is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return self._encoded(request, identity, device)
@@ -327,7 +327,7 @@ class Answering:
     def _answer_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
-        """Answer an encode_request prompt with the cells `specs`. Yield lists of results to commit together."""
+        """Answer an encoded prompt with the cells `specs`. Yield lists of results to commit together."""
         rules = self._limit_to_context(self._rules_for(request), prompt)
         for results in self._generate(prompt, specs, rules, extras):
             if rules is not self._rules_for(request):

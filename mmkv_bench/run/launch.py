@@ -82,14 +82,14 @@ def launch(
         ConfigError: the configuration cannot run; the overrides have a shard or `stage=score`; or `processes` is None
             on a machine without devices.
     """
-    from mmkv_bench.plan.validate import validated
+    from mmkv_bench.plan.validate import compose_checked
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard" and seen is None:
             raise ConfigError(
                 f"{text}: launch divides the run itself; drop {text}, or run the shard with mmkv-bench run"
             )
-    config = validated(overrides)
+    config = compose_checked(overrides)
     if config.stage == "score":
         raise ConfigError(
             "stage=score needs only one process; allowed with launch: both, generate; use "

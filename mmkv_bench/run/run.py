@@ -29,7 +29,7 @@ from mmkv_bench.run.console_output import PromptSize, Report, card, columns
 from mmkv_bench.run.dispatch import SampleQueueClient
 from mmkv_bench.run.origin_checks import Inputs, refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.progress import Progress, waiting
-from mmkv_bench.run.scoring import score_dataset, cells_to_score
+from mmkv_bench.run.scoring import cells_to_score, score_dataset
 from mmkv_bench.run.tracking import DatasetTracker, flat_config, summarise, tracker
 from mmkv_bench.signals import check_stop, deferred
 from mmkv_bench.store.store import Store

@@ -39,10 +39,10 @@ def plan(given: argparse.Namespace) -> int:
     from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.config.schema import EFFICIENCY
     from mmkv_bench.plan.planner import outline
-    from mmkv_bench.plan.validate import validated
+    from mmkv_bench.plan.validate import compose_checked
 
     overrides = overrides_of(given)
-    config = validated(overrides)
+    config = compose_checked(overrides)
     has_launcher = any(override.partition("=")[0] == "launcher" for override in overrides)
     launcher = launcher_of(overrides) if has_launcher else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:

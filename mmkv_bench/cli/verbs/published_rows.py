@@ -156,12 +156,12 @@ def accept(given: argparse.Namespace) -> int:
     A bundle is an experiment's published rows with tables, a receipt of answers made again, and the environment.
     """
     from mmkv_bench.diagnostics.acceptance import NOT_CHECKED, REFUSED, findings
-    from mmkv_bench.plan.validate import validated_jobs
+    from mmkv_bench.plan.validate import compose_checked_jobs
     from mmkv_bench.store.publish import place
 
     bundle, settings = place(given.bundle), given.overrides or list(FIRST_REAL)
     given.overrides, as_json, given.json = settings, given.json, False
-    configs = [config for _, config in validated_jobs(overrides_of(given))]
+    configs = [config for _, config in compose_checked_jobs(overrides_of(given))]
     seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
     findings_so_far = []
     if not as_json:

@@ -67,11 +67,11 @@ def run_once(overrides: Sequence[str]) -> int:
     from mmkv_bench.run.progress import waiting
 
     with waiting("reading the configuration"):
-        from mmkv_bench.plan.validate import refuse_absent, validated
+        from mmkv_bench.plan.validate import compose_checked, refuse_missing_requirements
 
         _refuse_keys_of_hydra(overrides)
-        config = validated(overrides)
-        refuse_absent(config.answering, config.stage, config.out)
+        config = compose_checked(overrides)
+        refuse_missing_requirements(config.answering, config.stage, config.out)
         remedy = "write `mmkv-bench plan` for what a run would do, or `mmkv-bench sweep launcher=slurm`"
         _refuse_keys_of_slurm(config.shards, config.dry, remedy)
     return _carried_out(config)
@@ -122,14 +122,14 @@ def sweep(given: argparse.Namespace) -> int:
 def run_sweep(overrides: Sequence[str]) -> int:
     """Run the jobs of a sweep, here one after another or on Slurm. Return the highest exit code."""
     from mmkv_bench.config.compose import launcher_of
-    from mmkv_bench.plan.validate import validated_jobs
+    from mmkv_bench.plan.validate import compose_checked_jobs
 
     if (secret := literal_secret(overrides)) is not None:
         raise ConfigError(
             f"{secret} is given in plain text, which the sweep's jobs and scripts would store; name an "
             f"environment variable instead: '{secret}=${{oc.env:NAME}}'"
         )
-    jobs = validated_jobs(overrides)
+    jobs = compose_checked_jobs(overrides)
     first_overrides, config = jobs[0]
     launcher = launcher_of(first_overrides)
     launcher_class = str(launcher["_target_"]).rpartition(".")[2]
