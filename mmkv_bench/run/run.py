@@ -179,7 +179,7 @@ def _load_model(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
 
 
 def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
-    """Map each dataset to the size of its first prompt. Datasets whose first prompt cannot be encode_request are left out."""
+    """Map each dataset to the size of its first prompt. Datasets whose first prompt cannot be encoded are left out."""
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.generation.encode import lengths_of
     from mmkv_bench.run.generate import encode_request

@@ -1,5 +1,8 @@
-"""Packed tables, for publishing: few files below a size limit, in which cells with similar answers are neighbours. Slim rows
-lack the values that `schema.SLIM` lists."""
+"""Packed files for publishing: few, of limited size, with cells of similar answers as neighbours. And slim rows for
+git.
+
+A cell is one method at one budget on one dataset.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Name = TypeVar("Name", str, int)
 
 
 def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
-    """Split `names`, in order, into lists with at most `at_once` rows each. A name with more rows gets its own list.
+    """Split `names`, in order, into lists with at most `at_once` rows. A name with more rows gets its own list.
 
     counts: number of rows of each name.
     """
@@ -56,9 +59,8 @@ ALWAYS_DROPPED = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
-    """Return rows of `responses` without the values that `schema.SLIM` lists. Rows in git are stored in this form.
-
-    Running the cells again restores the values.
+    """Return rows of `responses` without the values that `schema.SLIM` lists, as for git. Running the cells again
+    restores them.
 
     rows: all columns, one row per cell and sample.
     """
@@ -77,10 +79,9 @@ def slim(rows: pa.Table) -> pa.Table:
 
 
 def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
-    """Choose the rows that keep their `kept_digest` in slim form. Return a mask, bool [n].
+    """Choose the rows that keep their `kept_digest` in slim form, by cell and sample only. Return a mask, bool [n].
 
-    About one in `ONE_IN` rows is chosen, and at least `MIN_ROWS_PER_CELL` per cell. The choice depends only on the names of
-    cell and sample.
+    About one in `ONE_IN` rows is chosen, and at least `MIN_ROWS_PER_CELL` per cell.
 
     cells, samples: cell hash and sample id of each of the n rows.
     """
@@ -115,9 +116,8 @@ LARGEST_FILE = 9_500_000
 """Bytes of a packed file, below the limit of 10 MB of a repository of results (`scripts/weight.py`)."""
 ROW_GROUP = 1 << 19
 DENSEST_LEVEL = 19
-"""Level of zstd for rows that go into git. Higher levels need half a gigabyte more to save one two-thousandth. For a million
-answers
-this level takes minutes to save a sixteenth of the size that `QUICK_LEVEL` gives."""
+"""Level of zstd for rows in git. For a million answers, it takes minutes to save a sixteenth of the size at
+`QUICK_LEVEL`."""
 QUICK_LEVEL = 9
 ALIKE = (  # columns of `cells` that define the order of rows in packed files
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
@@ -131,24 +131,21 @@ def is_packed(path: Path) -> bool:
 
 
 def alike(cells: pa.Table) -> list[str]:
-    """Return the hashes of all cells in the table `cells`, sorted by `ALIKE`, so that neighbours agree in dataset, method and
+    """Return the hashes of the table `cells`, sorted by `ALIKE`, so that neighbours agree in dataset, method and
     budget."""
     cell_columns = cells.select(ALIKE).combine_chunks()
     return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
 
 def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
-    """Return the cell hashes `names` in the order of `order`. Hashes that are missing from `order` come last."""
+    """Return the cell hashes `names` in the order of `order`; hashes missing there come last."""
     known_names = set(names)
     ordered_names = [name for name in order if name in known_names]
     return ordered_names + sorted(known_names.difference(ordered_names))
 
 
 def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Return rows sorted by cell, cells in the order of the list `order`.
-
-    Rows of one cell keep their order. Rows of cells that are missing from `order` come last.
-    """
+    """Return rows sorted by cell, in the order of `order`; other cells come last. Rows of one cell keep their order."""
     place_of_row = pc.index_in(rows["cell"], value_set=pa.array(order, pa.string())).fill_null(len(order)).to_numpy()
     return rows.take(np.argsort(place_of_row, kind="stable"))
 
@@ -156,12 +153,10 @@ def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
 def packed(
     rows: pa.Table, largest: int = LARGEST_FILE, together: str = "cell", level: int = DENSEST_LEVEL
 ) -> list[bytes]:
-    """Return `rows` as the contents of parquet files of at most `largest` bytes.
+    """Return `rows` as the contents of parquet files of at most `largest` bytes each.
 
-    A cell is never split, so a larger cell gets one larger file.
-
-    rows: sorted so that the rows of one cell are adjacent.
-    together: the column whose values are never split between files, by default the cell.
+    rows: sorted so that rows of one cell are adjacent.
+    together: column whose equal values stay in one file, which may then exceed `largest`.
     level: compression level of zstd.
     """
     file_bytes = sealed(
@@ -191,7 +186,7 @@ def packed(
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
     """Return the keyword arguments for pyarrow that set the encoding of each column.
 
-    Integers and times get BYTE_STREAM_SPLIT, because their upper bytes hardly differ; so do floats that rarely repeat. Other
+    BYTE_STREAM_SPLIT suits integers and times, whose upper bytes hardly differ, and floats that rarely repeat. Other
     repeated values get dictionaries.
     """
     dictionary_columns, byte_split_columns = [], []
