@@ -17,7 +17,7 @@ from mmkv_bench.evaluation.extra_metrics import NAMES
 from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest, scorer_files
 from mmkv_bench.judging.answers import NOT_JUDGED, not_judged
 from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows
-from mmkv_bench.store.packing import alike, arranged, blocks
+from mmkv_bench.store.packing import blocks, in_cell_order, similarity_order
 from mmkv_bench.store.parts import keys
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.tally import digests_of_cells, tally
@@ -178,7 +178,9 @@ def score_dataset(
         return 0
     cell_rows = store.cells([cell.cell for cell in cells])
     cell_by_name = {cell.cell: cell for cell in cells}
-    cells = [cell_by_name[name] for name in arranged(cell_by_name, alike(cell_rows))]  # in the order of packed files
+    cells = [
+        cell_by_name[name] for name in in_cell_order(cell_by_name, similarity_order(cell_rows))
+    ]  # in the order of packed files
     answers = Answers(store, list(cell_by_name))
     scored, measuring = _Scored(store, cell_rows, stale), Measuring(store, cells, answers.reach)
     del cell_rows

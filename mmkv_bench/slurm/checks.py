@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.slurm.queue import ask
-from mmkv_bench.store.files import locked, new_locked
+from mmkv_bench.store.files import new_locked, try_lock
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model
@@ -87,7 +87,7 @@ def check_folder(folder: Path) -> None:
         descriptors = []
         try:
             descriptors = [new_locked(first_probe), new_locked(second_probe)]
-            has_locks = all(locked(file) is not None for file in descriptors)
+            has_locks = all(try_lock(file) is not None for file in descriptors)
             os.replace(first_probe, second_probe)
         finally:
             for file in descriptors:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.store.files import locked
+from mmkv_bench.store.files import try_lock
 
 _FILE_NAME = "jobs.jsonl"
 _SHORTEST_S, _LONGEST_S = 1.0, 15.0
@@ -32,7 +32,7 @@ def alone(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder / _FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         has_waited = False
-        while (has_lock := locked(descriptor)) is False:
+        while (has_lock := try_lock(descriptor)) is False:
             if not has_waited:
                 print(
                     f"mmkv_bench: another sweep is submitting jobs listed in {folder}; waiting for it", file=sys.stderr

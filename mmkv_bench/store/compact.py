@@ -25,11 +25,11 @@ from mmkv_bench.store.packing import (
     DENSEST_LEVEL,
     LARGEST_FILE,
     QUICK_LEVEL,
-    alike,
-    arranged,
+    in_cell_order,
     is_packed,
-    ordered,
     packed,
+    similarity_order,
+    sort_by_cell,
 )
 from mmkv_bench.store.packing import slim as slimmed
 from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, read_by_group, runs, texts_of
@@ -40,7 +40,7 @@ from mmkv_bench.store.store import Store
 _IDENTITY_COLUMNS = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]
 
 
-def superseded(store: Store, cells: pa.Table) -> set[str]:
+def outdated_cells(store: Store, cells: pa.Table) -> set[str]:
     """Return the hashes of outdated cells.
 
     A cell is outdated if the same configuration under a newer `method_version` has scores and a row for each of the
@@ -88,7 +88,7 @@ def pack(store: Store, slim: bool = False) -> int:
             again restores them.
 
     Returns:
-        The number of outdated cells (see `superseded`), whose rows were dropped.
+        The number of outdated cells (see `outdated_cells`), whose rows were dropped.
 
     Raises:
         StoreError: samples are still in journals.
@@ -109,7 +109,7 @@ def _pack(store: Store, slim: bool) -> int:
     # Listed before the rows are read: a file that a run adds in between stays.
     cell_files = store.files("cells")
     cells = store.cells()
-    order, dropped = alike(cells), superseded(store, cells)
+    order, dropped = similarity_order(cells), outdated_cells(store, cells)
     for table in ("metrics", "samples", "timings", "responses", "cells"):  # cells last: no row is ever without its cell
         old_files = cell_files if table == "cells" else store.files(table)
         packing = _Packing(store, table, cells, order, dropped, slim and table == "responses")
@@ -160,7 +160,7 @@ class _Packing:
         return rows
 
     def files(self, rows: pa.Table, level: int = DENSEST_LEVEL) -> list[bytes]:
-        return packed(ordered(slimmed(rows) if self._slim else rows, self._order), level=level)
+        return packed(sort_by_cell(slimmed(rows) if self._slim else rows, self._order), level=level)
 
     def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
         """Yield the contents of packed files. Each step reads about as many cells as fill one file, estimated from the
@@ -169,7 +169,7 @@ class _Packing:
         before: the table's present files.
         """
         rows_by_cell = self._counts()
-        cells_to_pack = [name for name in arranged(rows_by_cell, self._order) if name not in self._dropped]
+        cells_to_pack = [name for name in in_cell_order(rows_by_cell, self._order) if name not in self._dropped]
         rows_per_step = float(ROWS_AT_ONCE)
         with self._by_some(cells_to_pack, before) as read:
             while cells_to_pack:

@@ -47,7 +47,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
+def try_lock(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
     """Try to take the flock of an open file. Return True with the lock, False if another process has it, None without
     locks."""
     try:
@@ -88,7 +88,7 @@ def new_locked(hidden: Path) -> int:
     for _ in range(100):
         descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            if locked(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            if try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -174,7 +174,7 @@ def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
         except (FileNotFoundError, PermissionError):
             continue  # gone meanwhile, or another user's
         try:
-            is_abandoned = locked(descriptor)
+            is_abandoned = try_lock(descriptor)
             if is_abandoned is None:
                 is_abandoned = time.time() - os.fstat(descriptor).st_mtime > older_than_s
             if is_abandoned:

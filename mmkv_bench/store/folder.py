@@ -159,7 +159,7 @@ class StoreFolder:
             StoreError: another schema version, a damaged file, or files that keep vanishing.
         """
         self.check_version()
-        schema = parts.of_columns(table, columns, coded)
+        schema = parts.schema_of_columns(table, columns, coded)
         for _ in range(RETRIES):
             try:
                 tables = [parts.read_file(path, schema, cells, metrics) for path in sorted(list_files())]

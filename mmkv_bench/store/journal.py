@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.files import canonical_json, checksum, locked, new_locked, sync_folder
+from mmkv_bench.store.files import canonical_json, checksum, new_locked, sync_folder, try_lock
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def claim(path: Path) -> int | None:
         return None
     try:
         # The previous holder may have published and removed the journal: then this file has no name any more.
-        if locked(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        if try_lock(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return descriptor
     except FileNotFoundError:
         pass
@@ -151,6 +151,6 @@ def in_use(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return locked(descriptor, fcntl.LOCK_SH) is False
+        return try_lock(descriptor, fcntl.LOCK_SH) is False
     finally:
         os.close(descriptor)

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.store.parts import codes_of, opened, readable, sealed
+from mmkv_bench.store.parts import codes_of, open_checked, parquet_bytes, readable
 
 
-def counted(path: Path) -> dict[str, int]:
+def rows_per_cell(path: Path) -> dict[str, int]:
     """Map each cell in a parquet file to its number of rows. Raises FileNotFoundError, StoreError."""
     rows_by_cell: dict[str, int] = {}
-    with readable(path), opened(path, ["cell"]) as file:
+    with readable(path), open_checked(path, ["cell"]) as file:
         for group in range(file.num_row_groups):
             for codes in file.read_row_group(group, ["cell"])["cell"].chunks:
                 rows_in_chunk = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()
@@ -69,7 +69,7 @@ def slim(rows: pa.Table) -> pa.Table:
     mask_by_column = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(
         ALWAYS_DROPPED, everywhere
     )
-    for name, where in (mask_by_column | {"kept_digest": pa.array(~chosen(cells, samples))}).items():
+    for name, where in (mask_by_column | {"kept_digest": pa.array(~rows_with_digest(cells, samples))}).items():
         rows = _with(rows, name, pc.if_else(where, pa.scalar(None, rows.schema.field(name).type), rows[name]))
     newest_commit_of_cell = np.full(len(cells.dictionary), np.iinfo(np.int64).min)
     cell_of_row = cells.indices.to_numpy()
@@ -78,7 +78,7 @@ def slim(rows: pa.Table) -> pa.Table:
     return _with(rows, "slim", everywhere)
 
 
-def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
+def rows_with_digest(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
     """Choose the rows that keep their `kept_digest` in slim form, by cell and sample only. Return a mask, bool [n].
 
     About one in `ONE_IN` rows is chosen, and at least `MIN_ROWS_PER_CELL` per cell.
@@ -130,21 +130,21 @@ def is_packed(path: Path) -> bool:
     return path.name == "packed.parquet" or path.name.startswith("packed-")
 
 
-def alike(cells: pa.Table) -> list[str]:
+def similarity_order(cells: pa.Table) -> list[str]:
     """Return the hashes of the table `cells`, sorted by `ALIKE`, so that neighbours agree in dataset, method and
     budget."""
     cell_columns = cells.select(ALIKE).combine_chunks()
     return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
 
-def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
+def in_cell_order(names: Iterable[str], order: Iterable[str]) -> list[str]:
     """Return the cell hashes `names` in the order of `order`; hashes missing there come last."""
     known_names = set(names)
     ordered_names = [name for name in order if name in known_names]
     return ordered_names + sorted(known_names.difference(ordered_names))
 
 
-def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
+def sort_by_cell(rows: pa.Table, order: Sequence[str]) -> pa.Table:
     """Return rows sorted by cell, in the order of `order`; other cells come last. Rows of one cell keep their order."""
     place_of_row = pc.index_in(rows["cell"], value_set=pa.array(order, pa.string())).fill_null(len(order)).to_numpy()
     return rows.take(np.argsort(place_of_row, kind="stable"))
@@ -159,7 +159,7 @@ def packed(
     together: column whose equal values stay in one file, which may then exceed `largest`.
     level: compression level of zstd.
     """
-    file_bytes = sealed(
+    file_bytes = parquet_bytes(
         rows,
         row_group_size=ROW_GROUP,
         compression="zstd",

@@ -42,7 +42,7 @@ class Damaged(ValueError):
     """Raised if a file's bytes are not the bytes that were written."""
 
 
-def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
+def parquet_bytes(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
     """Return a table as the content of a parquet file, with page checksums and a sha256 in the footer.
 
     options: passed to `pyarrow.parquet.ParquetWriter`.
@@ -100,7 +100,7 @@ class _Digesting:
 
 
 @contextmanager
-def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+def open_checked(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     """Check a parquet file's sha256 (once per process for an unchanged file), and yield the open file.
 
     coded: text columns to be read as dictionaries, if the file has them.
@@ -168,7 +168,7 @@ _cells_of_groups: dict[bytes, dict[int, frozenset[str]]] = {}  # digest of a fil
 
 def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
     """Return a function that writes `table` to a stream, for `files.Staged`."""
-    return lambda stream: stream.write(sealed(table, compression="zstd"))
+    return lambda stream: stream.write(parquet_bytes(table, compression="zstd"))
 
 
 def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
@@ -178,7 +178,7 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
     """
     if rows.num_rows <= ROW_GROUP:
         return parquet(rows)
-    cell_codes = codes_of(coded(rows["cell"]))  # numbered in order of appearance
+    cell_codes = codes_of(dictionary_encoded(rows["cell"]))  # numbered in order of appearance
     row_order = np.argsort(cell_codes, kind="stable")
     rows_by_cell = rows.take(column_of(row_order))
     row_groups = [rows_by_cell.slice(start, end - start) for start, end in runs(cell_codes[row_order], ROW_GROUP)]
@@ -193,7 +193,7 @@ def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
     return list(pairwise(np.unique([0, *slice_ends.tolist(), len(codes)]).tolist()))
 
 
-def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
+def schema_of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
     """Return the schema of some columns of a table. coded: with dictionary-encoded text columns."""
     fields = (SCHEMAS[table].field(name) for name in columns)
     return pa.schema(
@@ -229,7 +229,7 @@ _NO_PLACE = column_of(np.array([-1], np.int32))[0]
 """The scalar -1, which replaces null. (`pyarrow.scalar` imports pandas, see `column_of`.)"""
 
 
-def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
+def dictionary_encoded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
     """Return a text column as a dictionary-encoded array in one chunk."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
@@ -258,12 +258,12 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
     """Apply `wanted` to each row's text, once per distinct text. Return a mask, bool [rows]. The column is
     dictionary-encoded."""
-    return is_in(column, texts_of([text for text in coded(column).dictionary.to_pylist() if wanted(text)]))
+    return is_in(column, texts_of([text for text in dictionary_encoded(column).dictionary.to_pylist() if wanted(text)]))
 
 
 def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
     """Return the index of each row's text in `texts`, which are distinct, int64 [rows]; -1 if missing."""
-    coded_column = coded(column)
+    coded_column = dictionary_encoded(column)
     place_of_text = numbers_of(pc.fill_null(pc.index_in(coded_column.dictionary, value_set=texts), _NO_PLACE))
     return np.append(place_of_text, -1).astype(np.int64)[codes_of(coded_column)]
 
@@ -282,7 +282,7 @@ def read_file(
     """
     wanted_texts = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
     coded_columns = sorted({*wanted_texts, *(field.name for field in schema if field.type == CODED_TEXT)})
-    with readable(path), opened(path, coded_columns) as file:
+    with readable(path), open_checked(path, coded_columns) as file:
         column_names = _columns_in(file, [*schema.names, *wanted_texts])
         return _as(
             path,
@@ -293,7 +293,7 @@ def read_file(
 
 def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of one parquet file, one row group at a time. Raises the errors of `read_file`."""
-    with readable(path), opened(path) as file:
+    with readable(path), open_checked(path) as file:
         column_names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
             yield _as(path, file.read_row_group(number, column_names), schema)

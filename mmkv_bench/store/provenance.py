@@ -82,7 +82,7 @@ def version(package: str) -> str | None:
         return None
 
 
-def committed(file: str, commit: str) -> str | None:
+def file_in_commit(file: str, commit: str) -> str | None:
     """Return the text of a file in a commit of the package's git checkout, or "" if the commit lacks the file.
 
     Return None if there is no checkout, no git, or no such commit. file: path in the checkout.

@@ -216,7 +216,7 @@ def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
     return checksum(canonical_json(values).encode())
 
 
-def digested(table: str, rows: pa.Table) -> pa.Table:
+def with_row_digests(table: str, rows: pa.Table) -> pa.Table:
     """Return rows of `table` (all columns) with the digest of each row filled in."""
     digests = pa.array([digest_of_row(table, row) for row in rows.to_pylist()], pa.string())
     return rows.set_column(rows.column_names.index(ROW_DIGEST), rows.schema.field(ROW_DIGEST), digests)
@@ -260,7 +260,7 @@ def _without_folders(text: str) -> str:
     return text if path is None else f".../{path[2]}"
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, str]:
+def redacted_columns(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the columns of a `cells` row that contain user input, with secrets removed. Text without secrets is not changed."""
     columns = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
     for name in ("parameters", "generation"):
@@ -318,7 +318,7 @@ def _no_object(text: str) -> str | None:
         value = json.loads(text)
     except ValueError:
         return "not JSON"
-    return None if isinstance(value, dict) else f"{shortened(value)} is not a JSON object"
+    return None if isinstance(value, dict) else f"{short_repr(value)} is not a JSON object"
 
 
 @lru_cache(maxsize=256)
@@ -331,15 +331,15 @@ def _malformed(text: str) -> str | None:
         if isinstance(nodes := objects_by_key.get(key), dict):
             objects_by_key |= {f"{key}.{name}": node for name, node in nodes.items()}
     wrong_types = [
-        f"{key} is {shortened(value)}, not an object"
+        f"{key} is {short_repr(value)}, not an object"
         for key, value in objects_by_key.items()
         if not isinstance(value, dict)
     ]
     if not isinstance(limit := config.get("limit"), int | None):
-        wrong_types.append(f"limit is {shortened(limit)}, not a number")
+        wrong_types.append(f"limit is {short_repr(limit)}, not a number")
     return wrong_types[0] if wrong_types else None
 
 
-def shortened(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return the value's repr for a message, cut to 60 characters."""
     return f"{value!r:.60}"

@@ -30,7 +30,7 @@ from mmkv_bench.file_state import State, state_of
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import Staged, sync_folder
 from mmkv_bench.store.packing import blocks, is_packed
-from mmkv_bench.store.parts import opened, write_sealed
+from mmkv_bench.store.parts import open_checked, write_sealed
 from mmkv_bench.store.rows import safe_name
 from mmkv_bench.store.schema import SCHEMAS
 
@@ -69,7 +69,7 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
     with parts.readable(path):
         state = state_of(path)
     if state not in _known_batches:
-        with parts.readable(path), opened(path, ["cell"]) as file:
+        with parts.readable(path), open_checked(path, ["cell"]) as file:
             cells = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY_KEY, b"[]")))
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:

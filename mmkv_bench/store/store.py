@@ -39,18 +39,18 @@ from mmkv_bench.store.measurements import (
     file_of_sample,
     newest_passes,
 )
-from mmkv_bench.store.packing import counted
+from mmkv_bench.store.packing import rows_per_cell
 from mmkv_bench.store.rows import (
     check,
     digest_of_row,
-    digested,
     known_columns,
+    redacted_columns,
     refuse_malformed,
     refuse_other,
     refuse_rewritten,
     safe_name,
-    shown,
     to_table,
+    with_row_digests,
 )
 from mmkv_bench.store.schema import COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
 
@@ -141,7 +141,7 @@ class Store(StoreFolder):
             rows_by_cell.update(row["cell"] for row in self.pending_rows())
         for path in self.files(table):
             with suppress(FileNotFoundError):
-                rows_by_cell.update(counted(path))
+                rows_by_cell.update(rows_per_cell(path))
         return dict(rows_by_cell)
 
     # Cells and scores
@@ -158,7 +158,7 @@ class Store(StoreFolder):
             row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked_rows]).to_pylist()
         }
         for row in checked_rows:
-            row |= shown(row)
+            row |= redacted_columns(row)
             row["row_digest"] = digest_of_row("cells", row)
             if row["cell"] in stored_by_cell:
                 refuse_other(stored_by_cell[row["cell"]], row, self.root)
@@ -399,7 +399,7 @@ def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION_ST
         and len(np.unique(parts.keys(checked_table, _KEY_COLUMNS[table]))) < checked_table.num_rows
     ):
         raise StoreError(f"{table}: two rows with the same {', '.join(_KEY_COLUMNS[table][:-1])} and metric")
-    return digested(table, checked_table) if table == "metrics" else checked_table
+    return with_row_digests(table, checked_table) if table == "metrics" else checked_table
 
 
 def _check_score_rules(table: str, rows: pa.Table) -> None:

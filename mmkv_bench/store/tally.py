@@ -33,7 +33,7 @@ from mmkv_bench.file_state import State
 from mmkv_bench.store import journal, parts, score_files
 from mmkv_bench.store.files import write_bytes
 from mmkv_bench.store.folder import RETRIES, StoreFolder
-from mmkv_bench.store.parts import coded, codes_of, column_of, numbers_of, texts_of
+from mmkv_bench.store.parts import codes_of, column_of, dictionary_encoded, numbers_of, texts_of
 from mmkv_bench.store.rows import to_table
 from mmkv_bench.store.store import Store
 
@@ -77,7 +77,7 @@ class Tally:
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
         """Return the cells, and for each column of `counts` its sum per cell."""
-        cells = coded(self.counts["cell"])
+        cells = dictionary_encoded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
 
@@ -99,7 +99,7 @@ def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
 
     samples, clusters: sample id and cluster (page, image, document or video of the sample) of each row.
     """
-    coded_samples, coded_clusters = coded(samples), coded(clusters)
+    coded_samples, coded_clusters = dictionary_encoded(samples), dictionary_encoded(clusters)
     number_of_clusters = len(coded_clusters.dictionary) + 1  # one more: no cluster
     pair_codes, pair_of_row = np.unique(
         codes_of(coded_samples) * number_of_clusters + codes_of(coded_clusters) % number_of_clusters,
@@ -125,9 +125,11 @@ def tally(store: Store) -> Tally:
         pending_rows[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
 
     def make(path: Path) -> pa.Table:
-        return counted(parts.newest(parts.read_file(path, parts.of_columns("responses", _COLUMNS, coded=True))))
+        return count_answers(
+            parts.newest(parts.read_file(path, parts.schema_of_columns("responses", _COLUMNS, coded=True)))
+        )
 
-    index = indexed(store.root, "responses", COUNTS.append(_SETS_FIELD), make)
+    index = index_rows(store.root, "responses", COUNTS.append(_SETS_FIELD), make)
     published_stems = {Path(name).stem for name in index.counts}
     running_cells: set[str] = set()
     tables, file_of_row = [index.rows], [np.repeat(np.arange(len(index.counts)), list(index.counts.values()))]
@@ -135,12 +137,12 @@ def tally(store: Store) -> Tally:
         if name in living_journals:
             running_cells.update(rows["cell"].unique().to_pylist())
         if name not in published_stems and rows.num_rows:
-            tables.append(counted(parts.newest(rows)))
+            tables.append(count_answers(parts.newest(rows)))
             file_of_row.append(np.full(tables[-1].num_rows, number))
     answer_counts, ids_by_set = _apart(pa.concat_tables(tables).combine_chunks())
     cells_answered_twice = _answered_twice(answer_counts, np.concatenate(file_of_row), ids_by_set)
     if cells_answered_twice:
-        recounted, further_sets = _apart(counted(store.responses(cells_answered_twice, _COLUMNS, coded=True)))
+        recounted, further_sets = _apart(count_answers(store.responses(cells_answered_twice, _COLUMNS, coded=True)))
         is_other_cell = parts.places(answer_counts["cell"], texts_of(sorted(cells_answered_twice))) < 0
         answer_counts = pa.concat_tables([answer_counts.take(column_of(np.flatnonzero(is_other_cell))), recounted])
         ids_by_set |= further_sets
@@ -148,21 +150,21 @@ def tally(store: Store) -> Tally:
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
-    """Split the table that `counted` returns. Return the columns of `COUNTS`, and a mapping from the digest of a set to its
+    """Split the table that `count_answers` returns. Return the columns of `COUNTS`, and a mapping from the digest of a set to its
     sample ids."""
     rows_with_ids = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
     sets_with_ids = rows.select(["samples", "ids"]).take(column_of(rows_with_ids))
     return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in sets_with_ids.columns), strict=True))
 
 
-def counted(rows: pa.Table) -> pa.Table:
+def count_answers(rows: pa.Table) -> pa.Table:
     """Count answers per cell, status and error message. Return a table with the columns `COUNTS` and `_SETS_FIELD`.
 
     rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
     """
     if not rows.num_rows:
         return parts.no_rows(COUNTS.append(_SETS_FIELD))
-    cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
+    cells, samples, statuses, errors = (dictionary_encoded(rows[name]) for name in _COLUMNS[:4])
     commit_times = numbers_of(rows["committed_at"].cast(pa.int64()))
     cell_of_row, sample_of_row = numbers_of(cells.indices), numbers_of(samples.indices)
     sample_names = samples.dictionary.to_pylist()
@@ -246,7 +248,7 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
     """
     if not counts.num_rows:
         return set()
-    cells, digests = coded(counts["cell"]), coded(counts["samples"])
+    cells, digests = dictionary_encoded(counts["cell"]), dictionary_encoded(counts["samples"])
     cell_names, ids_of_set = cells.dictionary.to_pylist(), [set(sets[name]) for name in digests.dictionary.to_pylist()]
     cell, samples = codes_of(cells), codes_of(digests)
     _, first_rows = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
@@ -270,7 +272,7 @@ def answer_digests(rows: pa.Table) -> np.ndarray:
 
     rows: columns `_ANSWER_COLUMNS`, dictionary-encoded or not.
     """
-    sample, status, answer = (coded(rows[name]) for name in _ANSWER_COLUMNS)
+    sample, status, answer = (dictionary_encoded(rows[name]) for name in _ANSWER_COLUMNS)
     sample_digests = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
     answer_text_digests = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
     status_digests = _odd_digests(status.dictionary.to_pylist())[codes_of(status)]
@@ -289,7 +291,7 @@ def digests_of_cells(rows: pa.Table) -> dict[str, str]:
     """Map each cell to a digest of its answers (32 hex digits). rows: columns `cell` and `_ANSWER_COLUMNS`."""
     if not rows.num_rows:
         return {}
-    cells = coded(rows["cell"])
+    cells = dictionary_encoded(rows["cell"])
     cell_names, cell_codes = cells.dictionary.to_pylist(), codes_of(cells)
     low, high = (_sums(lane, cell_codes, len(cell_names)) for lane in answer_digests(rows).T)
     return {cell_names[code]: digest_text(low[code], high[code]) for code in np.unique(cell_codes)}
@@ -331,7 +333,7 @@ class Indexed:
         return pa.concat_tables([parts.no_rows(self.rows.schema), *slices])
 
 
-def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
+def index_rows(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
     """Apply `make` to each parquet file of a table, and return the resulting rows, in `schema`.
 
     Results are cached in an index on disk, so a file that is unchanged since then is not read.
@@ -364,7 +366,7 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
     raise _vanishing(root / table)
 
 
-def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
+def cached_rows(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
     """Return some columns of the current rows of `cells`, `samples` or `metrics` (see `score_files.current_rows`).
 
     Results are cached in an index on disk, so unchanged files are not read. Text columns are dictionary-encoded.
@@ -376,9 +378,9 @@ def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Tab
         return current.of({path.name for path in list_files()}).select(columns)
 
     store.check_version()
-    schema = parts.of_columns(table, columns, coded=True)
+    schema = parts.schema_of_columns(table, columns, coded=True)
     for _ in range(RETRIES):
-        current = indexed(store.root, table, schema, lambda path: parts.read_file(path, schema))
+        current = index_rows(store.root, table, schema, lambda path: parts.read_file(path, schema))
         try:
             return score_files.current_rows(store.root, table, columns, None, read)
         except FileNotFoundError:
@@ -407,7 +409,7 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
         settled_files = {name: [*states[name], current.counts[name]] for name in sorted(states) if states[name].settled}
         metadata = {_METADATA_KEY: json.dumps({"version": _VERSION, "files": settled_files}).encode()}
         write_bytes(
-            index, parts.sealed(current.of(settled_files).replace_schema_metadata(metadata), compression="zstd")
+            index, parts.parquet_bytes(current.of(settled_files).replace_schema_metadata(metadata), compression="zstd")
         )
 
 
@@ -415,7 +417,7 @@ def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
     """Read an index. Return the state of each file, and the rows computed from them. Both are empty if the index cannot be
     used."""
     try:
-        with parts.opened(index) as file:
+        with parts.open_checked(index) as file:
             rows = file.read()
         metadata = json.loads(rows.schema.metadata[_METADATA_KEY])
         if metadata["version"] == _VERSION and rows.schema.equals(schema):

@@ -299,7 +299,7 @@ def test_what_a_method_without_one_of_its_calibrations_read_enters_no_other_meth
             raise CalibrationError("the second part has no calibration")
         return entry, {} if calibrations is None else calibrations.taken()
 
-    monkeypatch.setattr(cells_module, "_built", built)
+    monkeypatch.setattr(cells_module, "_build", built)
     lacking: list[str] = []
     assert cells_module.build_methods(["half", "snapkv"], Calibrations(), lacking=lacking) == [
         ("half", {}),

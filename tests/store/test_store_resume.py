@@ -13,7 +13,7 @@ from store_examples import cell, failed, metric_row, plain, response, sample_sco
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.files import checksum
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
 from mmkv_bench.store.store import Store
@@ -57,7 +57,7 @@ def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path)
     row = check("responses", failed(0), {"schema_version": SCHEMA_VERSION, "worker": "a", "committed_at": hour_ahead})
     store = Store(tmp_path)
     store.prepare()
-    (tmp_path / "responses" / "a.parquet").write_bytes(sealed(to_table("responses", [row])))
+    (tmp_path / "responses" / "a.parquet").write_bytes(parquet_bytes(to_table("responses", [row])))
     assert store.done(["c0"], retry=["oom"]) == {"c0": set()}
     with store.writer("b") as writer:
         writer.commit([response(0)])
@@ -147,11 +147,11 @@ def test_a_part_of_another_schema_version_is_refused_by_name(tmp_path):
     part = next((tmp_path / "responses").glob("*.parquet"))
     rows = pq.read_table(part)
     at = rows.column_names.index("schema_version")
-    part.with_name("other.parquet").write_bytes(sealed(rows.set_column(at, "schema_version", pa.array([99]))))
+    part.with_name("other.parquet").write_bytes(parquet_bytes(rows.set_column(at, "schema_version", pa.array([99]))))
     with pytest.raises(StoreError, match=f"other.parquet.*version 99.*version {SCHEMA_VERSION}"):
         store.responses(columns=["answer"])
     strange = pa.table({"schema_version": [99], "cell": [1], "sample_id": [2.5]})
-    part.with_name("other.parquet").write_bytes(sealed(strange))
+    part.with_name("other.parquet").write_bytes(parquet_bytes(strange))
     with pytest.raises(StoreError, match=r"other\.parquet.*version 99"):
         store.responses()
 
