@@ -1,16 +1,16 @@
-"""Counts of a store's answers per cell and status, with their samples and times, without reading files twice.
+"""Counts of a store's answers per cell and status, with samples and times, without reading files twice.
 
-For each parquet file, the number of answers per cell and a digest of their samples are counted. Counts of a cell in two files
-are added if the files share no sample. If a sample was answered twice (`retry`), the newest rows are counted instead.
+A cell is one method at one budget on one dataset. For each parquet file, the answers per cell are counted with a digest
+of their samples. The counts of several files are added if the files share no sample of a cell. Otherwise the newest
+rows of that cell are counted.
 
-Scores carry a 128-bit digest of a cell's answers, so that scores of other answers are detected. For each answer the digest of
-its sample's id is multiplied by the digest of its status and text. A cell's digest is the sum. So answers may be added file by
-file, in any order, but swapping two answers changes the digest.
+A 128-bit digest of a cell's answers tells whether stored scores belong to these answers. It is the sum over answers of
+the digest of the sample's id times the digest of status and text. So answers may be added in any order, but swapping
+two answers changes the digest.
 
-The counts of each file are kept in an index, so that only new files are read. The index is a cache: `.index/` may be deleted
-at any time. An entry counts only while its file's state is unchanged (see `file_state`). A damaged index, or one of another
-version, is made again without a message. If it cannot be written, all files are read each time. It is replaced by a rename, so
-any number of processes may use it.
+The counts of each file are kept in an index, `.index/`. This is a cache, which may be deleted. An entry counts only
+while its file's state is unchanged (see `file_state`). A damaged or outdated index is made again, and without write
+access all files are read each time. The index is replaced by a rename, so any number of processes may use it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Tally:
 
     Attributes:
         counts: table with the columns of `COUNTS`. Each sample of a cell is counted once.
-        sets: maps a digest in the column `samples` of `counts` to the sample ids of that set.
+        sets: digest in the column `samples` of `counts`, to the sample ids.
         running: cells with answers in the journal of a living writer.
         writers: number of living writers.
     """
@@ -76,14 +76,14 @@ class Tally:
     writers: int
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
-        """Return the cells, and for each column of `counts` its sum per cell."""
+        """Return the cells, and per-cell sums of each of these columns of `counts`."""
         cells = dictionary_encoded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
 
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
-        """Map each cell to (number of its answers, digest of its answers). See `digests_of_cells`."""
+        """Map each cell to the number of its answers and their digest (see `digests_of_cells`)."""
         cell_names, (n_answers, low, high) = self._sums("n", "low", "high")
         return {name: (int(n_answers[at]), digest_text(low[at], high[at])) for at, name in enumerate(cell_names)}
 
@@ -95,7 +95,7 @@ class Tally:
 
 
 def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
-    """Return a digest of each row's pair of sample and cluster, uint64 [rows]. The columns may be dictionary-encoded.
+    """Return a digest of each row's (sample, cluster), uint64 [rows]. The columns may be dictionary-encoded.
 
     samples, clusters: sample id and cluster (page, image, document or video of the sample) of each row.
     """
@@ -150,7 +150,7 @@ def tally(store: Store) -> Tally:
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
-    """Split the table that `count_answers` returns. Return the columns of `COUNTS`, and a mapping from the digest of a set to its
+    """Split the table of `count_answers` into the columns of `COUNTS` and a mapping from the digest of a set to its
     sample ids."""
     rows_with_ids = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
     sets_with_ids = rows.select(["samples", "ids"]).take(column_of(rows_with_ids))
@@ -215,7 +215,7 @@ def count_answers(rows: pa.Table) -> pa.Table:
 
 
 def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """Return the sums of `values` within each group, modulo 2^64, int64 [groups]. group: the number of each value's group."""
+    """Return the sums of `values` by group number, modulo 2^64, int64 [groups]."""
     sums = np.zeros(groups, np.uint64)
     with np.errstate(over="ignore"):
         np.add.at(sums, group, values.view(np.uint64))
@@ -228,10 +228,8 @@ def _digests(names: list[str]) -> np.ndarray:
 
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
-    """Return the distinct first lines of error messages, and for each row the index of its line.
-
-    The lines are shortened. A row without a message gets the number of lines as its index.
-    """
+    """Return the distinct first lines of error messages (shortened), and each row's index among them, or their number
+    if null."""
     first_lines = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     first_lines = [text if len(text) <= _MESSAGE_LENGTH else text[:_MESSAGE_LENGTH] + "..." for text in first_lines]
     distinct_lines = list(dict.fromkeys(first_lines))
@@ -283,7 +281,6 @@ def answer_digests(rows: pa.Table) -> np.ndarray:
 
 
 def digest_text(low: Any, high: Any) -> str:
-    """Return a digest's two sums as 32 hex digits."""
     return f"{int(high) & _MASK_64_BITS:016x}{int(low) & _MASK_64_BITS:016x}"
 
 
@@ -298,7 +295,6 @@ def digests_of_cells(rows: pa.Table) -> dict[str, str]:
 
 
 def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
-    """Return an odd digest of each text, uint64 [texts, 2]."""
     return _digests([text or "" for text in texts]) | np.uint64(1)
 
 
@@ -312,10 +308,7 @@ MIN_BYTES = 4 << 20
 
 
 class Indexed:
-    """Rows that were computed from the files of a folder.
-
-    counts: file name to its number of rows, in the order of `rows`.
-    """
+    """Rows computed from the files of a folder. counts: file name to its number of rows, in the order of `rows`."""
 
     def __init__(self, counts: Mapping[str, int], rows: pa.Table) -> None:
         self.counts, self.rows = counts, rows
@@ -325,7 +318,8 @@ class Indexed:
             file_start += count
 
     def of(self, names: Collection[str]) -> pa.Table:
-        """Return the rows computed from the files `names`, sorted by file name. Raises FileNotFoundError for an unknown file."""
+        """Return the rows computed from the files `names`, sorted by file name. Raises FileNotFoundError for an unknown
+        file."""
         try:
             slices = [self.rows.slice(self._starts[name], self.counts[name]) for name in sorted(names)]
         except KeyError as unknown:
@@ -336,10 +330,9 @@ class Indexed:
 def index_rows(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
     """Apply `make` to each parquet file of a table, and return the resulting rows, in `schema`.
 
-    Results are cached in an index on disk, so a file that is unchanged since then is not read.
+    Results are cached in an index on disk, so unchanged files are not read.
 
-    Raises:
-        StoreError: raised by `make`, or files keep vanishing.
+    Raises StoreError: raised by `make`, or files keep vanishing.
     """
     index = root / INDEX_FOLDER / f"{table}.parquet"
     known_states, old_index = _opened(index, schema)
@@ -396,10 +389,8 @@ def _vanishing(folder: Path) -> StoreError:
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
-    """Write the index: the rows computed from each file and the file's state. A small store gets no index.
-
-    Files that changed only just now are left out, because another change might not show in their state (see `file_state`).
-    """
+    """Write the index, unless the store is small. Files that changed just now are left out, because a further change
+    might not show."""
     if len(states) < MIN_FILES and sum(state.size for state in states.values()) < MIN_BYTES:
         return
     # On a read-only file system times may say nothing about changes (see file_state).
@@ -414,8 +405,8 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
-    """Read an index. Return the state of each file, and the rows computed from them. Both are empty if the index cannot be
-    used."""
+    """Read an index. Return each file's state, and the rows computed from the files. Both are empty if the index is
+    unusable."""
     try:
         with parts.open_checked(index) as file:
             rows = file.read()
