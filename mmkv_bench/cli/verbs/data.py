@@ -1,7 +1,4 @@
-"""`mmkv-bench data` lists datasets and checks whether their data exist; `mmkv-bench tokens` counts images' visual tokens.
-
-Nothing is downloaded and no model is loaded.
-"""
+"""`mmkv-bench data` lists and checks datasets; `mmkv-bench tokens` counts images' visual tokens. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _KEYS = ("model", "model.frames", "model.min_pixels", "model.max_pixels", "model
 
 
 def data(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench data`: list datasets, or check whether their data exist. Return 0 if all are ready, else 2."""
+    """List datasets, or check whether their data exist. Return 0 if all are ready, else 2."""
     if given.what == "check":
         return _check(given.names, given.json, given.online)
     if given.names:
@@ -151,10 +148,9 @@ def _bytes(count: int) -> str:
 
 # ---------------------------------------------------------------------- tokens
 def tokens(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench tokens`: print the visual tokens of images, and the bytes of their KV cache, per size and in sum.
+    """Print the visual tokens of images, and the bytes of their KV cache, per size and in sum. Return 0.
 
-    Raises:
-        ConfigError: words that are neither sizes nor settings, a model without a processor, limits without effect.
+    Raises ConfigError: words that are neither sizes nor settings, a model without a processor, limits without effect.
     """
     from mmkv_bench.config.compose import compose
     from mmkv_bench.families.base import PixelLimits
@@ -211,10 +207,7 @@ def _tokens(count: int, per_token: int) -> str:
 
 
 def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits: PixelLimits) -> None:
-    """Refuse pixel limits that a run refuses, and limits without effect on this model or medium.
-
-    kind: the model's type.
-    """
+    """Refuse pixel limits that a run refuses, and limits without effect. kind: the model's type."""
     from mmkv_bench.families.qwen_vl import area
     from mmkv_bench.families.registry import family
 
