@@ -53,11 +53,8 @@ def run_guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) 
     sentence, exit_code = sentence_and_code
     print(f"mmkv_bench: {_escape_controls(sentence)}", file=sys.stderr)
     if as_json:
-        print(
-            json.dumps(
-                {"status": "interrupted" if exit_code >= 128 else "error", "exit_code": exit_code, "error": sentence}
-            )
-        )
+        status = "interrupted" if exit_code >= 128 else "error"
+        print(json.dumps({"status": status, "exit_code": exit_code, "error": sentence}))
     return exit_code
 
 
@@ -113,11 +110,8 @@ class SanitizingStream:
 def _sanitized_stdout() -> Iterator[None]:
     """Make standard output a `SanitizingStream` during the block."""
     original_stdout = sys.stdout
-    sanitized: Any = (
-        original_stdout
-        if original_stdout is None or isinstance(original_stdout, SanitizingStream)
-        else SanitizingStream(original_stdout)
-    )
+    keeps_stdout = original_stdout is None or isinstance(original_stdout, SanitizingStream)
+    sanitized: Any = original_stdout if keeps_stdout else SanitizingStream(original_stdout)
     sys.stdout = sanitized
     try:
         yield

@@ -67,10 +67,8 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
     newest_row_of_model: dict[str, Any] = {row["model"]: row for row in rows}.get(model.name, {})
     stored_fingerprints = {row["dataset"]: row["dataset_fingerprint"] for row in rows}
     if fingerprint is None:
-        fingerprint, commit = (
-            newest_row_of_model.get("model_fingerprint", UNKNOWN),
-            newest_row_of_model.get("model_revision"),
-        )
+        fingerprint = newest_row_of_model.get("model_fingerprint", UNKNOWN)
+        commit = newest_row_of_model.get("model_revision")
     if model.dtype == "auto" and described is None:
         dtype = newest_row_of_model.get("dtype", UNKNOWN)
     else:

@@ -175,13 +175,9 @@ def _dataset_share(name: str, spec: TaskSpec, cells: Sequence[Cell], config: Run
     from mmkv_bench.evaluation.question_groups import check_questions
 
     if spec.questions_key:
-        dataset_documents, protocol_names = (
-            documents(spec, config.limit),
-            dict.fromkeys(cell.protocol for cell in cells),
-        )
-        check_questions(
-            spec, dataset_documents.bare[dataset_documents.split], limited(spec, config.limit), protocol_names
-        )
+        dataset_documents, protocols = documents(spec, config.limit), dict.fromkeys(cell.protocol for cell in cells)
+        split_documents = dataset_documents.bare[dataset_documents.split]
+        check_questions(spec, split_documents, limited(spec, config.limit), protocols)
     samples = [ref.sample_id for ref in select_samples(sample_refs(spec, config.limit), config.selection)]
     return _share(name, spec, cells, samples, config)
 

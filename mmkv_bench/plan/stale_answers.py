@@ -47,10 +47,8 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
         plan_cells = [cell.cell for cell in part.cells]
         checked_cells = [*plan_cells, *_other_cells_with_same_prompts(store, part)]
         changed_rows, unreadable_rows = differing_prompts(store, part, checked_cells, plan.limit)
-        changed_in_plan, changed_elsewhere = (
-            changed_rows.filter(_is_in_cells(changed_rows, plan_cells)),
-            changed_rows.filter(pc.invert(_is_in_cells(changed_rows, plan_cells))),
-        )
+        is_in_plan = _is_in_cells(changed_rows, plan_cells)
+        changed_in_plan, changed_elsewhere = changed_rows.filter(is_in_plan), changed_rows.filter(pc.invert(is_in_plan))
         unreadable_rows = unreadable_rows.filter(_is_in_cells(unreadable_rows, plan_cells))
         if unreadable_rows.num_rows:
             raise ConfigError(

@@ -156,10 +156,8 @@ def _cache_lines(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str
     ]
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
         budget_entries = budget.entries_for(length)
-        kept_entries, bytes_clause = (
-            min(budget_entries, length),
-            f" ({budget.in_bytes} of all state)" if budget.in_bytes else "",
-        )
+        kept_entries = min(budget_entries, length)
+        bytes_clause = f" ({budget.in_bytes} of all state)" if budget.in_bytes else ""
         state_clause = ""
         if family.states.layers:  # layers that are not compressed
             share = share_of_all_state(family, length, kept_entries, plan.cells[0].dtype)
@@ -435,9 +433,8 @@ class Report:
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
         rows = frames(self.rows.of_metrics(headlines))
-        method_by_cell = {
-            cell.cell: cell.method for cell in self.cells
-        }  # an earlier run may have stored a cell under another name
+        # An earlier run may have stored a cell under another name.
+        method_by_cell = {cell.cell: cell.method for cell in self.cells}
         rows = replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(method_by_cell)))
         shown_metrics = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
         return markdown(tables_of_scores(build(rows, metrics=shown_metrics)))

@@ -239,12 +239,10 @@ class Answering:
             yield from self._answer_prompt(request, prompt, shared_specs, extras)
         encode_again = partial(self._encoded, request, identity, self.loaded.device)
         cut_text = [spec for spec in resampled_specs if not spec.compressor.needs_visual]
+        smaller_pictures = [spec for spec in resampled_specs if spec not in cut_text]
         specs_with_encoders = (
             (cut_text, lambda share: encode_again(tokens=int(share * prompt.length))),
-            (
-                [spec for spec in resampled_specs if spec not in cut_text],
-                lambda share: encode_again(share=share),
-            ),  # smaller pictures
+            (smaller_pictures, lambda share: encode_again(share=share)),
         )
         for group, encode_share in specs_with_encoders:
             yield from answered(
@@ -299,9 +297,7 @@ class Answering:
                 *([document_prompts.generic] if document_prompts.generic else []),
             )
             same_context((*document_prompts.questions, *other_prompts), self.loaded.family)
-            self._document = (
-                document_prompts  # stored only after the check, so the document's next question needs no check
-            )
+            self._document = document_prompts  # set after the check, so the document's next question needs none
         waiting_questions = self._waiting(request, self._document)
         own_prompt = self._document.questions[asked_document.number]
         return replace(

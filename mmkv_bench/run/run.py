@@ -233,10 +233,9 @@ def _generate(
         confirm(part.spec, part.cells[0].dataset_fingerprint)
         inputs = Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer)
         # Progress counts samples if cells share a prefill, otherwise answers.
-        progress_total, label = (
-            (todo[part.dataset], "cells") if shares_prefill else (coverage.left(part), "cells one by one")
-        )
-        with Progress(progress_total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
+        progress_total = todo[part.dataset] if shares_prefill else coverage.left(part)
+        label = f"{part.dataset}, {len(part.cells)} cells" + ("" if shares_prefill else " one by one")
+        with Progress(progress_total, label) as bar:
 
             def after(rows: list[dict[str, Any]]) -> None:
                 queue.done(part.dataset, rows[0]["sample_id"])
@@ -255,17 +254,10 @@ def _generate(
                     bar.advance(1 if shares_prefill else answering.pending(sample.sample_id))
                 return is_own
 
-            samples_by_cell, after_commit = coverage.done(part), None if shares_prefill else bar.advance
+            done, measures = coverage.done(part), part.spec.measures
+            committed = None if shares_prefill else bar.advance
             answering = Answering(
-                loaded,
-                plan.answering,
-                part.cells,
-                samples_by_cell,
-                writer,
-                after,
-                part.spec.measures,
-                step,
-                committed=after_commit,
+                loaded, plan.answering, part.cells, done, writer, after, measures, step, committed=committed
             )
             try:
                 generate(part.spec, answering, plan.limit, wanted, answering.asks_groups)

@@ -43,9 +43,8 @@ class Answers:
         reach = np.zeros(len(cell_names), np.int64)
         np.maximum.at(reach, cell_of_row, doc_ids + 1)
         tokens = numbers_of(pc.fill_null(rows["n_tokens"], 0))
-        answer_units_per_cell = np.bincount(cell_of_row, np.maximum(tokens / _TOKENS, 1), len(cell_names)).astype(
-            np.int64
-        )
+        units_of_row = np.maximum(tokens / _TOKENS, 1)
+        answer_units_per_cell = np.bincount(cell_of_row, units_of_row, len(cell_names)).astype(np.int64)
         rows_per_cell = np.bincount(cell_of_row, minlength=len(cell_names))
         self.reach = {name: int(own) for name, own in zip(cell_names, reach, strict=True) if own}
         self._counts, self._room = (
@@ -106,9 +105,8 @@ class ByCell:
             cell_starts = np.append(0, np.flatnonzero(np.diff(codes)) + 1)
             rows_per_cell = np.diff(np.append(cell_starts, len(codes)))
             cell_names = coded_cells.dictionary.take(coded_cells.indices.take(cell_starts)).to_pylist()
-            self.places = dict(
-                zip(cell_names, zip(cell_starts.tolist(), rows_per_cell.tolist(), strict=True), strict=True)
-            )
+            starts_and_counts = zip(cell_starts.tolist(), rows_per_cell.tolist(), strict=True)
+            self.places = dict(zip(cell_names, starts_and_counts, strict=True))
 
     def of(self, *cells: str) -> pa.Table:
         slices = [self._rows.slice(*self.places[cell]) for cell in cells if cell in self.places]
@@ -130,9 +128,8 @@ class SampleRows:
         """Add the scores of a cell's answers. Samples with status `missing` get no row."""
         present_scores = [score for score in scores if score.status != "missing"]
         if present_scores:
-            columns: dict[str, Sequence[Any]] = dict(
-                zip(present_scores[0]._fields, zip(*present_scores, strict=True), strict=True)
-            )
+            fields = present_scores[0]._fields
+            columns: dict[str, Sequence[Any]] = dict(zip(fields, zip(*present_scores, strict=True), strict=True))
             columns |= {"cell": [cell] * len(present_scores), "dataset": [dataset] * len(present_scores)}
             self._tables.append(pa.table({name: columns[name] for name in _SCHEMA.names}, _SCHEMA))
 

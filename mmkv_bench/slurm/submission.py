@@ -137,9 +137,8 @@ def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
     """
     parameters = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
     parameters |= slurm_parameters(parameters, slurm, out, int(launcher["max_num_timeout"]))
-    parameters["wckey"] = (
-        None  # submitit's default, which sites that check keys refuse; additional_parameters may set one
-    )
+    # Sites that check keys refuse submitit's default; additional_parameters may set one.
+    parameters["wckey"] = None
     new_executor = Executor(
         Path(str(launcher["submitit_folder"])).absolute(),
         max_num_timeout=int(launcher["max_num_timeout"]),
@@ -165,10 +164,8 @@ def slurm_parameters(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts
         srun_flags += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
     teardown_lines: list[str] = []
     if slurm.container is not None:
-        setup_lines = [
-            "trap : TERM",
-            *setup_lines,
-        ]  # preemption may also signal the script, and would end it before its last lines
+        # Preemption may also signal the script, and would end it before its last lines.
+        setup_lines = ["trap : TERM", *setup_lines]
         teardown_lines = _requeue_lines(attempts)
     lines_by_parameter = {"setup": setup_lines, "srun_args": srun_flags, "teardown": teardown_lines}
     return {name: values for name, values in lines_by_parameter.items() if values}

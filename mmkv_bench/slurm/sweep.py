@@ -105,9 +105,7 @@ class Run:
             missing_shards += [
                 (part, index) for index in sorted(_shards(part, samples_to_answer, plan, self.shards, opened))
             ]
-        hours_by_dataset: dict[
-            str, float
-        ] = {}  # of one shard of each dataset, at the rate of stored rows, where there is one
+        hours_by_dataset: dict[str, float] = {}  # for one shard, at the rate of stored rows
         if len(plan.parts) > 1 and self.job_hours:
             known_hours = {rate.dataset: rate.hours for rate in rates(plan, coverage, self.store)}
             hours_by_dataset = {

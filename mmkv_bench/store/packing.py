@@ -87,9 +87,8 @@ def rows_with_digest(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> 
     """
     cell_of_row = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
-        row_hashes = (
-            _hashes(cells)[cell_of_row] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
-        )
+        row_hashes = _hashes(cells)[cell_of_row] * np.uint64(0x9E3779B97F4A7C15)
+        row_hashes += _hashes(samples)[samples.indices.to_numpy()]
         row_hashes = (row_hashes ^ (row_hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         row_hashes = (row_hashes ^ (row_hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         row_hashes ^= row_hashes >> np.uint64(31)

@@ -142,9 +142,7 @@ class GrowingScoreFile:
         """
         text_columns = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         column_names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
-        with pq.ParquetFile(
-            self.staged.hidden, read_dictionary=text_columns
-        ) as file:  # written by this process just now
+        with pq.ParquetFile(self.staged.hidden, read_dictionary=text_columns) as file:  # just written by this process
             for _, groups in sorted(self._groups.items()):
                 numbers = range(len(groups))
                 for piece in blocks(numbers, {number: groups[number].rows for number in numbers}, AT_ONCE):
@@ -246,9 +244,8 @@ def current_rows(
     hidden_cells: set[str] = set()
     current_tables = []
     for rows, cells_of_layer in layers:
-        replaced_cells = (
-            hidden_cells & cells_of_layer if cells_of_layer else hidden_cells
-        )  # few of each batch, however many there are
+        # Few cells of each batch, however many there are.
+        replaced_cells = hidden_cells & cells_of_layer if cells_of_layer else hidden_cells
         if replaced_cells:
             rows = rows.filter(pc.invert(parts.is_in(rows["cell"], parts.texts_of(sorted(replaced_cells)))))
         current_tables.append(rows)

@@ -171,9 +171,7 @@ def count_answers(rows: pa.Table) -> pa.Table:
     cell_starts = np.append(0, np.flatnonzero(np.diff(cell_of_row)) + 1)
     sample_digests = _digests(sample_names)
     with np.errstate(over="ignore"):
-        set_digests = np.add.reduceat(
-            sample_digests[sample_of_row], cell_starts, axis=0
-        )  # independent of the samples' order
+        set_digests = np.add.reduceat(sample_digests[sample_of_row], cell_starts, axis=0)  # in any order of the samples
     distinct_sets, first_cell_of_set, set_of_cell = np.unique(
         set_digests, axis=0, return_index=True, return_inverse=True
     )
@@ -274,10 +272,8 @@ def answer_digests(rows: pa.Table) -> np.ndarray:
     sample_digests = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
     answer_text_digests = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
     status_digests = _odd_digests(status.dictionary.to_pylist())[codes_of(status)]
-    with np.errstate(over="ignore"):
-        return sample_digests * (
-            answer_text_digests * status_digests
-        )  # odd factors, so no product loses information about a factor
+    with np.errstate(over="ignore"):  # odd factors, so no product loses information about a factor
+        return sample_digests * (answer_text_digests * status_digests)
 
 
 def digest_text(low: Any, high: Any) -> str:

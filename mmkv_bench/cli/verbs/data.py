@@ -53,10 +53,8 @@ def data(given: argparse.Namespace) -> int:
 
 
 def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
-    dataset_names, known_datasets = (
-        [name for word in words if "=" not in word for name in chosen("dataset", word)],
-        options("dataset"),
-    )
+    dataset_names = [name for word in words if "=" not in word for name in chosen("dataset", word)]
+    known_datasets = options("dataset")
     if unknown := [name for name in dataset_names if name not in known_datasets]:
         raise ConfigError(f"unknown dataset {unknown[0]!r}; {nearest(unknown[0], known_datasets)}")
     if not dataset_names:
@@ -178,10 +176,8 @@ def tokens(given: argparse.Namespace) -> int:
             f"model={model.name} has no processor settings in conf/model; choose a model with such settings, for "
             "example qwen2_5_vl_7b"
         )
-    model_type, limits = (
-        str(shape["model_type"]),
-        PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels),
-    )
+    model_type = str(shape["model_type"])
+    limits = PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels)
     _check_limits(model, model_type, processor, limits)
     per_token, tokens_per_size = kv_bytes_per_token(config_of(shape), model.dtype), []
     print(f"{model.name}: {per_token / 1024:g} KiB of keys and values per token in {model.dtype}")
@@ -189,10 +185,8 @@ def tokens(given: argparse.Namespace) -> int:
         if model.frames is None:
             medium, token_count = "image", image_tokens(model_type, processor, *size, len(image_sizes), limits)
         else:
-            medium, token_count = (
-                f"{model.frames} frames of",
-                video_tokens(model_type, processor, model.frames, *size, limits),
-            )
+            medium = f"{model.frames} frames of"
+            token_count = video_tokens(model_type, processor, model.frames, *size, limits)
         tokens_per_size.append(token_count)
         print(f"  {medium} {size[0]}x{size[1]}: {_tokens(token_count, per_token)}")
     if len(image_sizes) > 1:

@@ -128,15 +128,9 @@ def _print_passes(
     if given.memory:
         peaks, notes = _peaks(plan, forecasts, passes.prompts(plan), plan.pass_config.new_tokens - 1)
     tables = deployment_of(plan, forecasts, peaks, given.scores or ())
-    print(
-        "\n".join(
-            [
-                passes.text(plan, missing_passes),
-                text(forecasts, write(tables, "md")),
-                *preflight.missing_input_lines(missing_inputs),
-            ]
-        )
-    )
+    forecast_text = text(forecasts, write(tables, "md"))
+    input_lines = preflight.missing_input_lines(missing_inputs)
+    print("\n".join([passes.text(plan, missing_passes), forecast_text, *input_lines]))
     plan_as_data = {
         **passes.document(plan, missing_passes),
         "forecast": asdict(forecasts),

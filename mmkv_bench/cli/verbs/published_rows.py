@@ -111,9 +111,8 @@ def verify(given: argparse.Namespace) -> int:
     make_again(drawn_answers, given.other_versions, run_code=given.run_code)
     print("\n".join(lines(drawn_answers)))
     if given.receipt is not None:
-        given.receipt.write_text(
-            json.dumps(receipt(drawn_answers, seed, choosing_words), indent=1) + "\n", encoding="utf-8"
-        )
+        receipt_json = json.dumps(receipt(drawn_answers, seed, choosing_words), indent=1)
+        given.receipt.write_text(receipt_json + "\n", encoding="utf-8")
         link_hint = f"mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
         print(f"receipt: {given.receipt}; {link_hint}")
     return EXIT_CODES[verdict(drawn_answers)]

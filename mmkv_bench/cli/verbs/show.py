@@ -63,9 +63,8 @@ def _remake(
     kept_maps = []
     for one in remade_answers:
         if one.kept is not None and one.prompt is not None:
-            comparison = (
-                "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
-            )
+            same_text = "answer and counts the same" if one.same else "NOT the same"
+            comparison = "digest the same" if one.proven else same_text
             kept_shares = shares(one.kept, one.prompt.tokens)
             kept_maps.append(
                 KeptMap(cells.title(one.row["cell"]), [comparison], kept_shares, one.prompt.visual, one.prompt.places)

@@ -104,10 +104,8 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     if not rows and passes_line:
         return [f"{status.root}: no answers", *passes_line]
-    stored_answers, planned_answers = (
-        sum(one.rows for one in status.datasets),
-        sum(one.planned for one in status.datasets),
-    )
+    stored_answers = sum(one.rows for one in status.datasets)
+    planned_answers = sum(one.planned for one in status.datasets)
     failures = [
         f"  {number} {status} on {dataset}: {reason or 'no reason given'}"
         for (dataset, status, reason), number in status.failures.items()
