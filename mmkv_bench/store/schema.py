@@ -22,8 +22,6 @@ NUMERICS_VERSION = 1
 """Raised by hand when a change of this code changes answers of all methods, so that older rows are not reused. For one
 method's numbers, raise the version of its part (`Scorer.method_version`)."""
 
-FAILURES = STATUSES[1:]
-
 IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget_kind", "seed", "dtype", "attention")
 """Columns of `cells` that identify a stored cell, apart from its budget and versions."""
 

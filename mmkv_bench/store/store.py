@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.errors import StoreError
 from mmkv_bench.store import journal, parts, score_files
 from mmkv_bench.store.files import Staged, disk_errors, write_whole
 from mmkv_bench.store.folder import StoreFolder, Writer
@@ -52,7 +52,7 @@ from mmkv_bench.store.rows import (
     to_table,
     with_row_digests,
 )
-from mmkv_bench.store.schema import COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.schema import COLUMNS, RESPONSES, SCHEMA_VERSION, SCHEMAS
 
 
 class Store(StoreFolder):
@@ -89,19 +89,12 @@ class Store(StoreFolder):
         """
         return Writer(self, safe_name("worker", worker), publish_every)
 
-    def done(self, cells: Iterable[str], retry: Collection[str] = ()) -> dict[str, set[str]]:
-        """Map each cell to the ids of the samples that have a response row, failures included.
-
-        retry: failure statuses whose rows do not count. Raises ConfigError for a word that is no failure status.
-        """
-        for status in retry:
-            if status not in FAILURES:
-                raise ConfigError(f"retry={status!r} is not a failure status; {nearest(str(status), FAILURES)}")
+    def done(self, cells: Iterable[str]) -> dict[str, set[str]]:
+        """Map each cell to the ids of the samples that have a response row, failures included."""
         samples_by_cell: dict[str, set[str]] = {cell: set() for cell in cells}
-        rows = self.responses(samples_by_cell, ("cell", "sample_id", "status"))
-        for cell, sample, status in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
-            if status not in retry:
-                samples_by_cell[cell].add(sample)
+        rows = self.responses(samples_by_cell, ("cell", "sample_id"))
+        for cell, sample in zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True):
+            samples_by_cell[cell].add(sample)
         return samples_by_cell
 
     def responses(

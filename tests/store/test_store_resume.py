@@ -11,16 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from store_examples import cell, failed, metric_row, plain, response, sample_score, write_scores
 
-from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.errors import StoreError
 from mmkv_bench.store.files import checksum
 from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.rows import check, to_table
-from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
+from mmkv_bench.store.schema import SCHEMA_VERSION
 from mmkv_bench.store.store import Store
-from tests.each import each
 
 
-def test_done_is_what_has_a_row_and_failures_count_unless_retried(tmp_path):
+def test_done_is_what_has_a_row_failures_included(tmp_path):
     store = Store(tmp_path)
     with store.writer("w", publish_every=2) as writer:
         writer.commit([response(0), response(0, cell="c1")])
@@ -28,15 +27,7 @@ def test_done_is_what_has_a_row_and_failures_count_unless_retried(tmp_path):
         writer.commit([failed(2, status="nan")])
         for _ in range(2):  # once with the last sample in the journal, once with all in parts
             assert store.done(["c0", "c1", "c9"]) == {"c0": {"s0000", "s0001", "s0002"}, "c1": {"s0000"}, "c9": set()}
-            assert store.done(["c0"], retry=["oom"]) == {"c0": {"s0000", "s0002"}}
-            assert store.done(["c0"], retry=STATUSES[1:]) == {"c0": {"s0000"}}
             writer.publish()
-
-
-@each("status", ["ok", "oops"])
-def test_only_failures_can_be_retried(tmp_path, status):
-    with pytest.raises(ConfigError, match=f"{status}.*oom"):
-        Store(tmp_path).done([], retry=[status])
 
 
 def test_the_newest_row_wins_in_parts_and_journals_alike(tmp_path):
@@ -49,7 +40,7 @@ def test_the_newest_row_wins_in_parts_and_journals_alike(tmp_path):
     with store.writer("c") as writer:
         writer.commit([response(0, answer="third")])
     assert store.responses(columns=["answer"]).to_pylist() == [{"answer": "third"}]
-    assert store.done(["c0"], retry=["oom"]) == {"c0": {"s0000"}}
+    assert store.done(["c0"]) == {"c0": {"s0000"}}
 
 
 def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path):
@@ -61,7 +52,7 @@ def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path)
     assert store.done(["c0"], retry=["oom"]) == {"c0": set()}
     with store.writer("b") as writer:
         writer.commit([response(0)])
-    assert store.done(["c0"], retry=["oom"]) == {"c0": {"s0000"}}
+    assert store.done(["c0"]) == {"c0": {"s0000"}}
 
 
 def test_a_crash_between_publishing_and_removing_the_journal_duplicates_nothing(tmp_path):
