@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
 
 _POLL_S = 0.5  # seconds between checks for a stop signal
-RUN = (sys.executable, "-m", "mmkv_bench")
+_RUN = (sys.executable, "-m", "mmkv_bench")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,18 +64,12 @@ def launch_in_job(overrides: Sequence[str], asked: int) -> int:
         return launch(overrides, seen=visible)
 
 
-def launch(
-    overrides: Sequence[str],
-    processes: int | None = None,
-    run: Sequence[str] = RUN,
-    seen: Sequence[str] | None = None,
-) -> int:
+def launch(overrides: Sequence[str], processes: int | None = None, seen: Sequence[str] | None = None) -> int:
     """Generate one run's answers in several processes, then score them unless `stage=generate`. Return the exit code.
 
     Args:
         overrides: as for `mmkv-bench run`.
         processes: number of processes; None starts one per visible device.
-        run: the command that starts a process.
         seen: devices of a Slurm job, whose overrides may name a shard. None uses this machine's devices.
 
     Raises:
@@ -118,15 +112,7 @@ def launch(
         log_prefix = f"job-{job_id or os.getpid()}-{restart_count or 0}-process"
     ordered_overrides = [*overrides, *_longest_first_override(plan)]
     exit_code_by_worker = run_all(
-        workers(
-            ordered_overrides,
-            number_of_processes,
-            devices,
-            Path(config.out),
-            run,
-            spread=spans_devices,
-            named=log_prefix,
-        )
+        workers(ordered_overrides, number_of_processes, devices, Path(config.out), spans_devices, log_prefix)
     )
     for worker, code in exit_code_by_worker.items():
         print(f"mmkv_bench: process {worker.name} ended with exit code {code}; see {worker.log}", file=sys.stderr)
@@ -164,7 +150,6 @@ def workers(
     count: int,
     devices: Sequence[str],
     out: Path,
-    run: Sequence[str] = RUN,
     spread: bool = False,
     named: str = "process",
 ) -> list[Worker]:
@@ -188,7 +173,7 @@ def workers(
             threads = max(1, (os.cpu_count() or 1) // count)
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
         quiet_overrides = [text for text in overrides if text.lstrip("+") != "json=true"]
-        command = (*run, *quiet_overrides, "stage=generate")
+        command = (*_RUN, *quiet_overrides, "stage=generate")
         new_workers.append(Worker(name, command, environment, out / "logs" / f"{named}-{index}-of-{count}.log"))
     return new_workers
 
